@@ -1,0 +1,115 @@
+"""Every exception of the project, and the one place where a user's exception gets its name.
+
+    RLLMError
+    ├── ConfigError(ValueError)              a setting is wrong; raised before anything starts
+    ├── MissingDependencyError(ImportError)  names the extra: pip install 'rllm[verl]'
+    ├── RolloutError                         recorded on the episode, never stops its siblings
+    │   ├── AgentError · EnvError · RewardError   user code raised; `boundary` attributes it
+    │   ├── CaptureError                     a rollout that called no model, or whose calls hold no usable tokens
+    │   ├── InferenceError(status_code) ─ PromptTooLongError
+    │   └── RolloutTimeout(TimeoutError)
+    ├── TokenMismatchError(ValueError)       ids, mask, logprobs disagree; fatal: this is the promise
+    ├── StoreError
+    └── WeightSyncError
+
+Users raise plain Python errors; `with boundary(EnvError, "env.step")` types them once, at the border. Every message says
+what was wrong, the value seen, and the remedy. All of them survive pickling, because Ray sends them between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class RLLMError(Exception):
+    """The root of every error that this project raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls `cls(*args)`, which fails for constructors with keyword arguments.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(cls: type[RLLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLLMError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(RLLMError, ValueError):
+    """A setting, an argument or an input file is wrong. Raised before anything starts."""
+
+
+class MissingDependencyError(RLLMError, ImportError):
+    """An optional dependency is not installed."""
+
+    @classmethod
+    def of(cls, package: str, extra: str, purpose: str) -> MissingDependencyError:
+        return cls(f"{purpose} needs the package {package!r}, which is not installed: pip install 'rllm[{extra}]'")
+
+
+class RolloutError(RLLMError):
+    """One rollout failed. Recorded on its episode; its siblings go on."""
+
+
+class AgentError(RolloutError):
+    """The agent's own code raised."""
+
+
+class EnvError(RolloutError):
+    """The environment's code raised."""
+
+
+class RewardError(RolloutError):
+    """The reward function raised."""
+
+
+class CaptureError(RolloutError):
+    """A rollout made no model call that reached the gateway, or its calls hold no usable tokens."""
+
+
+class InferenceError(RolloutError):
+    """The inference server refused or failed a call."""
+
+    def __init__(self, message: str, *, status_code: int = 502) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class PromptTooLongError(InferenceError):
+    """The prompt, or the prompt and `max_tokens` together, exceed the model's context length."""
+
+    def __init__(self, message: str, *, status_code: int = 400) -> None:
+        super().__init__(message, status_code=status_code)
+
+
+class RolloutTimeout(RolloutError, TimeoutError):
+    """A rollout did not finish by its deadline."""
+
+
+class TokenMismatchError(RLLMError, ValueError):
+    """Token ids, mask and log-probabilities disagree. Never recovered from: this is the promise of the project."""
+
+
+class StoreError(RLLMError):
+    """The trace store cannot be opened, read or written."""
+
+
+class WeightSyncError(RLLMError):
+    """A weight update did not reach the sampler."""
+
+
+@contextmanager
+def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
+    """Name whatever the user's code raises inside: `error("{where} raised ValueError: ...")` from the original.
+
+    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C).
+    """
+    try:
+        yield
+    except RLLMError:
+        raise
+    except Exception as cause:
+        raise error(f"{where} raised {type(cause).__name__}: {cause}") from cause

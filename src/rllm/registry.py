@@ -1,0 +1,49 @@
+"""Short names and import paths to objects: `resolve("grpo", ALGORITHMS)` or `resolve("my_pkg.mod:Class", ALGORITHMS)`.
+
+No decorators and no import side effects, so a name means the same in every process, Ray workers included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.errors import ConfigError
+
+__all__ = ["load_object", "resolve"]
+
+
+def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
+    """The object behind a short name of `known`, or behind `pkg.mod:Attribute`.
+
+    Raises:
+        ConfigError: if it is neither, or if it cannot be imported; the message lists what is known.
+    """
+    path = known.get(name, name)
+    if ":" not in path:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"{kind}={name!r} is not known: {hint}use one of {sorted(known)} or 'package.module:Name'")
+    return load_object(path, kind=kind)
+
+
+def load_object(path: str, *, kind: str = "name") -> Any:
+    """Import `package.module:Attribute`.
+
+    Raises:
+        ConfigError: if the module is not found or lacks the attribute. An error *inside* the module travels unchanged.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise
+        raise ConfigError(f"{kind}={path!r}: there is no module {module_name!r} on the Python path") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise ConfigError(f"{kind}={path!r}: module {module_name!r} has no {attribute!r}")
+        target = getattr(target, part)
+    return target

@@ -1,0 +1,67 @@
+"""What a trace store does: keep every captured call durably, and hand a session's calls back in call order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rllm.types import StepCredit, Trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionInfo:
+    """One session of the store: usually one rollout."""
+
+    id: str
+    created_at: float
+    """Unix seconds."""
+    num_traces: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class TraceStore(Protocol):
+    """Durable home of traces.
+
+    Writes return a `concurrent.futures.Future` that completes once the data is durable: `.result()` from a thread,
+    `await asyncio.wrap_future(...)` from a coroutine. Reads block, see every write whose future has completed, and may
+    be made from any thread. All methods raise `StoreError` for what the storage itself refuses.
+    """
+
+    def add(self, traces: Sequence[Trace]) -> Future[None]:
+        """Append traces, in call order. A session that does not exist yet is created; an id that is already stored is
+        replaced in place, keeping its order (a client's retry must not count twice)."""
+        ...
+
+    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
+        """Create a session with metadata, or merge metadata into an existing one."""
+        ...
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        """The session, or `None` if it is unknown."""
+        ...
+
+    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
+        """Sessions, newest first."""
+        ...
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        """The traces of a session, oldest first; an empty list if it is unknown."""
+        ...
+
+    def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
+        """Keep what the trainer decided about steps; the last word on a (trace, training step) pair stands."""
+        ...
+
+    def credits(self, session_id: str) -> list[StepCredit]:
+        """What the trainer decided about this session's steps, in call order."""
+        ...
+
+    def delete(self, session_id: str) -> int:
+        """Remove a session, its traces and their credits; returns how many traces went."""
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes and release the storage. Closing twice is allowed."""
+        ...

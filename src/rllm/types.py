@@ -1,0 +1,360 @@
+"""The data every layer speaks: traces from the gateway, steps and trajectories from agents, episodes from rollouts.
+
+Plain dataclasses (a step of 5,120 tokens is built in about a microsecond); this module imports nothing of ours.
+Two rules run through all of it:
+
+* **Rewards come from the agent, tokens come from the store, and they are joined by trace id** (`Step.id == Trace.id`).
+* **Unscored is not zero.** A reward nobody set equals `0.0` in arithmetic, and is still told apart by `is_scored`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+Task: TypeAlias = dict[str, Any]
+"""One row of a dataset: what an agent function receives as `**task`."""
+
+Message: TypeAlias = dict[str, Any]
+"""One chat message in the OpenAI format: `role`, `content`, and where they apply `tool_calls`, `tool_call_id`, `name`."""
+
+LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
+"""`processed`: of the distribution really sampled from (after temperature, top-p, top-k). `raw`: of the model's own
+distribution at temperature 1. `unknown`: the server did not say."""
+
+
+class Unscored(float):
+    """The value of a reward that nobody has set: `0.0` in arithmetic, recognised by `is_scored`."""
+
+    def __new__(cls) -> Unscored:
+        return super().__new__(cls, 0.0)
+
+    def __reduce__(self) -> tuple[type[Unscored], tuple[()]]:
+        return (Unscored, ())
+
+    def __repr__(self) -> str:
+        return "UNSCORED"
+
+
+UNSCORED = Unscored()
+
+
+def is_scored(reward: float | None) -> bool:
+    """Whether somebody set this reward; `None` and `UNSCORED` mean that nobody did."""
+    return reward is not None and not isinstance(reward, Unscored)
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """One sampled answer of one model call, exactly as the inference server produced it.
+
+    Everything here is impossible to recover later, which is why it is stored. A call with `n > 1` gives one trace a
+    choice; they share `call_id`. Built only in `rllm.capture`, where ids, logprobs and lengths are checked.
+    """
+
+    id: str
+    """The id of the response that the agent saw; `"{call_id}:{choice_index}"` for every choice after the first."""
+    call_id: str
+    choice_index: int = 0
+    session_id: str
+    parent_id: str | None = None
+    """The trace of this session whose prompt and answer are the longest token prefix of this prompt."""
+    model: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    response: Message
+    """The assistant message, as the agent saw it."""
+    prompt_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    """Every sampled id, end-of-turn and stop strings included. Empty where the server gave no ids (not trainable)."""
+    logprobs: list[float] = field(default_factory=list)
+    """Natural-log probabilities, one per response id."""
+    logprobs_kind: LogprobsKind = "unknown"
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """The sampling parameters that were really sent to the server."""
+    requested_sampling: dict[str, Any] = field(default_factory=dict)
+    """Those that the agent asked for, where they differ."""
+    finish_reason: str | None = None
+    weight_version: int | None = None
+    template_hash: str | None = None
+    """SHA-256 of the chat template that rendered the prompt, in hex; `None` where the server did not say."""
+    started_at: float = 0.0
+    """Unix seconds at which the gateway received the request."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase: `total_s`, `first_token_s`, `queue_s`, ..., as far as they were measured."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why the call gave no usable tokens; a trace with an error is never trained on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+        return cls(**data)
+
+
+@dataclass
+class Action:
+    """What an agent decided to do, wrapped so that an environment can tell it from text."""
+
+    action: Any = None
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One model call inside a trajectory: the agent's view of it, and once joined with its trace, its exact tokens."""
+
+    id: str = field(default_factory=_new_id)
+    """The trace id: the `id` of the response that the agent received."""
+    prompt_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Sampler log-probabilities, aligned to `response_ids`."""
+    chat_completions: list[Message] = field(default_factory=list)
+    """The prompt's messages followed by the answer."""
+    observation: Any = None
+    thought: str = ""
+    action: Any = None
+    model_response: str = ""
+    model_output: Any = None
+    info: dict[str, Any] = field(default_factory=dict)
+    reward: float | None = UNSCORED
+    done: bool = False
+    mc_return: float = 0.0
+    advantage: float | None = None
+    """Set by the trainer: the advantage that this step's tokens were trained with."""
+    weight_version: int | None = None
+    finish_reason: str | None = None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.info
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The prompt: `messages` and `prompt_token_ids`."""
+        return {"messages": self.chat_completions[:-1], "prompt_token_ids": self.prompt_ids}
+
+    @property
+    def output(self) -> dict[str, Any]:
+        """The answer: `message`, `finish_reason`, `output_token_ids`, `rollout_logprobs`."""
+        return {
+            "message": self.chat_completions[-1] if self.chat_completions else None,
+            "finish_reason": self.finish_reason,
+            "output_token_ids": self.response_ids,
+            "rollout_logprobs": self.logprobs,
+        }
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Step:
+        """The step of this trace, not yet rewarded."""
+        return cls(
+            id=trace.id,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            logprobs=trace.logprobs,
+            chat_completions=[*trace.messages, trace.response],
+            model_response=text_of(trace.response),
+            info=dict(trace.metadata),
+            weight_version=trace.weight_version,
+            finish_reason=trace.finish_reason,
+        )
+
+    def fill_from(self, trace: Trace) -> None:
+        """Take the tokens, and whatever the agent left empty, from the trace of the same id."""
+        self.prompt_ids = trace.prompt_ids
+        self.response_ids = trace.response_ids
+        self.logprobs = trace.logprobs
+        self.weight_version = trace.weight_version
+        self.finish_reason = trace.finish_reason
+        self.chat_completions = self.chat_completions or [*trace.messages, trace.response]
+        self.model_response = self.model_response or text_of(trace.response)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["action"] = self.action.action if isinstance(self.action, Action) else self.action
+        data["reward"] = _reward_or_none(self.reward)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Step:
+        return cls(**{**data, "reward": _reward_or_unscored(data.get("reward"))})
+
+
+@dataclass(kw_only=True)
+class Trajectory:
+    """What one agent did in one rollout: its steps in call order, and its reward."""
+
+    uid: str = field(default_factory=_new_id)
+    name: str = "agent"
+    """The role. Trajectories of one task and one name are compared with each other."""
+    task: Any = None
+    steps: list[Step] = field(default_factory=list)
+    reward: float | None = UNSCORED
+    trainable: bool = True
+    """False for a baseline, an opponent or a judge that must not be learned from."""
+    input: Any = None
+    output: Any = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Any:
+        """What the agent function returned."""
+        return self.output
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        self.output = value
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.info
+
+    def final_reward(self) -> float | None:
+        """The trajectory's own reward, else the sum of its steps' rewards, else `None`: unscored."""
+        if is_scored(self.reward):
+            return self.reward
+        scored = [step.reward for step in self.steps if step.reward is not None and is_scored(step.reward)]
+        return sum(scored) if scored else None
+
+    def is_cumulative(self) -> bool:
+        """Whether every step's messages extend those of the step before."""
+        pairs = zip(self.steps, self.steps[1:], strict=False)
+        return all(
+            later.chat_completions[: len(earlier.chat_completions)] == earlier.chat_completions
+            for earlier, later in pairs
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["steps"] = [step.to_dict() for step in self.steps]
+        data["reward"] = _reward_or_none(self.reward)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
+        steps = [Step.from_dict(step) for step in data.get("steps", [])]
+        return cls(**{**data, "steps": steps, "reward": _reward_or_unscored(data.get("reward"))})
+
+
+class TerminationReason(Enum):
+    """Why a rollout ended."""
+
+    MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
+    MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
+    ENV_DONE = "env_done"
+    MAX_TURNS_EXCEEDED = "max_turns_exceeded"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+    ERROR = "error"
+
+
+@dataclass(kw_only=True)
+class Episode:
+    """One rollout of one task: the trajectories of every agent that took part, or the reason why there are none."""
+
+    id: str = ""
+    """`"{task_id}:{index}"`; the parts are fields of their own, so a task id may contain anything."""
+    task: Any = None
+    task_id: str = ""
+    index: int = 0
+    """Which of the task's rollouts this is."""
+    session_id: str = ""
+    """Where the store keeps this rollout's traces."""
+    termination_reason: TerminationReason | None = None
+    is_correct: bool = False
+    trajectories: list[Trajectory] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    """Free; a failed rollout has `info["error"]` with `type`, `message` and `traceback`."""
+
+    def __post_init__(self) -> None:
+        if self.id and not self.task_id:
+            head, separator, tail = self.id.rpartition(":")
+            if separator and tail.isdecimal():
+                self.task_id, self.index = head, int(tail)
+            else:
+                self.task_id = self.id
+        elif self.task_id and not self.id:
+            self.id = f"{self.task_id}:{self.index}"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rollout crashed, timed out or could not be captured; it then counts as neither right nor wrong."""
+        return "error" in self.info
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["trajectories"] = [trajectory.to_dict() for trajectory in self.trajectories]
+        data["termination_reason"] = self.termination_reason.value if self.termination_reason else None
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Episode:
+        reason = data.get("termination_reason")
+        return cls(
+            **{
+                **data,
+                "trajectories": [Trajectory.from_dict(item) for item in data.get("trajectories", [])],
+                "termination_reason": TerminationReason(reason) if reason else None,
+            }
+        )
+
+
+@dataclass(kw_only=True)
+class TrajectoryGroup:
+    """Trajectories that are compared with each other: one task, one role, several rollouts."""
+
+    trajectories: list[Trajectory]
+    group_id: str = ""
+
+    @property
+    def rewards(self) -> list[float]:
+        """The reward of each trajectory; only scored trajectories belong in a group."""
+        return [reward for reward in (item.final_reward() for item in self.trajectories) if reward is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCredit:
+    """What the trainer decided about one step; kept beside its trace so that every gradient can be explained."""
+
+    trace_id: str
+    session_id: str
+    training_step: int
+    episode_id: str
+    trajectory_name: str
+    reward: float | None
+    """`None`: unscored."""
+    group_id: str | None = None
+    baseline: float | None = None
+    advantage: float | None = None
+    trainer_logprobs: Sequence[float] | None = None
+    """The trainer's log-probabilities of the same response ids, before the update."""
+    dropped: str | None = None
+    """Why this step was not trained on; `None` means that it was."""
+
+
+def text_of(message: Message) -> str:
+    """The text of a chat message, whether its content is a string, a list of parts, or absent."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if not content:
+        return ""
+    return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+
+
+def _reward_or_none(reward: float | None) -> float | None:
+    return reward if is_scored(reward) else None
+
+
+def _reward_or_unscored(reward: float | None) -> float:
+    return UNSCORED if reward is None else reward
