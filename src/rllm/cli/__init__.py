@@ -1,0 +1,50 @@
+"""The `rllm` command: what a person types, and nothing that a program would import."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rllm import __version__
+from rllm.cli.gateway import gateway
+from rllm.errors import ConfigError, RLLMError
+
+app = typer.Typer(
+    name="rllm",
+    help="Train language agents with reinforcement learning: what you build is what you train.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(gateway)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rllm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Train language agents with reinforcement learning: what you build is what you train."""
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user ends with a sentence and exit code 2, a failure with 1, Ctrl-C with 130."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(error, code=2)
+    except RLLMError as error:
+        _fail(error, code=1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(error: RLLMError, *, code: int) -> None:
+    print(f"rllm: {error}", file=sys.stderr)
+    sys.exit(code)
