@@ -1,0 +1,211 @@
+"""Run many rollouts at once: bounded, retried, timed out, and none of them able to harm another.
+
+The one rule: a `RolloutError` becomes an episode, everything else travels. So a crashed agent is data, and a token that
+does not line up, a broken store or Ctrl-C stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout
+from rllm.types import Episode, Task, TerminationReason
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 5.0
+"""How long a cancelled rollout may take to clean up; after that it is left behind, with a warning."""
+
+
+def _new_session_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One try at one task: all that a rollout is told."""
+
+    task: Task
+    task_id: str
+    """Which rows are the same task; opaque, it may contain anything."""
+    index: int = 0
+    """Which of the task's attempts this is."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that the gateway imposes on every model call of this attempt."""
+    trainable: bool = True
+    """False for validation: a reward is wanted, tokens need not be usable."""
+    split: str = "train"
+    session_id: str = field(default_factory=_new_session_id)
+    """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
+
+
+class Rollout(Protocol):
+    """How one attempt is made; the only thing in which agents, workflows and plain functions differ."""
+
+    async def rollout(self, attempt: Attempt) -> Episode:
+        """Make the attempt.
+
+        Raises:
+            RolloutError: if it failed; the runner then records it.
+        """
+        ...
+
+
+class RolloutRunner:
+    """Turns attempts into episodes, one for each and in their order, with `max_concurrent` under way at a time."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        *,
+        max_concurrent: int = 64,
+        timeout_s: float = 600.0,
+        num_retries: int = 1,
+        retry_delay_s: float = 1.0,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> None:
+        if max_concurrent < 1:
+            raise ConfigError(f"max_concurrent={max_concurrent!r}: use at least 1")
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s={timeout_s!r}: use a number of seconds above 0")
+        if num_retries < 0:
+            raise ConfigError(f"num_retries={num_retries!r}: use 0 (never retry) or more")
+        self.rollout = rollout
+        self.max_concurrent = max_concurrent
+        self.timeout_s = timeout_s
+        self.num_retries = num_retries
+        self.retry_delay_s = retry_delay_s
+        self.on_episode = on_episode
+
+    async def run(self, attempts: Iterable[Attempt]) -> list[Episode]:
+        """Make every attempt.
+
+        A failed one gives an episode with `info["error"]`. Whatever is not a `RolloutError` cancels all attempts and
+        travels, as does cancelling this call.
+        """
+        pending = list(attempts)
+        episodes: dict[int, Episode] = {}
+        queue = iter(enumerate(pending))
+        # A few workers that share one queue, not a task for each attempt: 10,000 attempts cost 64 tasks.
+        workers = min(self.max_concurrent, len(pending))
+        fatal: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(self._work(queue, episodes))
+        except BaseExceptionGroup as failures:
+            fatal = failures.exceptions[0]  # it cancelled the rest
+        if fatal is not None:
+            raise fatal
+        return [episodes[position] for position in range(len(pending))]
+
+    async def _work(self, queue: Iterator[tuple[int, Attempt]], episodes: dict[int, Episode]) -> None:
+        for position, attempt in queue:
+            episodes[position] = episode = await self._episode(attempt)
+            if self.on_episode is not None:
+                self.on_episode(episode)
+
+    async def _episode(self, attempt: Attempt) -> Episode:
+        for retry in range(self.num_retries + 1):
+            started = time.perf_counter()
+            if retry:
+                attempt = replace(attempt, session_id=_new_session_id())
+            try:
+                episode = await self._within_deadline(attempt)
+            except RolloutError as error:
+                if is_transient(error) and retry < self.num_retries:
+                    logger.warning("rollout %s:%d: %s; trying again", attempt.task_id, attempt.index, error)
+                    await asyncio.sleep(self.retry_delay_s * 2**retry)
+                    continue
+                episode = failed_episode(attempt, error)
+            episode.metrics["timing/rollout_s"] = time.perf_counter() - started
+            return episode
+        raise AssertionError("the last try returns")
+
+    async def _within_deadline(self, attempt: Attempt) -> Episode:
+        label = f"rollout {attempt.task_id}:{attempt.index}"
+        task = asyncio.create_task(_await(self.rollout, attempt), name=label)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.timeout_s)
+            if done:
+                return _result(task, label)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
+        timeout = RolloutTimeout(
+            f"{label} did not finish within timeout_s={self.timeout_s:g}: the traceback shows where it was waiting; "
+            "raise timeout_s if it was merely slow"
+        )
+        raise timeout from _where_it_was(task, label)
+
+
+async def _await(rollout: Rollout, attempt: Attempt) -> Episode:
+    return await rollout.rollout(attempt)
+
+
+def _result(task: asyncio.Task[Episode], label: str) -> Episode:
+    try:
+        return task.result()
+    except asyncio.CancelledError as error:
+        # Nobody cancelled the task, so its own code did; passed on as it is, it would silently end the worker.
+        raise AgentError(f"{label} was cancelled from within: a task that the agent awaited was cancelled") from error
+
+
+def _where_it_was(task: asyncio.Task[Episode], label: str) -> BaseException | None:
+    """What the cancelled task raised: its traceback leads to the line that it was waiting at."""
+    if not task.done():
+        logger.error("%s ignores cancellation and is left behind:\n%s", label, _stack_of(task))
+        return None
+    try:
+        task.result()
+    except BaseException as error:  # the task is over; this only reads its outcome
+        return error
+    return None  # it finished while it was being cancelled
+
+
+def _stack_of(task: asyncio.Task[Episode]) -> str:
+    return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame)[-1:])
+
+
+def is_transient(error: RolloutError) -> bool:
+    """Whether a new try may succeed: a server failed (5xx, 429) or could not be reached, rather than the agent.
+
+    A timeout is not transient: what was stuck once would double its cost.
+    """
+    return any(_blames_a_server(item) for item in (error, error.__cause__) if item is not None)
+
+
+def _blames_a_server(error: BaseException) -> bool:
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return status >= 500 or status == 429
+    openai = sys.modules.get("openai")  # who raised one of its errors has imported it
+    return isinstance(error, ConnectionError) or (openai is not None and isinstance(error, openai.APIConnectionError))
+
+
+def failed_episode(attempt: Attempt, error: RolloutError) -> Episode:
+    """The record of an attempt that gave no episode; it counts as neither right nor wrong."""
+    timed_out = isinstance(error, RolloutTimeout)
+    return Episode(
+        task=attempt.task,
+        task_id=attempt.task_id,
+        index=attempt.index,
+        session_id=attempt.session_id,
+        termination_reason=TerminationReason.TIMEOUT if timed_out else TerminationReason.ERROR,
+        info={
+            "error": {
+                "type": type(error).__name__,
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+            }
+        },
+    )

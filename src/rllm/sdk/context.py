@@ -1,0 +1,191 @@
+"""Which session a model call belongs to: sessions nest, merge their metadata, and remember their calls in call order.
+
+The current session travels in a context variable, so it is right under nesting, in tasks of `asyncio.gather` and, while any
+session is open, in threads. What nests is an immutable chain of frames; a `Session` may therefore be entered again, also
+by several tasks at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rllm.sdk.threads import context_in_threads
+from rllm.types import Step, Trace
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One model call: reserved when the request leaves, filled when its answer is complete (a choice a trace)."""
+
+    traces: list[Trace] = field(default_factory=list)
+
+
+class Session:
+    """A stretch of work whose model calls belong together; made by `session()`, entered with `with`."""
+
+    def __init__(
+        self, metadata: Mapping[str, Any] | None = None, *, name: str | None = None, base_url: str | None = None
+    ) -> None:
+        self.metadata = dict(metadata or {})
+        """This session's own metadata; `get_current_metadata()` adds that of the sessions around it."""
+        self.name = name or f"sess_{uuid.uuid4().hex}"
+        """The id that the gateway files the calls under. A session made without a name takes over that of the session
+        it is entered in; one made with a name is the root of its own."""
+        self.base_url = base_url
+        """Where tracked clients are sent while this session is active; `None` leaves them where they are."""
+        self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
+        self._session_uid_chain = [self._uid]
+        self._own_name = self.name
+        self._is_root = name is not None
+        self._calls: list[Call] = []
+        self._steps: dict[str, Step] = {}
+        self._num_open = 0
+        self._lock = threading.Lock()
+
+    @property
+    def llm_calls(self) -> list[Trace]:
+        """The finished calls made in this session and in sessions nested in it, in the order in which they began."""
+        return [trace for call in list(self._calls) for trace in call.traces]
+
+    @property
+    def steps(self) -> list[Step]:
+        """A step per call. The same call gives the same object each time, so that a reward set on it stays."""
+        return [self._step(trace) for trace in self.llm_calls]
+
+    def _step(self, trace: Trace) -> Step:
+        if trace.id not in self._steps:
+            self._steps[trace.id] = Step.from_trace(trace)
+        return self._steps[trace.id]
+
+    def clear_calls(self) -> None:
+        """Forget the calls so far; the sessions around this one keep them."""
+        self._calls.clear()
+        self._steps.clear()
+
+    def __len__(self) -> int:
+        return len(self.llm_calls)
+
+    def __bool__(self) -> bool:
+        return True  # a session without calls is a session
+
+    def __repr__(self) -> str:
+        return f"Session({self.metadata!r}, name={self.name!r}, calls={len(self)})"
+
+    @property
+    def is_open(self) -> bool:
+        return self._num_open > 0
+
+    def __enter__(self) -> Session:
+        parent = current_frame()
+        self.name = self._own_name if parent is None or self._is_root else parent.name
+        frame = Frame.of(self, parent)
+        self._session_uid_chain = frame.uids
+        with self._lock:
+            self._num_open += 1
+        context_in_threads.install()
+        _current.set(frame)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        frame = _current.get()
+        while frame is not None and frame.session is not self:
+            frame = frame.parent
+        # Not a token's reset: a session may be entered and left in different contexts (generators, fixtures).
+        _current.set(frame.parent if frame is not None else None)
+        context_in_threads.uninstall()
+        with self._lock:
+            self._num_open -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One entry of a session: the session, what it was entered inside of, and what follows from both."""
+
+    session: Session
+    parent: Frame | None
+    name: str
+    metadata: dict[str, Any]
+    """The metadata of the whole chain, inner over outer."""
+    base_url: str | None
+    uids: list[str]
+    """Outermost first."""
+
+    @classmethod
+    def of(cls, session: Session, parent: Frame | None) -> Frame:
+        if parent is None:
+            return cls(session, None, session.name, dict(session.metadata), session.base_url, [session._uid])
+        return cls(
+            session,
+            parent,
+            session.name,
+            {**parent.metadata, **session.metadata},
+            session.base_url or parent.base_url,
+            [*parent.uids, session._uid],
+        )
+
+    def __iter__(self) -> Iterator[Frame]:
+        """This frame and those around it, innermost first."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
+    def reserve_call(self) -> Call:
+        """A place among the calls of every session of the chain, taken in the order in which requests leave."""
+        call = Call()
+        for session in {frame.session for frame in self}:  # a session entered inside itself counts once
+            session._calls.append(call)
+        return call
+
+
+_current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)
+
+
+def current_frame() -> Frame | None:
+    """The innermost entry whose session is still open.
+
+    A thread that outlives the session it was started in would otherwise go on calling in its name.
+    """
+    frame = _current.get()
+    while frame is not None and not frame.session.is_open:
+        frame = frame.parent
+    return frame
+
+
+def session(**metadata: Any) -> Session:
+    """A session to be entered: `with session(agent="solver") as sess: ...; sess.llm_calls`.
+
+    Any metadata key may be used, `name` included. A nested session takes over the outer one's name and adds to its
+    metadata; the outer session sees the nested one's calls. It may be entered more than once.
+    """
+    return Session(metadata)
+
+
+def get_current_session() -> Session | None:
+    """The innermost open session, or `None`."""
+    frame = current_frame()
+    return frame.session if frame else None
+
+
+def get_current_session_name() -> str | None:
+    """The name that calls made here are filed under, or `None` outside of any session."""
+    frame = current_frame()
+    return frame.name if frame else None
+
+
+def get_current_metadata() -> dict[str, Any]:
+    """The merged metadata of the open sessions, inner over outer; empty outside of any session."""
+    frame = current_frame()
+    return dict(frame.metadata) if frame else {}
+
+
+def get_active_session_uids() -> list[str]:
+    """The uids of the open sessions, outermost first; empty outside of any session."""
+    frame = current_frame()
+    return list(frame.uids) if frame else []

@@ -1,0 +1,48 @@
+"""Let new threads and executor jobs see the session of whoever started them.
+
+Python (before 3.14) gives a new thread an empty context, and an executor's worker the context of nobody in particular, so
+a model call made there would belong to no session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from typing import Any
+
+from rllm.sdk.patching import Patch, Replacement
+
+
+def _start_with_context(start: Callable[..., None]) -> Callable[..., None]:
+    def start_with_context(self: threading.Thread) -> None:
+        context, target = copy_context(), self.run
+
+        def run() -> None:
+            del self.run  # breaks the cycle from the thread to itself
+            context.run(target)
+
+        self.run = run  # type: ignore[method-assign]
+        start(self)
+
+    return start_with_context
+
+
+def _submit_with_context(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def submit_with_context(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        # The worker thread that this job may start outlives the job, so that thread itself must inherit nothing.
+        return Context().run(submit, self, copy_context().run, fn, *args, **kwargs)
+
+    return submit_with_context
+
+
+def _replacements() -> Iterator[Replacement]:
+    yield Replacement(threading.Thread, "start", _start_with_context)
+    yield Replacement(ThreadPoolExecutor, "submit", _submit_with_context)
+
+
+context_in_threads = Patch(_replacements)
+"""In place while any session is open."""

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import pytest
+
+from rllm.engine import runner as runner_module
+from rllm.engine.runner import Attempt, RolloutRunner, is_transient
+from rllm.errors import AgentError, ConfigError, InferenceError, TokenMismatchError
+from rllm.types import Episode, TerminationReason
+
+
+class Scripted:
+    """Rollouts that do what their task says."""
+
+    def __init__(self) -> None:
+        self.seen: list[Attempt] = []
+        self.under_way = self.most_under_way = self.cancelled = 0
+
+    async def rollout(self, attempt: Attempt) -> Episode:
+        self.seen.append(attempt)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(attempt.task.get("sleep", 0))
+            if attempt.task.get("raise") is not None:
+                error = attempt.task["raise"]
+                raise error if isinstance(error, BaseException) else error.pop(0)
+            return Episode(task_id=attempt.task_id, index=attempt.index)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way -= 1
+
+
+def attempts(*tasks: dict[str, object]) -> list[Attempt]:
+    return [Attempt(task=task, task_id=f"task:{number}") for number, task in enumerate(tasks)]
+
+
+async def test_episodes_come_in_the_order_of_attempts() -> None:
+    shuffled = random.Random(0).sample(range(20), 20)
+    episodes = await RolloutRunner(Scripted()).run(attempts(*({"sleep": n / 1000} for n in shuffled)))
+    assert [episode.task_id for episode in episodes] == [f"task:{number}" for number in range(20)]
+
+
+async def test_at_most_max_concurrent_are_under_way() -> None:
+    rollout = Scripted()
+    await RolloutRunner(rollout, max_concurrent=3).run(attempts(*[{"sleep": 0.001}] * 20))
+    assert rollout.most_under_way == 3
+
+
+async def test_ten_thousand_attempts_take_few_tasks() -> None:
+    most_tasks = 0
+
+    class Counting:
+        async def rollout(self, attempt: Attempt) -> Episode:
+            nonlocal most_tasks
+            await asyncio.sleep(0)
+            most_tasks = max(most_tasks, len(asyncio.all_tasks()))
+            return Episode(task_id=attempt.task_id)
+
+    episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 10_000))
+    assert len(episodes) == 10_000
+    assert most_tasks <= 1 + 2 * 64
+
+
+async def test_a_failure_is_an_episode_and_harms_no_sibling() -> None:
+    heard: list[Episode] = []
+    runner = RolloutRunner(Scripted(), on_episode=heard.append)
+    good, bad = await runner.run(attempts({"sleep": 0.01}, {"raise": AgentError("division by zero")}))
+    assert not good.failed
+    assert bad.failed
+    assert bad.termination_reason is TerminationReason.ERROR
+    assert (bad.task_id, bad.index) == ("task:1", 0)
+    assert bad.info["error"]["type"] == "AgentError"
+    assert bad.info["error"]["message"] == "division by zero"
+    assert "in rollout" in bad.info["error"]["traceback"]
+    assert heard == [bad, good]
+
+
+async def test_only_failures_of_a_server_are_retried_and_with_a_new_session() -> None:
+    rollout = Scripted()
+    down = InferenceError("upstream is down", status_code=503)
+    (episode,) = await RolloutRunner(rollout, retry_delay_s=0).run(
+        attempts({"raise": [down, InferenceError("again", status_code=502)]})
+    )
+    assert episode.info["error"]["message"] == "again"
+    assert len({attempt.session_id for attempt in rollout.seen}) == 2
+    assert episode.session_id == rollout.seen[-1].session_id
+
+    rollout = Scripted()
+    await RolloutRunner(rollout, num_retries=3).run(attempts({"raise": AgentError("bug")}))
+    assert len(rollout.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (InferenceError("x", status_code=500), True),
+        (InferenceError("x", status_code=429), True),
+        (InferenceError("x", status_code=400), False),
+        (AgentError("x"), False),
+    ],
+)
+def test_what_is_transient(error: InferenceError, transient: bool) -> None:
+    assert is_transient(error) is transient
+
+
+def test_an_agent_error_caused_by_a_broken_connection_is_transient() -> None:
+    error = AgentError("agent raised")
+    error.__cause__ = ConnectionResetError()
+    assert is_transient(error)
+
+
+async def test_a_stuck_rollout_ends_at_its_deadline_and_says_where_it_was() -> None:
+    async def waits_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    class Stuck:
+        async def rollout(self, attempt: Attempt) -> Episode:
+            await waits_for_ever()
+            raise AssertionError
+
+    (episode,) = await RolloutRunner(Stuck(), timeout_s=0.05).run(attempts({}))
+    assert episode.termination_reason is TerminationReason.TIMEOUT
+    assert "timeout_s=0.05" in episode.info["error"]["message"]
+    assert "task:0:0" in episode.info["error"]["message"]
+    assert "in waits_for_ever" in episode.info["error"]["traceback"]
+
+
+async def test_a_rollout_that_ignores_cancellation_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner_module, "CANCEL_GRACE_S", 0.05)
+    release = asyncio.Event()
+
+    class Stubborn:
+        async def rollout(self, attempt: Attempt) -> Episode:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+            return Episode()
+
+    with caplog.at_level(logging.ERROR):
+        (episode,) = await RolloutRunner(Stubborn(), timeout_s=0.05).run(attempts({}))
+    assert episode.termination_reason is TerminationReason.TIMEOUT
+    assert "ignores cancellation" in caplog.text
+    release.set()
+
+
+async def test_a_rollout_that_cancels_itself_is_a_failed_episode() -> None:
+    rollout = Scripted()
+    first, second = await RolloutRunner(rollout, max_concurrent=1).run(
+        attempts({"raise": asyncio.CancelledError()}, {})
+    )
+    assert "cancelled from within" in first.info["error"]["message"]
+    assert not second.failed
+
+
+async def test_a_token_mismatch_travels_and_cancels_the_rest() -> None:
+    rollout = Scripted()
+    cause = ValueError("the reason")
+    error = TokenMismatchError("3 ids, 2 logprobs")
+    error.__cause__ = cause
+    with pytest.raises(TokenMismatchError, match="3 ids") as raised:
+        await RolloutRunner(rollout).run(attempts({"sleep": 30}, {"raise": error}, {"sleep": 30}))
+    assert raised.value.__cause__ is cause
+    assert rollout.cancelled == 2
+
+
+async def test_cancelling_the_run_cancels_every_rollout() -> None:
+    rollout = Scripted()
+    run = asyncio.create_task(RolloutRunner(rollout, max_concurrent=4).run(attempts(*[{"sleep": 30}] * 9)))
+    await asyncio.sleep(0.01)  # one turn of the loop starts the workers, another their rollouts
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (rollout.cancelled, rollout.under_way, len(rollout.seen)) == (4, 0, 4)
+
+
+async def test_no_attempts_no_episodes() -> None:
+    assert await RolloutRunner(Scripted()).run([]) == []
+
+
+@pytest.mark.parametrize("setting", [{"max_concurrent": 0}, {"timeout_s": 0.0}, {"num_retries": -1}])
+def test_impossible_settings_are_named(setting: dict[str, float]) -> None:
+    (name,) = setting
+    with pytest.raises(ConfigError, match=name):
+        RolloutRunner(Scripted(), **setting)  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from rllm.sdk.context import (
+    current_frame,
+    get_active_session_uids,
+    get_current_metadata,
+    get_current_session,
+    get_current_session_name,
+    session,
+)
+from rllm.types import Trace
+
+
+def call(trace_id: str) -> None:
+    """What a model call does to the sessions around it."""
+    frame = current_frame()
+    assert frame is not None
+    frame.reserve_call().traces.append(trace(trace_id))
+
+
+def trace(trace_id: str) -> Trace:
+    return Trace(
+        id=trace_id,
+        call_id=trace_id,
+        session_id="s",
+        model="m",
+        messages=[{"role": "user", "content": "hi"}],
+        response={"role": "assistant", "content": "ho"},
+    )
+
+
+def test_nothing_is_current_outside_of_a_session() -> None:
+    assert get_current_session() is None
+    assert get_current_session_name() is None
+    assert get_current_metadata() == {}
+    assert get_active_session_uids() == []
+
+
+def test_nested_sessions_share_the_name_and_merge_metadata() -> None:
+    with session(agent="solver", run=1) as outer:
+        with session(agent="judge", depth=2) as inner:
+            assert get_current_session() is inner
+            assert inner.name == outer.name == get_current_session_name()
+            assert inner.metadata == {"agent": "judge", "depth": 2}
+            assert get_current_metadata() == {"agent": "judge", "run": 1, "depth": 2}
+            assert get_active_session_uids() == inner._session_uid_chain == [outer._uid, inner._uid]
+        assert get_current_session() is outer
+        assert get_current_metadata() == {"agent": "solver", "run": 1}
+
+
+def test_any_metadata_key_is_just_metadata() -> None:
+    with session(name="x", self="y", metadata=1, base_url="z", session=2) as sess:
+        assert get_current_metadata() == {"name": "x", "self": "y", "metadata": 1, "base_url": "z", "session": 2}
+        assert sess.name != "x"
+        assert sess.base_url is None
+
+
+def test_the_outer_session_sees_the_inner_calls_in_call_order() -> None:
+    with session() as outer:
+        call("a")
+        with session() as inner:
+            call("b")
+        call("c")
+    assert [item.id for item in outer.llm_calls] == ["a", "b", "c"]
+    assert [item.id for item in inner.llm_calls] == ["b"]
+    assert len(outer) == 3
+
+
+def test_call_order_is_the_order_of_requests_not_of_answers() -> None:
+    with session() as sess:
+        frame = current_frame()
+        assert frame is not None
+        first, second = frame.reserve_call(), frame.reserve_call()
+        second.traces.append(trace("second"))
+        assert [item.id for item in sess.llm_calls] == ["second"]
+        first.traces.append(trace("first"))
+    assert [item.id for item in sess.llm_calls] == ["first", "second"]
+
+
+def test_rewards_set_on_steps_stay() -> None:
+    with session() as outer, session() as inner:
+        call("a")
+    inner.steps[0].reward = 1.0
+    assert inner.steps[0].reward == 1.0
+    assert inner.steps[0].id == "a"
+    assert outer.steps[0].reward == 0.0  # each session scores for itself
+
+
+def test_clear_calls_forgets_here_and_not_outside() -> None:
+    with session() as outer, session() as inner:
+        call("a")
+        inner.clear_calls()
+        call("b")
+    assert [item.id for item in inner.llm_calls] == ["b"]
+    assert [item.id for item in outer.llm_calls] == ["a", "b"]
+
+
+def test_a_session_without_calls_is_true() -> None:
+    assert session()
+    assert len(session()) == 0
+
+
+def test_a_session_can_be_entered_again_and_inside_itself() -> None:
+    sess = session(a=1)
+    own_name = sess.name
+    with session() as outer, sess:
+        call("a")
+        assert sess.name == outer.name
+    with sess, sess:
+        call("b")
+        assert sess.name == own_name
+    assert current_frame() is None
+    assert [item.id for item in sess.llm_calls] == ["a", "b"]
+
+
+async def test_tasks_do_not_see_each_other() -> None:
+    async def agent(name: str) -> list[str]:
+        with session(agent=name) as sess:
+            await asyncio.sleep(0)
+            call(f"{name}1")
+            await asyncio.sleep(0)
+            assert get_current_metadata() == {"agent": name}
+            call(f"{name}2")
+        return [item.id for item in sess.llm_calls]
+
+    assert await asyncio.gather(*map(agent, "abc")) == [["a1", "a2"], ["b1", "b2"], ["c1", "c2"]]
+    assert current_frame() is None
+
+
+async def test_one_session_shared_by_several_tasks_collects_from_all() -> None:
+    shared = session()
+
+    async def agent(name: str) -> None:
+        with shared:
+            await asyncio.sleep(0)
+            call(name)
+
+    await asyncio.gather(*map(agent, "abc"))
+    assert {item.id for item in shared.llm_calls} == {"a", "b", "c"}
+
+
+def test_threads_and_executors_inherit_the_session_of_their_starter() -> None:
+    executor = ThreadPoolExecutor(max_workers=1)
+    with session() as first:
+        thread = threading.Thread(target=call, args=("thread",))
+        thread.start()
+        thread.join()
+        executor.submit(call, "job").result()
+    with session() as second:
+        executor.submit(call, "same worker, other session").result()
+    executor.shutdown()
+    assert {item.id for item in first.llm_calls} == {"thread", "job"}
+    assert [item.id for item in second.llm_calls] == ["same worker, other session"]
+
+
+async def test_run_in_executor_inherits_the_session() -> None:
+    with session() as sess:
+        await asyncio.get_running_loop().run_in_executor(None, call, "a")
+    assert len(sess) == 1
+
+
+def test_a_thread_that_outlives_its_session_calls_for_nobody() -> None:
+    closed = threading.Event()
+    seen: list[object] = []
+
+    def work() -> None:
+        closed.wait(5)
+        seen.append(get_current_session())
+
+    with session():
+        thread = threading.Thread(target=work)
+        thread.start()
+    closed.set()
+    thread.join()
+    assert seen == [None]
+
+
+def test_threads_are_left_alone_outside_of_sessions() -> None:
+    before = threading.Thread.start
+    with session():
+        assert threading.Thread.start is not before
+    assert threading.Thread.start is before
+
+
+def test_a_subclass_with_its_own_run_keeps_it() -> None:
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            call(self.name)
+
+    with session() as sess:
+        worker = Worker(name="own")
+        worker.start()
+        worker.join()
+    assert [item.id for item in sess.llm_calls] == ["own"]
+
+
+def test_leaving_in_another_context_than_entering_is_harmless() -> None:
+    def generator() -> Iterator[None]:
+        with session():
+            yield
+
+    steps = generator()
+    next(steps)
+    thread = threading.Thread(target=lambda: next(steps, None))
+    thread.start()
+    thread.join()
+    assert current_frame() is None
