@@ -1,0 +1,17 @@
+"""Model calls to traces: the one place where ids, log-probabilities and lengths are checked. No HTTP, no storage."""
+
+from rllm.capture.chat import SAMPLING_FIELDS, failed_trace, parent_of, sampling_of, traces_from_chat
+from rllm.capture.stream import ChatStream, SSEDecoder
+from rllm.capture.strip import strip_chunk, strip_token_fields
+
+__all__ = [
+    "SAMPLING_FIELDS",
+    "ChatStream",
+    "SSEDecoder",
+    "failed_trace",
+    "parent_of",
+    "sampling_of",
+    "strip_chunk",
+    "strip_token_fields",
+    "traces_from_chat",
+]

@@ -1,0 +1,168 @@
+"""Chat-completion exchanges to traces: pure functions that know the wire format and no HTTP."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rllm.capture.tokens import tokens_of_choice
+from rllm.errors import CaptureError
+from rllm.types import LogprobsKind, Trace
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "length_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "response_format",
+    "structured_outputs",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
+"""The request fields that shape the distribution an answer is drawn from, OpenAI's and vLLM's."""
+
+
+def sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that a chat request sets."""
+    return {name: request[name] for name in SAMPLING_FIELDS if request.get(name) is not None}
+
+
+def traces_from_chat(
+    request: Mapping[str, Any],
+    response: Mapping[str, Any],
+    *,
+    session_id: str,
+    started_at: float,
+    timings: Mapping[str, float],
+    metadata: Mapping[str, Any],
+    weight_version: int | None = None,
+    template_hash: str | None = None,
+    requested_sampling: Mapping[str, Any] | None = None,
+    logprobs_kind: LogprobsKind = "unknown",
+    require_tokens: bool = False,
+    parent_id: str | None = None,
+) -> list[Trace]:
+    """One trace for each choice of a chat completion.
+
+    Args:
+        request: what was really sent to the server.
+        response: the whole completion, with the token fields that vLLM adds.
+        requested_sampling: what the agent asked for (its request will do); kept where it differs from what was sent.
+        require_tokens: raise where a trace would only explain why it holds no usable tokens.
+
+    Raises:
+        TokenMismatchError: if ids and log-probabilities contradict each other.
+        CaptureError: if tokens are required and missing.
+    """
+    sampling = sampling_of(request)
+    requested = sampling_of(requested_sampling or {})
+    shared: dict[str, Any] = {
+        "call_id": response.get("id") or f"call-{uuid.uuid4().hex}",
+        "session_id": session_id,
+        "parent_id": parent_id,
+        "model": response.get("model") or request.get("model") or "",
+        "messages": list(request.get("messages") or ()),
+        "tools": request.get("tools"),
+        "logprobs_kind": logprobs_kind,
+        "sampling": sampling,
+        "requested_sampling": {name: value for name, value in requested.items() if sampling.get(name) != value},
+        "weight_version": weight_version,
+        "template_hash": template_hash,
+        "started_at": started_at,
+        "timings": dict(timings),
+        "metadata": dict(metadata),
+    }
+    choices = response.get("choices")
+    if choices:
+        traces = [_trace_of_choice(response, choice, position, shared) for position, choice in enumerate(choices)]
+    else:
+        problem = f"the server's chat completion (OpenAI format) has choices={choices!r}: there is no answer to capture"
+        traces = [Trace(id=shared["call_id"], response={}, finish_reason="error", error=problem, **shared)]
+    if require_tokens:
+        for trace in traces:
+            if trace.error is not None:
+                raise CaptureError(trace.error)
+    return traces
+
+
+def _trace_of_choice(
+    response: Mapping[str, Any], choice: Mapping[str, Any], position: int, shared: Mapping[str, Any]
+) -> Trace:
+    index = choice.get("index", position)
+    tokens = tokens_of_choice(response, choice, index)
+    return Trace(
+        id=shared["call_id"] if index == 0 else f"{shared['call_id']}:{index}",
+        choice_index=index,
+        response=choice.get("message") or {},
+        prompt_ids=tokens.prompt_ids,
+        response_ids=tokens.response_ids,
+        logprobs=tokens.logprobs,
+        finish_reason=choice.get("finish_reason"),
+        error=tokens.problem,
+        **shared,
+    )
+
+
+def failed_trace(
+    request: Mapping[str, Any],
+    *,
+    session_id: str,
+    error: str,
+    started_at: float = 0.0,
+    timings: Mapping[str, float] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    weight_version: int | None = None,
+    requested_sampling: Mapping[str, Any] | None = None,
+    call_id: str | None = None,
+) -> Trace:
+    """The record of a call that got no answer: `error` says why, and there are no tokens."""
+    no_answer: dict[str, Any] = {"id": call_id, "choices": []}
+    [trace] = traces_from_chat(
+        request,
+        no_answer,
+        session_id=session_id,
+        started_at=started_at,
+        timings=timings or {},
+        metadata=metadata or {},
+        weight_version=weight_version,
+        requested_sampling=requested_sampling,
+    )
+    return replace(trace, error=error)
+
+
+def parent_of(prompt_ids: Sequence[int], earlier: Sequence[Trace]) -> str | None:
+    """The trace whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""
+    parent: Trace | None = None
+    longest = 0
+    for trace in reversed(earlier):
+        cut = len(trace.prompt_ids)
+        length = cut + len(trace.response_ids)
+        if not (trace.response_ids and longest < length <= len(prompt_ids)):
+            continue
+        # The last token is compared first: it rules out most candidates without copying a slice.
+        if (
+            prompt_ids[length - 1] == trace.response_ids[-1]
+            and prompt_ids[cut:length] == trace.response_ids
+            and prompt_ids[:cut] == trace.prompt_ids
+        ):
+            parent, longest = trace, length
+    return parent.id if parent else None

@@ -1,0 +1,153 @@
+"""Streams to whole answers: server-sent events to payloads, chunks of a chat completion to the completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class SSEDecoder:
+    """Server-sent events from bytes cut anywhere, as the HTML standard defines them.
+
+    Only `data` matters here: comments and other fields are skipped, and an event that the connection cut off is not
+    reported.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._after_cr = False
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The payloads of the events that these bytes complete."""
+        if self._after_cr and received.startswith(b"\n"):
+            received = received[1:]  # the second half of a CRLF that was cut in two
+            self._after_cr = False
+        if not received:
+            return []
+        lines = (self._rest + received).splitlines(keepends=True)
+        self._after_cr = received.endswith(b"\r")
+        self._rest = b"" if received.endswith((b"\r", b"\n")) else lines.pop()
+        payloads = []
+        for line in lines:
+            field, _, value = line.rstrip(b"\r\n").partition(b":")
+            if field == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif line in _LINE_ENDS and self._data:
+                payloads.append(b"\n".join(self._data))
+                self._data = []
+        return payloads
+
+
+_LINE_ENDS = (b"\n", b"\r\n", b"\r")
+
+
+class ChatStream:
+    """Rebuilds a chat completion from its chunks, so that streamed and unstreamed calls give equal traces."""
+
+    def __init__(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, _ChoiceStream] = {}
+
+    def feed(self, chunk: Mapping[str, Any]) -> None:
+        """Take one parsed `chat.completion.chunk`."""
+        for name, value in chunk.items():
+            if name == "choices":
+                for choice in value or ():
+                    self._choice(choice.get("index", 0)).feed(choice)
+            elif value is not None:
+                self._head[name] = value
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice that began has its finish reason."""
+        return bool(self._choices) and all("finish_reason" in choice.fields for choice in self._choices.values())
+
+    def response(self) -> dict[str, Any]:
+        """The completion of what has arrived; a choice that was cut off has the finish reason `abort`."""
+        choices = [choice.whole() for _, choice in sorted(self._choices.items())]
+        return {**self._head, "object": "chat.completion", "choices": choices}
+
+    def _choice(self, index: int) -> _ChoiceStream:
+        if index not in self._choices:
+            self._choices[index] = _ChoiceStream(index)
+        return self._choices[index]
+
+
+class _ChoiceStream:
+    """One choice of a stream."""
+
+    def __init__(self, index: int) -> None:
+        self.fields: dict[str, Any] = {"index": index}
+        self.role = "assistant"
+        self.texts: dict[str, list[str]] = {}
+        self.extras: dict[str, Any] = {}
+        self.tool_calls: dict[int, dict[str, Any]] = {}
+        self.logprobs: dict[str, list[Any]] | None = None
+        self.token_ids: list[int] | None = None
+
+    def feed(self, choice: Mapping[str, Any]) -> None:
+        for name, value in choice.items():
+            if value is None:
+                continue
+            if name == "delta":
+                self._feed_delta(value)
+            elif name == "token_ids":
+                self.token_ids = self.token_ids or []
+                self.token_ids += value
+            elif name == "logprobs":
+                self._feed_logprobs(value)
+            elif name != "index":
+                self.fields[name] = value
+
+    def _feed_delta(self, delta: Mapping[str, Any]) -> None:
+        for name, value in delta.items():
+            if name == "role":
+                self.role = value or self.role
+            elif isinstance(value, str):
+                self.texts.setdefault(name, []).append(value)
+            elif name == "tool_calls":
+                for call in value or ():
+                    _merge(self._tool_call(call), call)
+            elif value is not None:
+                self.extras[name] = value
+
+    def _feed_logprobs(self, logprobs: Mapping[str, Any]) -> None:
+        self.logprobs = self.logprobs or {}
+        for name, entries in logprobs.items():
+            if entries is not None:
+                self.logprobs.setdefault(name, []).extend(entries)
+
+    def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:
+        """The call that this piece belongs to; servers that send no index send each call whole, with an id."""
+        index = piece.get("index")
+        if index is None:
+            index = len(self.tool_calls) if piece.get("id") else max(len(self.tool_calls) - 1, 0)
+        return self.tool_calls.setdefault(index, {})
+
+    def whole(self) -> dict[str, Any]:
+        texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
+        message = {"role": self.role, "content": "", **texts, **self.extras}
+        if self.tool_calls:
+            message["tool_calls"] = [call for _, call in sorted(self.tool_calls.items())]
+        if not message["content"] and any(value for name, value in message.items() if name != "role"):
+            # What an unstreamed answer says when everything it holds is a tool call, reasoning or a refusal.
+            message["content"] = None
+        choice = {"finish_reason": "abort", "logprobs": self.logprobs, **self.fields, "message": message}
+        if self.token_ids is not None:
+            choice["token_ids"] = list(self.token_ids)
+        return choice
+
+
+_GROWING = ("arguments", "input")
+"""The texts of a tool call that arrive in pieces; its id and name arrive whole, and some servers repeat them."""
+
+
+def _merge(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    for name, value in piece.items():
+        if isinstance(value, Mapping):
+            _merge(call.setdefault(name, {}), value)
+        elif name in _GROWING and isinstance(value, str):
+            call[name] = call.get(name, "") + value
+        elif name != "index" and value is not None:
+            call[name] = value

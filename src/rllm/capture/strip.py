@@ -1,0 +1,36 @@
+"""The agent's view of an answer: token fields are removed unless its own request asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_ID_FIELDS = ("prompt_token_ids", "token_ids")
+"""Asked for with `return_token_ids: true`; the first stands in the response or in each choice."""
+
+
+def strip_token_fields(response: Mapping[str, Any], *, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a chat completion (or of one chunk of a stream) as this request would have got it from the server.
+
+    Args:
+        response: the server's answer, left unchanged.
+        asked: the agent's own request; `logprobs: true` keeps log-probabilities, `return_token_ids: true` keeps ids.
+    """
+    stripped = {**response, "choices": [{**choice} for choice in response.get("choices") or ()]}
+    strip_chunk(stripped, asked=asked)
+    return stripped
+
+
+def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
+    """`strip_token_fields` in place, for the hot path of a stream: the chunk's own dictionaries are changed."""
+    keep_ids, keep_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
+    if not keep_ids:
+        for name in _ID_FIELDS:
+            chunk.pop(name, None)
+    for choice in chunk.get("choices") or ():
+        if not keep_ids:
+            for name in _ID_FIELDS:
+                choice.pop(name, None)
+        if not keep_logprobs and choice.get("logprobs") is not None:
+            # OpenAI answers null where log-probabilities were not asked for.
+            choice["logprobs"] = None

@@ -1,0 +1,139 @@
+"""The tokens of one sampled answer, taken from the wire and checked against each other.
+
+Nothing is ever guessed here: a field that the server left out is named, and never filled with zeros (a log-probability of
+zero would claim certainty).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rllm.errors import TokenMismatchError
+
+TOKEN_ID_PREFIX = "token_id:"
+"""What a token's text looks like in `logprobs` when the request said `return_tokens_as_token_ids: true`."""
+
+LOGPROB_TOLERANCE = 1e-4
+"""How far above 0 a log-probability may lie; rounding in the server's log-softmax puts certain tokens there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """Exact ids of one prompt and one answer, with a log-probability for each id of the answer."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    problem: str | None
+    """Why these cannot be trained on; `None` where they can."""
+
+
+def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], index: int) -> AnswerTokens:
+    """The tokens of one choice of a chat completion, in the shape that vLLM gives them.
+
+    Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, or the
+    `"token_id:123"` texts of its log-probabilities.
+
+    Raises:
+        TokenMismatchError: if what is there contradicts itself. What is not there makes a `problem` instead.
+    """
+    where = f"choices[{index}]"
+    content = (choice.get("logprobs") or {}).get("content")
+    prompt_ids = response.get("prompt_token_ids")
+    if prompt_ids is None:
+        prompt_ids = choice.get("prompt_token_ids")
+    response_ids = choice.get("token_ids")
+    if content is None and response_ids == []:
+        content = []
+    labelled_ids = _ids_in_labels(content, where)
+    if response_ids is None:
+        response_ids = labelled_ids
+    elif labelled_ids is not None and labelled_ids != response_ids:
+        raise TokenMismatchError(
+            f"{where}.token_ids={_start_of(response_ids)} and the ids in {where}.logprobs.content="
+            f"{_start_of(labelled_ids)} differ: the server contradicts itself, so neither can be trained on"
+        )
+    tokens = AnswerTokens(
+        prompt_ids=_checked_ids(prompt_ids, "prompt_token_ids"),
+        response_ids=_checked_ids(response_ids, f"{where}.token_ids"),
+        logprobs=_checked_logprobs(content, f"{where}.logprobs.content"),
+        problem=_problem(prompt_ids, response_ids, content, where),
+    )
+    if response_ids is not None and content is not None and len(tokens.response_ids) != len(tokens.logprobs):
+        raise TokenMismatchError(
+            f"{where}.token_ids has {len(tokens.response_ids)} ids ({_start_of(tokens.response_ids)}) and "
+            f"{where}.logprobs.content has {len(tokens.logprobs)} entries ({_start_of(tokens.logprobs)}): every sampled "
+            "id needs one log-probability; use a server that returns both for the same tokens (vLLM >= 0.10.2)"
+        )
+    return tokens
+
+
+def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> list[int] | None:
+    """The ids written as `"token_id:123"`, or `None` where the entries carry text."""
+    if not content or not str(content[0].get("token", "")).startswith(TOKEN_ID_PREFIX):
+        return None
+    labels = [str(entry.get("token", "")) for entry in content]
+    try:
+        return [int(label.removeprefix(TOKEN_ID_PREFIX)) for label in labels]
+    except ValueError as error:
+        raise TokenMismatchError(
+            f"{where}.logprobs.content mixes {TOKEN_ID_PREFIX!r} labels with text: {_start_of(labels)}"
+        ) from error
+
+
+def _checked_ids(ids: Any, field: str) -> list[int]:
+    if ids is None:
+        return []
+    if not isinstance(ids, list):
+        raise TokenMismatchError(f"{field}={ids!r}: expected a list of token ids")
+    # Two passes in C instead of one in Python: this runs for every prompt of every call.
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0):
+        position, bad = next((k, i) for k, i in enumerate(ids) if type(i) is not int or i < 0)
+        raise TokenMismatchError(f"{field}[{position}]={bad!r}: a token id is a whole number, 0 or above")
+    return ids
+
+
+def _checked_logprobs(content: Any, field: str) -> list[float]:
+    if content is None:
+        return []
+    try:
+        values = [entry["logprob"] for entry in content]
+    except (TypeError, KeyError) as error:
+        raise TokenMismatchError(f"{field}={_start_of(content)}: every entry needs a 'logprob'") from error
+    if not set(map(type, values)) <= {float, int}:
+        position, bad = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
+        raise TokenMismatchError(f"{field}[{position}].logprob={bad!r}: expected a number")
+    if values and not (all(map(math.isfinite, values)) and max(values) <= LOGPROB_TOLERANCE):
+        position, bad = next((k, v) for k, v in enumerate(values) if not (math.isfinite(v) and v <= LOGPROB_TOLERANCE))
+        raise TokenMismatchError(f"{field}[{position}].logprob={bad!r}: a log-probability is finite and at most 0")
+    return list(map(float, values))
+
+
+def _problem(prompt_ids: object, response_ids: object, content: object, where: str) -> str | None:
+    missing = [
+        name
+        for name, value in (("prompt_token_ids", prompt_ids), (f"{where}.token_ids", response_ids))
+        if value is None
+    ]
+    remedies = ["return_token_ids: true (vLLM >= 0.10.2)"] if missing else []
+    if content is None:
+        missing.append(f"{where}.logprobs.content")
+        remedies.append("logprobs: true")
+    if missing:
+        return (
+            f"the server's chat completion (OpenAI format) lacks {' and '.join(missing)}: "
+            f"send {' and '.join(remedies)} to a server that honours it"
+        )
+    if not response_ids:
+        return f"{where} holds no sampled token"
+    return None
+
+
+def _start_of(values: Any) -> str:
+    """The first few values, short enough for an error message."""
+    if not isinstance(values, list):
+        return repr(values)[:80]
+    return repr(values[:4])[:160] if len(values) <= 4 else f"{repr(values[:4])[:-1][:160]}, ...]"
