@@ -116,7 +116,7 @@ def test_a_response_without_an_id_still_gives_unique_traces():
         (choice_of(token_ids=[7, 8]), r"token_ids has 2 ids .* has 3 entries"),
         (choice_of(token_ids=[]), r"token_ids has 0 ids .* has 3 entries"),
         (choice_of(token_ids=[7, -8, 2]), r"choices\[0\].token_ids\[1\]=-8"),
-        (choice_of(token_ids=[7, 8, True]), r"choices\[0\].token_ids\[2\]=True"),
+        (choice_of(token_ids=[7, 8, 2**32]), r"choices\[0\].token_ids\[2\]=4294967296"),
         (choice_of(token_ids=[7, 8.0, 2]), r"choices\[0\].token_ids\[1\]=8.0"),
         (choice_of(token_ids="782"), r"choices\[0\].token_ids='782': expected a list"),
         (choice_of(logprobs=logprobs_of([-0.5, 0.5, -1.0])), r"logprobs.content\[1\].logprob=0.5"),

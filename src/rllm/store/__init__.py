@@ -1,0 +1,36 @@
+"""Where traces live. `open_store` turns a URL into a store; the backends load when they are opened."""
+
+from __future__ import annotations
+
+from rllm.errors import ConfigError
+from rllm.store.base import SessionInfo, TraceStore
+
+__all__ = ["SessionInfo", "TraceStore", "open_store"]
+
+_FORMS = "use 'sqlite:///relative.db', 'sqlite:////absolute.db', a plain path, or 'memory:'"
+
+
+def open_store(url: str, *, read_only: bool = False) -> TraceStore:
+    """Open the store behind a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, a plain path, or `memory:`.
+
+    Raises:
+        ConfigError: if the URL names no backend of this version.
+        StoreError: if the storage cannot be opened.
+    """
+    scheme, separator, rest = url.partition(":")
+    if url in ("memory:", "memory://", ":memory:"):
+        from rllm.store.memory import MemoryTraceStore
+
+        return MemoryTraceStore()
+    if separator and rest.startswith("//") and scheme != "sqlite":
+        raise ConfigError(f"store={url!r}: there is no {scheme!r} trace store in this version: {_FORMS}")
+    path = url
+    if scheme == "sqlite" and separator:
+        if not rest.startswith("///"):
+            raise ConfigError(f"store={url!r}: a SQLite URL has three slashes before its path: {_FORMS}")
+        path = rest.removeprefix("///")
+    if not path.strip():
+        raise ConfigError(f"store={url!r} names no file: {_FORMS}")
+    from rllm.store.sqlite import SqliteTraceStore
+
+    return SqliteTraceStore(path, read_only=read_only)

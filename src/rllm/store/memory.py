@@ -1,0 +1,120 @@
+"""A trace store in this process's memory, for tests and for runs whose traces nobody needs afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import StoreError
+from rllm.store.base import SessionInfo
+from rllm.types import StepCredit, Trace
+
+
+@dataclass
+class _Session:
+    created_at: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+    traces: dict[str, Trace] = field(default_factory=dict)
+    credits: dict[tuple[str, int], StepCredit] = field(default_factory=dict)
+
+
+class MemoryTraceStore:
+    """The `TraceStore` protocol over dictionaries. Its writes are done when they return."""
+
+    def __init__(self) -> None:
+        # Both levels rely on a dict's order: insertion order, kept when a value is replaced.
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def add(self, traces: Sequence[Trace]) -> Future[None]:
+        with self._lock:
+            self._check_open()
+            for trace in traces:
+                self._session(trace.session_id).traces[trace.id] = trace
+        return _done()
+
+    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
+        with self._lock:
+            self._check_open()
+            self._session(session_id).metadata.update(metadata)
+        return _done()
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(session_id)
+            return _info(session_id, session) if session else None
+
+    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
+        with self._lock:
+            self._check_open()
+            newest_first = list(reversed(self._sessions.items()))
+            return [_info(*item) for item in newest_first[offset : offset + limit]]
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(session_id)
+            return list(session.traces.values()) if session else []
+
+    def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
+        with self._lock:
+            self._check_open()
+            for credit in credits:
+                self._session(credit.session_id).credits[credit.trace_id, credit.training_step] = credit
+        return _done()
+
+    def credits(self, session_id: str) -> list[StepCredit]:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(session_id)
+            if session is None:
+                return []
+            order = {trace_id: position for position, trace_id in enumerate(session.traces)}
+            return sorted(
+                session.credits.values(),
+                key=lambda credit: (order.get(credit.trace_id, len(order)), credit.training_step),
+            )
+
+    def delete(self, session_id: str) -> int:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.pop(session_id, None)
+            return len(session.traces) if session else 0
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __enter__(self) -> MemoryTraceStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _session(self, session_id: str) -> _Session:
+        return self._sessions.setdefault(session_id, _Session(created_at=time.time()))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("this trace store is closed: open a new one")
+
+
+def _info(session_id: str, session: _Session) -> SessionInfo:
+    return SessionInfo(
+        id=session_id,
+        created_at=session.created_at,
+        num_traces=len(session.traces),
+        metadata=dict(session.metadata),
+    )
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
