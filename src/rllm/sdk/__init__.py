@@ -1,0 +1,64 @@
+"""What an agent's author imports: clients, sessions and trajectories, and nothing heavier than `openai`.
+
+    from rllm.sdk import get_chat_client, session, trajectory
+
+The clients load `openai` on first use; the rest needs only the standard library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rllm.sdk.context import (
+    Session,
+    get_active_session_uids,
+    get_current_metadata,
+    get_current_session,
+    get_current_session_name,
+    session,
+)
+from rllm.sdk.decorators import trajectory
+from rllm.sdk.protocol import StepView, TrajectoryView
+from rllm.types import Trace
+
+if TYPE_CHECKING:
+    from rllm.sdk.client import get_chat_client as get_chat_client
+    from rllm.sdk.client import get_chat_client_async as get_chat_client_async
+    from rllm.sdk.propagation import environment as environment
+
+SessionContext = Session
+"""The name that users of the rLLM framework know."""
+
+__all__ = [
+    "Session",
+    "SessionContext",
+    "StepView",
+    "Trace",
+    "TrajectoryView",
+    "environment",
+    "get_active_session_uids",
+    "get_chat_client",
+    "get_chat_client_async",
+    "get_current_metadata",
+    "get_current_session",
+    "get_current_session_name",
+    "session",
+    "trajectory",
+]
+
+_HOMES = {
+    "environment": "rllm.sdk.propagation",
+    "get_chat_client": "rllm.sdk.client",
+    "get_chat_client_async": "rllm.sdk.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rllm.sdk' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.sdk.threads import context_in_threads
-from rllm.types import Step, Trace
+from rllm.types import Step, Trace, Trajectory
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +39,10 @@ class Session:
         it is entered in; one made with a name is the root of its own."""
         self.base_url = base_url
         """Where tracked clients are sent while this session is active; `None` leaves them where they are."""
+        self.trajectories: list[Trajectory] = []
+        """What `@trajectory` functions called inside have done, failed ones included, in the order of the calls."""
+        self.elsewhere: list[str] = []
+        """URLs of model calls that were made here and went to another server than `base_url`; kept to explain."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
         self._session_uid_chain = [self._uid]
         self._own_name = self.name
@@ -142,6 +146,11 @@ class Frame:
         for session in {frame.session for frame in self}:  # a session entered inside itself counts once
             session._calls.append(call)
         return call
+
+    def note_elsewhere(self, url: str) -> None:
+        for session in {frame.session for frame in self}:
+            if url not in session.elsewhere:
+                session.elsewhere.append(url)
 
 
 _current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)

@@ -1,0 +1,139 @@
+"""Attribute the calls of agents that know nothing of us: they use a plain `openai.OpenAI()` or any other client.
+
+In our process, `installed()` patches the HTTP libraries, so that a request that goes to the active session's gateway says
+which session it belongs to. For another process, `environment(url)` gives the variables that lead its clients there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from rllm.errors import ConfigError
+from rllm.sdk.context import Frame, current_frame
+from rllm.sdk.patching import Patch, Replacement
+from rllm.sdk.recording import begin, finish, is_model_call, same_origin, stamps
+
+
+def installed() -> Patch:
+    """A context manager that keeps the HTTP libraries patched; it counts, so it may be entered many times at once."""
+    return _http
+
+
+def _replacements() -> Iterator[Replacement]:
+    for name in ("httpx", "httpx2"):
+        if library := _import(name):
+            yield Replacement(library.Client, "send", _sending)
+            yield Replacement(library.AsyncClient, "send", _sending_async)
+    if aiohttp := _import("aiohttp"):
+        yield Replacement(aiohttp.ClientSession, "_request", _requesting)
+
+
+_http = Patch(_replacements)
+
+
+def _import(name: str) -> Any:
+    """The library, whether or not the agent has imported it yet: it may do so in the middle of a rollout."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
+    def send_recorded(self: Any, request: Any, **options: Any) -> Any:
+        _begin(request)
+        response = send(self, request, **options)
+        finish(response)
+        return response
+
+    return send_recorded
+
+
+def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def send_recorded(self: Any, request: Any, **options: Any) -> Any:
+        _begin(request)
+        response = await send(self, request, **options)
+        finish(response)
+        return response
+
+    return send_recorded
+
+
+def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """aiohttp's calls are stamped only: the gateway records them, and the stamp tells which session they were made in."""
+
+    async def request_stamped(self: Any, method: str, url: Any, **options: Any) -> Any:
+        full_url = str(self._build_url(url))
+        frame = _frame_for(method, full_url)
+        if frame is not None:
+            options["headers"] = _with_stamps(options.get("headers"), stamps(frame, urlsplit(full_url).path))
+        return await request(self, method, url, **options)
+
+    return request_stamped
+
+
+def _with_stamps(headers: Any, added: Mapping[str, str]) -> list[tuple[str, str]]:
+    items = headers.items() if isinstance(headers, Mapping) else headers or ()
+    return [*((name, value) for name, value in items if name.lower() not in added), *added.items()]
+
+
+def _begin(request: Any) -> None:
+    frame = _frame_for(request.method, str(request.url))
+    if frame is not None:
+        begin(request, frame, stamp=True)
+
+
+def _frame_for(method: str, url: str) -> Frame | None:
+    """The session that this request is a model call of, if it goes to that session's gateway."""
+    frame = current_frame()
+    if frame is None or frame.base_url is None or not is_model_call(method, urlsplit(url).path):
+        return None
+    if same_origin(url, frame.base_url):
+        return frame
+    frame.note_elsewhere(url)
+    return None
+
+
+def environment(url: str | None = None, *, api_key: str | None = None) -> dict[str, str]:
+    """The environment variables that lead the model clients of another process to a gateway.
+
+    Args:
+        url: a gateway's or a session's URL, with or without `/v1`; by default that of the current session.
+        api_key: the gateway's key, if it has one.
+
+    Raises:
+        ConfigError: if no URL is given and the current session has none.
+    """
+    if url is None:
+        frame = current_frame()
+        if frame is None or frame.base_url is None:
+            raise ConfigError("environment(): there is no session with a gateway here: pass the gateway's URL")
+        url = frame.base_url
+    root = url.rstrip("/").removesuffix("/v1")
+    parts = urlsplit(root)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
+    key = _key_for(parts.path, api_key)
+    no_proxy = ",".join(dict.fromkeys(filter(None, [*os.environ.get("NO_PROXY", "").split(","), parts.hostname])))
+    return {
+        "OPENAI_BASE_URL": f"{root}/v1",
+        "OPENAI_API_BASE": f"{root}/v1",  # LlamaIndex reads only this one
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": root,  # Anthropic's clients add /v1 themselves
+        "ANTHROPIC_API_KEY": key,
+        "HOSTED_VLLM_API_BASE": f"{root}/v1",  # LiteLLM's hosted_vllm/ route
+        "HOSTED_VLLM_API_KEY": key,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+    }
+
+
+def _key_for(path: str, api_key: str | None) -> str:
+    """A key that every client accepts, and that names the session once more."""
+    _, separator, session = path.rpartition("/sessions/")
+    named = f"rllm-{unquote(session)}" if separator else "rllm"
+    return named if api_key is None else f"{api_key}:{named}" if separator else api_key

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import unquote
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from rllm.errors import ConfigError
+from rllm.sdk import get_chat_client, get_chat_client_async, recording, session
+from rllm.sdk.context import Session
+
+from .conftest import ModelServer
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_clients_are_real_openai_clients(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url, api_key="EMPTY") as client:
+        assert isinstance(client, openai.OpenAI)
+        answer = client.chat.completions.create(model="m", messages=user("hello"))
+    assert answer.choices[0].message.content == "hello"
+    assert isinstance(get_chat_client_async(api_key="x"), openai.AsyncOpenAI)
+
+
+def test_outside_of_a_session_nothing_is_stamped(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client:
+        client.chat.completions.create(model="m", messages=user("hello"))
+    assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
+
+
+def test_a_call_is_stamped_and_recorded(server: ModelServer) -> None:
+    client = get_chat_client(base_url=server.base_url, api_key="k")  # made outside, used inside
+    with client, session(agent="solver") as outer, session(turn=1) as inner:
+        client.chat.completions.create(model="m", messages=user("hello"))
+    headers = server.received[0].headers
+    assert headers["x-rllm-session"] == outer.name
+    stamped = json.loads(unquote(headers["x-rllm-metadata"]))
+    assert stamped == {"agent": "solver", "turn": 1, "session_uids": [outer._uid, inner._uid]}
+    (trace,) = inner.llm_calls
+    assert outer.llm_calls == [trace]
+    assert trace.id == "chatcmpl-hello"
+    assert trace.session_id == outer.name
+    assert trace.messages == user("hello")
+    assert trace.response == {"role": "assistant", "content": "hello"}
+    assert (trace.prompt_ids, trace.response_ids, trace.logprobs) == ([1, 2], [3], [-0.5])
+    assert trace.metadata == stamped
+    assert trace.error is None
+
+
+def test_without_proxy_a_call_is_recorded_and_not_stamped(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url, use_proxy=False) as client, session() as sess:
+        client.chat.completions.create(model="m", messages=user("hello"))
+    assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
+    assert [step.id for step in sess.steps] == ["chatcmpl-hello"]
+
+
+def test_a_session_with_a_base_url_draws_the_calls_there(server: ModelServer) -> None:
+    nowhere = "http://127.0.0.1:9/some/prefix/v1"
+    with get_chat_client(base_url=nowhere) as client, Session(name="a:b", base_url=f"{server.url}/sessions/a:b/v1"):
+        client.chat.completions.create(model="m", messages=user("hello"), extra_query={"q": "1"})
+        copy = client.with_options(max_retries=0)
+    assert server.received[0].path == "/sessions/a:b/v1/chat/completions?q=1"
+    assert server.received[0].headers["host"] == server.url.removeprefix("http://")
+    assert str(copy.base_url) == f"{nowhere}/"
+    copy.close()
+
+
+def test_every_choice_is_recorded(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client, session() as sess:
+        client.chat.completions.create(model="m", messages=user("hello"), n=3)
+    assert [trace.id for trace in sess.llm_calls] == ["chatcmpl-hello", "chatcmpl-hello:1", "chatcmpl-hello:2"]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_streams_pass_unchanged_and_are_recorded(server: ModelServer, compress: bool) -> None:
+    server.compress = compress
+    with get_chat_client(base_url=server.base_url) as client, session() as sess:
+        stream = client.chat.completions.create(model="m", messages=user("hello"), stream=True)
+        assert len(sess) == 0
+        assert [chunk.choices[0].delta.content for chunk in stream] == [*"hello", None]
+        assert [trace.response for trace in sess.llm_calls] == [{"role": "assistant", "content": "hello"}]
+        assert sess.llm_calls[0].finish_reason == "stop"
+
+
+def test_a_stream_that_is_left_early_is_recorded_as_far_as_it_came(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client, session() as sess:
+        with client.chat.completions.create(model="m", messages=user("hello"), stream=True) as stream:
+            next(iter(stream))
+        assert [trace.id for trace in sess.llm_calls] == ["chatcmpl-hello"]
+
+
+async def test_async_streams_are_recorded(server: ModelServer) -> None:
+    async with get_chat_client_async(base_url=server.base_url) as client:
+        with session() as sess:
+            stream = await client.chat.completions.create(model="m", messages=user("hello"), stream=True)
+            assert [chunk.choices[0].delta.content async for chunk in stream] == [*"hello", None]
+        assert [trace.response["content"] for trace in sess.llm_calls] == ["hello"]
+
+
+def test_every_way_of_calling_is_recorded(server: ModelServer) -> None:
+    class Answer(BaseModel):
+        x: int
+
+    with get_chat_client(base_url=server.base_url, use_proxy=False) as client, session() as sess:
+        client.chat.completions.with_raw_response.create(model="m", messages=user("raw"))
+        with client.chat.completions.with_streaming_response.create(model="m", messages=user("streaming")) as response:
+            response.parse()
+        parsed = client.chat.completions.parse(model="m", messages=user('{"x": 1}'), response_format=Answer)
+        client.with_options(timeout=5).copy(max_retries=0).chat.completions.create(model="m", messages=user("copy"))
+        with client.chat.completions.stream(model="m", messages=user("helper")) as stream:
+            stream.until_done()
+    assert parsed.choices[0].message.parsed == Answer(x=1)
+    assert [trace.response["content"] for trace in sess.llm_calls] == ["raw", "streaming", '{"x": 1}', "copy", "helper"]
+
+
+def test_a_client_stands_in_for_chat_completions_as_langchain_wants(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client, session() as sess:
+        assert client.create(model="m", messages=user("plain")).choices[0].message.content == "plain"
+        raw = client.with_raw_response.create(model="m", messages=user("raw"))
+        assert raw.parse().choices[0].message.content == "raw"
+        assert client.with_raw_response.chat.completions is not None
+    assert len(sess) == 2
+
+
+async def test_an_async_client_stands_in_for_chat_completions(server: ModelServer) -> None:
+    async with get_chat_client_async(base_url=server.base_url) as client:
+        with session() as sess:
+            await client.create(model="m", messages=user("plain"))
+            raw = await client.with_raw_response.create(model="m", messages=user("raw"))
+            assert raw.parse().choices[0].message.content == "raw"
+    assert len(sess) == 2
+
+
+def test_errors_are_no_calls_and_a_retry_is_one(server: ModelServer) -> None:
+    server.errors = [500]
+    with get_chat_client(base_url=server.base_url, max_retries=1) as client, session() as sess:
+        client.chat.completions.create(model="m", messages=user("again"))
+        server.errors = [400]
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="m", messages=user("refused"))
+    assert [trace.response["content"] for trace in sess.llm_calls] == ["again"]
+
+
+def test_a_redirected_call_is_one_call(server: ModelServer) -> None:
+    server.redirect_to = "/there/chat/completions"
+    with get_chat_client(base_url=server.base_url) as client, session() as sess:
+        client.chat.completions.create(model="m", messages=user("hello"))
+    assert len(sess) == 1
+    assert len(server.received) == 2
+
+
+async def test_concurrent_calls_keep_request_order_and_their_sessions(server: ModelServer) -> None:
+    async with get_chat_client_async(base_url=server.base_url, max_retries=0) as client:
+
+        async def agent(name: str) -> list[str]:
+            with session(agent=name) as sess:
+                calls = []
+                for sleep, turn in ((0.05, 1), (0.0, 2)):  # the second answer arrives first
+                    message = user(f"{name}{turn}")
+                    create = client.chat.completions.create(model="m", messages=message, extra_body={"sleep": sleep})
+                    calls.append(asyncio.ensure_future(create))
+                    await asyncio.sleep(0.01)
+                await asyncio.gather(*calls)
+            return [trace.response["content"] for trace in sess.llm_calls]
+
+        names = [f"agent{number}" for number in range(8)]
+        assert await asyncio.gather(*map(agent, names)) == [[f"{name}1", f"{name}2"] for name in names]
+
+
+def test_calls_from_threads_belong_to_the_session(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client, session() as sess, ThreadPoolExecutor() as executor:
+        jobs = [
+            executor.submit(client.chat.completions.create, model="m", messages=user(str(number)))
+            for number in range(3)
+        ]
+        for job in jobs:
+            job.result()
+    assert sorted(trace.response["content"] for trace in sess.llm_calls) == ["0", "1", "2"]
+
+
+def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
+    with get_chat_client(base_url=server.base_url) as client:
+        for metadata in ({"x": {1, 2}}, {"x": {("a",): 1}}, {"x": float("nan")}, {"x": "naïve 日本 %"}):
+            with session(**metadata):
+                client.chat.completions.create(model="m", messages=user("hello"))
+    stamped = [json.loads(unquote(item.headers["x-rllm-metadata"]))["x"] for item in server.received]
+    assert stamped == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 %"]
+
+
+def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
+    recording._warn_once_that_metadata_stays.cache_clear()
+    with (
+        caplog.at_level(logging.WARNING),
+        get_chat_client(base_url=server.base_url) as client,
+        session(big="x" * 50_000) as sess,
+    ):
+        client.chat.completions.create(model="m", messages=user("hello"))
+        client.chat.completions.create(model="m", messages=user("hello"))
+    assert "big" not in unquote(server.received[0].headers["x-rllm-metadata"])
+    assert len(caplog.records) == 1
+    assert sess.llm_calls[0].metadata["big"] == "x" * 50_000
+
+
+def test_an_http_client_of_ones_own_is_tracked_once(server: ModelServer) -> None:
+    with (
+        openai.DefaultHttpxClient() as http,
+        get_chat_client(base_url=server.base_url, http_client=http) as client,
+        get_chat_client(base_url=server.base_url, http_client=http) as other,
+        session() as sess,
+    ):
+        client.chat.completions.create(model="m", messages=user("one"))
+        other.chat.completions.create(model="m", messages=user("two"))
+        with openai.DefaultHttpxClient() as another:
+            client.with_options(http_client=another).chat.completions.create(model="m", messages=user("three"))
+    assert [trace.response["content"] for trace in sess.llm_calls] == ["one", "two", "three"]
+
+
+def test_no_api_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "EMPTY"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "sk-mine"
+
+
+def test_other_providers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="anthropic"):
+        get_chat_client("anthropic")
+    with pytest.raises(ValueError, match="openai"):
+        get_chat_client_async("x")

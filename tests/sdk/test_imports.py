@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import rllm.sdk
+import rllm.sdk.client
+import rllm.sdk.context
+import rllm.sdk.decorators
+import rllm.sdk.protocol
+import rllm.sdk.shortcuts
+from rllm.types import Step, Trajectory
+
+HEAVY = {"torch", "starlette", "uvicorn", "ray", "transformers", "aiohttp", "numpy", "orjson", "yaml", "rich", "typer"}
+
+
+def modules_after(program: str) -> set[str]:
+    program += "; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_importing_the_sdk_loads_nothing_heavy_and_not_even_openai() -> None:
+    assert not modules_after("import rllm.sdk") & (HEAVY | {"openai", "httpx", "httpx2", "pydantic"})
+
+
+def test_a_client_loads_openai_and_nothing_heavier() -> None:
+    program = "from rllm.sdk import get_chat_client, session, trajectory; get_chat_client()"
+    assert not modules_after(program) & (HEAVY - modules_after("import openai"))
+
+
+def test_no_module_has_the_name_of_an_exported_function() -> None:
+    # Importing such a module would put it in the place of the function.
+    assert rllm.sdk.session is rllm.sdk.context.session
+    assert rllm.sdk.trajectory is rllm.sdk.decorators.trajectory
+
+
+def test_every_exported_name_exists() -> None:
+    for name in rllm.sdk.__all__:
+        assert getattr(rllm.sdk, name) is not None
+
+
+def test_names_that_users_know() -> None:
+    assert rllm.sdk.TrajectoryView is rllm.sdk.protocol.TrajectoryView is Trajectory
+    assert rllm.sdk.StepView is rllm.sdk.protocol.StepView is Step
+    assert rllm.sdk.SessionContext is rllm.sdk.Session
+    assert rllm.sdk.shortcuts.get_chat_client is rllm.sdk.get_chat_client is rllm.sdk.client.get_chat_client

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import httpx
+import httpx2
+import openai
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sdk import environment, get_chat_client, propagation
+from rllm.sdk.context import Session, session
+
+from .conftest import ModelServer
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def ask(client: openai.OpenAI, text: str) -> None:
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+
+
+def test_a_plain_client_is_stamped_and_recorded(server: ModelServer) -> None:
+    with openai.OpenAI(base_url=server.base_url, api_key="k") as client, propagation.installed():
+        ask(client, "outside")
+        with Session(name="rollout", base_url=server.base_url) as sess:
+            ask(client, "inside")
+    outside, inside = server.received
+    assert "x-rllm-session" not in outside.headers
+    assert inside.headers["x-rllm-session"] == "rollout"
+    assert [trace.response["content"] for trace in sess.llm_calls] == ["inside"]
+
+
+async def test_a_plain_async_client_is_recorded_streamed_too(server: ModelServer) -> None:
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
+        with propagation.installed(), Session(base_url=server.base_url) as sess:
+            messages: Any = BODY["messages"]
+            stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "hello"
+    assert [trace.response["content"] for trace in sess.llm_calls] == ["hello"]
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_both_generations_of_httpx_are_recorded(server: ModelServer, library: Any) -> None:
+    with propagation.installed(), library.Client() as client, Session(base_url=server.base_url) as sess:
+        client.post(f"{server.base_url}/chat/completions", json=BODY)
+    assert len(sess) == 1
+
+
+async def test_aiohttp_is_stamped(server: ModelServer) -> None:
+    with propagation.installed(), Session(name="rollout", base_url=server.base_url):
+        async with aiohttp.ClientSession() as client:
+            headers = {"X-Mine": "1", "x-rllm-session": "forged"}
+            url = f"{server.base_url}/chat/completions"
+            async with client.post(url, json=BODY, headers=headers) as response:
+                assert response.status == 200
+            async with client.post(url, json=BODY):
+                pass
+    assert [item.headers["x-rllm-session"] for item in server.received] == ["rollout", "rollout"]
+    assert server.received[0].headers["x-mine"] == "1"
+
+
+def test_other_servers_get_nothing_and_are_remembered(server: ModelServer) -> None:
+    elsewhere = Session(base_url="http://127.0.0.1:9/v1")
+    with openai.OpenAI(base_url=server.base_url, api_key="k") as client, propagation.installed(), elsewhere:
+        ask(client, "hello")
+    assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
+    assert len(elsewhere) == 0
+    assert elsewhere.elsewhere == [f"{server.base_url}/chat/completions"]
+
+
+def test_the_names_of_loopback_are_one_server(server: ModelServer) -> None:
+    by_name = server.base_url.replace("127.0.0.1", "localhost")
+    with propagation.installed(), httpx.Client() as client, Session(base_url=by_name) as sess:
+        client.post(f"{server.base_url}/chat/completions", json=BODY)
+    assert len(sess) == 1
+
+
+def test_a_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
+    with propagation.installed(), Session(base_url=server.base_url) as sess:
+        for use_proxy in (True, False):
+            with get_chat_client(base_url=server.base_url, use_proxy=use_proxy) as client:
+                ask(client, "hello")
+    assert len(sess) == 2
+
+
+def test_one_shared_client_in_many_threads_keeps_sessions_apart(server: ModelServer) -> None:
+    def rollout(number: int) -> list[Any]:
+        with Session(name=f"rollout-{number}", base_url=server.base_url) as sess:
+            worker = threading.Thread(target=ask, args=(client, f"{number} in a thread"))
+            worker.start()
+            worker.join()
+            ask(client, f"{number} itself")
+        return [trace.response["content"] for trace in sess.llm_calls]
+
+    client = openai.OpenAI(base_url=server.base_url, api_key="k")
+    with client, propagation.installed(), ThreadPoolExecutor(16) as executor:
+        calls = list(executor.map(rollout, range(32)))
+    assert calls == [[f"{number} in a thread", f"{number} itself"] for number in range(32)]
+    for item in server.received:
+        number = item.body["messages"][0]["content"].split()[0]
+        assert item.headers["x-rllm-session"] == f"rollout-{number}"
+
+
+def test_patches_count_and_leave_no_trace() -> None:
+    before = httpx.Client.send, httpx2.AsyncClient.send, aiohttp.ClientSession._request
+    with propagation.installed(), propagation.installed():
+        assert httpx.Client.send is not before[0]
+    assert (httpx.Client.send, httpx2.AsyncClient.send, aiohttp.ClientSession._request) == before
+
+
+def test_a_later_patch_of_somebody_else_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = httpx.Client.send
+
+    def theirs(self: Any, request: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    with propagation.installed():
+        httpx.Client.send = theirs  # type: ignore[method-assign]
+    try:
+        assert httpx.Client.send is theirs
+    finally:
+        httpx.Client.send = before  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_environment_of_another_process(suffix: str) -> None:
+    variables = environment("http://127.0.0.1:8000/sessions/a%3Ab" + suffix)
+    assert variables["OPENAI_BASE_URL"] == variables["OPENAI_API_BASE"] == "http://127.0.0.1:8000/sessions/a%3Ab/v1"
+    assert variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000/sessions/a%3Ab"
+    assert variables["OPENAI_API_KEY"] == "rllm-a:b"
+    assert "127.0.0.1" in variables["NO_PROXY"].split(",")
+
+
+def test_the_key_of_a_gateway_that_has_one() -> None:
+    assert environment("http://gw:1", api_key="secret")["OPENAI_API_KEY"] == "secret"
+    assert environment("http://gw:1/sessions/s", api_key="secret")["ANTHROPIC_API_KEY"] == "secret:rllm-s"
+    assert environment("http://gw:1")["OPENAI_API_KEY"] == "rllm"
+
+
+def test_the_environment_of_the_current_session() -> None:
+    with Session(base_url="http://127.0.0.1:1/sessions/s/v1"), session():
+        assert environment()["OPENAI_BASE_URL"] == "http://127.0.0.1:1/sessions/s/v1"
+    with pytest.raises(ConfigError, match="pass the gateway's URL"):
+        environment()
+    with pytest.raises(ConfigError, match="ftp://x"):
+        environment("ftp://x")
+
+
+def test_a_process_with_that_environment_reaches_the_session(server: ModelServer) -> None:
+    program = (
+        "import openai; openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}])"
+    )
+    variables = {**os.environ, **environment(f"{server.url}/sessions/s")}
+    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=60)
+    assert server.received[0].path == "/sessions/s/v1/chat/completions"
+    assert server.received[0].headers["authorization"] == "Bearer rllm-s"
