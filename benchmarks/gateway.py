@@ -1,0 +1,347 @@
+"""What capturing a call costs: calls a second, CPU and added latency of the gateway, against the bare upstream.
+
+    python benchmarks/gateway.py [--seconds 8] [--connections 64] [--json]
+
+Four processes share the machine: a load generator and a scripted upstream, both of raw sockets so that they cost little;
+the gateway, started by its real command line on a SQLite file; and this one, which reads the clock. A call carries
+1,000 prompt ids and 200 response ids with log-probabilities. At the end every acknowledged call must be in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+NUM_PROMPT_IDS, NUM_RESPONSE_IDS = 1_000, 200
+CALLS_PER_SESSION = 10
+
+
+# --- the upstream: a fixed answer in vLLM's shape, as fast as a socket takes it ---------------------------------------
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _logprobs(first: int, count: int) -> dict[str, Any]:
+    entries = [
+        {"token": f"t{k}", "logprob": -0.5 - k / 1000, "bytes": [116, 48 + k % 10], "top_logprobs": []}
+        for k in range(first, first + count)
+    ]
+    return {"content": entries}
+
+
+_HEAD = {"id": "chatcmpl-upstream", "created": 1_700_000_000, "model": "scripted"}
+_PROMPT_IDS = [(7 * k) % 150_000 for k in range(NUM_PROMPT_IDS)]
+_RESPONSE_IDS = [(11 * k) % 150_000 for k in range(NUM_RESPONSE_IDS)]
+_USAGE = {
+    "prompt_tokens": NUM_PROMPT_IDS,
+    "completion_tokens": NUM_RESPONSE_IDS,
+    "total_tokens": NUM_PROMPT_IDS + NUM_RESPONSE_IDS,
+}
+
+
+def whole_answer() -> bytes:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "word " * NUM_RESPONSE_IDS},
+        "logprobs": _logprobs(0, NUM_RESPONSE_IDS),
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "token_ids": _RESPONSE_IDS,
+    }
+    body = _json(
+        {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _USAGE, "prompt_token_ids": _PROMPT_IDS}
+    )
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def streamed_answer() -> bytes:
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + _json({**_HEAD, "object": "chat.completion.chunk", "choices": choices, **more}) + b"\n\n"
+
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    events = [chunk([opening], prompt_token_ids=_PROMPT_IDS)]
+    for k, token_id in enumerate(_RESPONSE_IDS):
+        reason = "stop" if k == NUM_RESPONSE_IDS - 1 else None
+        delta = {"index": 0, "delta": {"content": "word "}, "logprobs": _logprobs(k, 1)}
+        events.append(chunk([{**delta, "finish_reason": reason, "token_ids": [token_id]}]))
+    body = b"".join([*events, chunk([], usage=_USAGE), b"data: [DONE]\n\n"])
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+MODELS = b'{"object":"list","data":[{"id":"scripted","object":"model","created":0,"owned_by":"rllm"}]}'
+
+
+class Upstream(asyncio.Protocol):
+    """Answers each request with the fixed bytes; knows just enough HTTP to find where a request ends."""
+
+    whole, streamed = whole_answer(), streamed_answer()
+    models = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+        len(MODELS),
+        MODELS,
+    )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (size := request_size(self.buffer)) is not None:
+            request, self.buffer = self.buffer[:size], self.buffer[size:]
+            if request.startswith(b"GET"):
+                self.transport.write(self.models)
+            else:
+                wants_stream = b'"stream":true' in request or b'"stream": true' in request
+                self.transport.write(self.streamed if wants_stream else self.whole)
+
+
+def request_size(buffer: bytes) -> int | None:
+    """The bytes of the first request in the buffer, or `None` while it is incomplete."""
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head = buffer[:end].lower()
+    at = head.find(b"content-length:")
+    length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+    return end + 4 + length if len(buffer) >= end + 4 + length else None
+
+
+async def serve_upstream() -> None:
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+# --- the load: keep-alive connections, one call in flight on each -----------------------------------------------------
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection that sends the next call as soon as the answer of the last has fully arrived."""
+
+    def __init__(self, number: int, prefix: str, body: bytes, deadline: float, closed: asyncio.Future[None]) -> None:
+        self.number, self.prefix, self.body, self.deadline, self.closed = number, prefix, body, deadline, closed
+        self.latencies: list[float] = []
+        self.ids: list[str] = []
+        self.failure: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        session = f"bench-{self.number}-{len(self.ids) // CALLS_PER_SESSION}"
+        path = f"{self.prefix.replace('SESSION', session)}/v1/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\n\r\n"
+        self.parts: list[bytes] = []
+        self.received, self.expected = 0, -1
+        self.sent_at = time.perf_counter()
+        self.transport.write(head.encode() + self.body)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        self.received += len(data)
+        if self.expected < 0:
+            self.read_head()
+        if self.received >= self.expected if self.expected else data.endswith(b"\r\n0\r\n\r\n"):
+            self.finish()
+
+    def read_head(self) -> None:
+        head, separator, _ = b"".join(self.parts).partition(b"\r\n\r\n")
+        if not separator:
+            return
+        if not head.startswith(b"HTTP/1.1 200"):
+            self.failure = b"".join(self.parts)[:500].decode(errors="replace")
+            self.transport.close()
+        lower = head.lower()
+        at = lower.find(b"content-length:")
+        self.expected = len(head) + 4 + int(lower[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+
+    def finish(self) -> None:
+        self.latencies.append(time.perf_counter() - self.sent_at)
+        answer = b"".join(self.parts)
+        at = answer.find(b'"id":"') + 6
+        self.ids.append(answer[at : answer.find(b'"', at)].decode())
+        if time.perf_counter() < self.deadline:
+            self.send()
+        else:
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+async def generate_load(port: int, prefix: str, *, stream: bool, seconds: float, connections: int) -> None:
+    messages = [{"role": "user", "content": "count to two hundred " * 20}]
+    request: dict[str, Any] = {"model": "scripted", "messages": messages, "temperature": 1.0}
+    body = _json({**request, "stream": True} if stream else request)
+    loop = asyncio.get_running_loop()
+    started = time.perf_counter()
+    opened = [Connection(k, prefix, body, started + seconds, loop.create_future()) for k in range(connections)]
+    for connection in opened:
+        await loop.create_connection(lambda c=connection: c, "127.0.0.1", port)
+    await asyncio.wait([connection.closed for connection in opened], timeout=seconds + 30)
+    elapsed = time.perf_counter() - started
+    failures = [connection.failure for connection in opened if connection.failure]
+    latencies = sorted(latency for connection in opened for latency in connection.latencies)
+    ids = [trace_id for connection in opened for trace_id in connection.ids]
+    print(json.dumps({"elapsed": elapsed, "latencies": latencies, "ids": ids, "failures": failures}))
+
+
+# --- the measurement --------------------------------------------------------------------------------------------------
+
+
+def _spawn(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, *arguments], text=True, stdout=subprocess.PIPE, **options)
+
+
+def _load(port: int, prefix: str, mode: str, seconds: float, connections: int) -> dict[str, Any]:
+    load = _spawn(__file__, "--role", "load", str(port), prefix, mode, str(seconds), str(connections))
+    output, _ = load.communicate(timeout=seconds + 60)
+    result: dict[str, Any] = json.loads(output)
+    if result["failures"] or not result["latencies"]:
+        sys.exit(f"{len(result['failures'])} connections failed; the first was told: {result['failures'][:1]}")
+    return result
+
+
+def _milliseconds(latencies: list[float]) -> tuple[float, float]:
+    return statistics.median(latencies) * 1e3, latencies[int(0.95 * len(latencies))] * 1e3
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_gateway(port: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(300):
+        if process.poll() is not None:
+            sys.exit(f"the gateway ended with code {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    sys.exit("the gateway was not ready within 30 s")
+
+
+def _stored_ids(database: Path) -> set[str]:
+    with sqlite3.connect(database) as connection:
+        return {row[0] for row in connection.execute("SELECT id FROM traces")}
+
+
+def measure(
+    mode: str, upstream_port: int, port: int, gateway: psutil.Process, seconds: float, connections: int
+) -> dict[str, Any]:
+    """One mode (`json` or `stream`): the bare upstream, a short warm-up, then the gateway."""
+    direct = _load(upstream_port, "", mode, min(seconds, 3.0), connections)
+    warm_up = _load(port, "/sessions/warm-SESSION", mode, min(seconds, 2.0), connections)
+    before = gateway.cpu_times()
+    through = _load(port, f"/sessions/{mode}-SESSION", mode, seconds, connections)
+    after = gateway.cpu_times()
+    calls = len(through["latencies"])
+    cpu_s = after.user + after.system - before.user - before.system
+    (direct_p50, direct_p95), (p50, p95) = _milliseconds(direct["latencies"]), _milliseconds(through["latencies"])
+    return {
+        "mode": mode,
+        "calls_per_s": round(calls / through["elapsed"], 1),
+        "cpu_s_per_1000": round(1000 * cpu_s / calls, 4),
+        "added_p50_ms": round(p50 - direct_p50, 2),
+        "added_p95_ms": round(p95 - direct_p95, 2),
+        "direct_calls_per_s": round(len(direct["latencies"]) / direct["elapsed"], 1),
+        "calls": calls,
+        "ids": through["ids"] + warm_up["ids"],
+    }
+
+
+def run(seconds: float, connections: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="rllm-bench-") as folder:
+        database = Path(folder) / "traces.db"
+        upstream = _spawn(__file__, "--role", "upstream")
+        assert upstream.stdout is not None
+        upstream_port = int(upstream.stdout.readline())
+        port = _free_port()
+        address = f"http://127.0.0.1:{upstream_port}/v1"
+        command = [
+            "-m",
+            "rllm",
+            "gateway",
+            "--upstream",
+            address,
+            "--store",
+            f"sqlite:///{database}",
+            "--port",
+            str(port),
+        ]
+        gateway = _spawn(*command, env={**os.environ, "NO_COLOR": "1"})
+        try:
+            _await_gateway(port, gateway)
+            process = psutil.Process(gateway.pid)
+            results = [measure(mode, upstream_port, port, process, seconds, connections) for mode in ("json", "stream")]
+            stored = _stored_ids(database)
+        finally:
+            for child in (gateway, upstream):
+                child.terminate()
+                child.wait(timeout=30)
+        for result in results:
+            result["acknowledged_but_not_stored"] = len(set(result.pop("ids")) - stored)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Calls a second, CPU and added latency of the gateway.")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    match options.role:
+        case ["upstream"]:
+            asyncio.run(serve_upstream())
+        case ["load", port, prefix, mode, seconds, connections]:
+            load = generate_load(
+                int(port), prefix, stream=mode == "stream", seconds=float(seconds), connections=int(connections)
+            )
+            asyncio.run(load)
+        case _:
+            results = run(options.seconds, options.connections)
+            if options.json:
+                print(json.dumps({result["mode"]: result for result in results}))
+            else:
+                report(results)
+            if any(result["acknowledged_but_not_stored"] for result in results):
+                sys.exit("acknowledged calls are missing from the store")
+
+
+def report(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        print(
+            f"{result['mode']:>6}: {result['calls_per_s']:8,.0f} calls/s   {result['cpu_s_per_1000']:.3f} CPU-s per 1,000   "
+            f"added p50 {result['added_p50_ms']:.1f} ms, p95 {result['added_p95_ms']:.1f} ms   "
+            f"(upstream alone {result['direct_calls_per_s']:,.0f} calls/s)   "
+            f"lost {result['acknowledged_but_not_stored']} of {result['calls']:,}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The routes beside model calls: sessions and their traces, models, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from rllm.errors import RLLMError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.core import Gateway
+from rllm.gateway.errors import GatewayError
+from rllm.gateway.identity import authorize
+from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
+from rllm.store.base import SessionInfo
+
+_MAX_PAGE = 1000
+
+
+class Admin:
+    """The routes that operate on a gateway rather than call a model."""
+
+    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
+        self._gateway = gateway
+        self._store = gateway.store
+        self._sessions = sessions
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        models = [
+            self._route(f"{prefix}{path}", self._models, "GET")
+            for prefix in ("", "/sessions/{session_id}")
+            for path in ("/v1/models", "/models")
+        ]
+        return [
+            *models,
+            self._route("/sessions", self._create_session, "POST"),
+            self._route("/sessions", self._list_sessions, "GET"),
+            self._route("/sessions/{session_id}", self._show_session, "GET"),
+            self._route("/sessions/{session_id}", self._delete_session, "DELETE"),
+            self._route("/sessions/{session_id}/traces", self._list_traces, "GET"),
+            self._route("/metrics", self._metrics, "GET"),
+            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+        ]
+
+    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        async def authorized(request: Request) -> Response:
+            authorize(request.headers.get("authorization", ""), self._config.api_key)
+            return await answer(request)
+
+        return Route(path, authorized, methods=[method])
+
+    async def _models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": await self._gateway.upstream.models()})
+
+    async def _create_session(self, request: Request) -> Response:
+        body = await request.body()
+        try:
+            wanted = orjson.loads(body or b"{}")
+        except ValueError as error:
+            raise GatewayError(400, f"the request body is not valid JSON: {error}") from error
+        if not isinstance(wanted, dict):
+            raise GatewayError(400, "the request body is not a JSON object: send {id?, metadata?, sampling?}")
+        unknown = sorted(wanted.keys() - {"id", "metadata", "sampling"})
+        if unknown:
+            raise GatewayError(
+                400, f"{unknown[0]!r} is not a field of a session: use id, metadata, sampling", param=unknown[0]
+            )
+        for name, kind in (("id", str), ("metadata", dict), ("sampling", dict)):
+            if wanted.get(name) is not None and not isinstance(wanted[name], kind):
+                raise GatewayError(400, f"{name}={str(wanted[name])[:80]!r}: its type is wrong", param=name)
+        session_id = wanted.get("id") or new_session_id()
+        await asyncio.to_thread(
+            self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
+        )
+        base_url = f"{str(request.base_url).rstrip('/')}/sessions/{quote(session_id, safe='')}/v1"
+        return _json({"id": session_id, "base_url": base_url})
+
+    async def _list_sessions(self, request: Request) -> Response:
+        limit = min(_whole_number(request, "limit", 100), _MAX_PAGE)
+        offset = _whole_number(request, "offset", 0)
+        found = await asyncio.to_thread(self._store.sessions, limit=limit, offset=offset)
+        return _json({"sessions": [_session_to_dict(info) for info in found]})
+
+    async def _show_session(self, request: Request) -> Response:
+        return _json(_session_to_dict(await self._known_session(request)))
+
+    async def _delete_session(self, request: Request) -> Response:
+        info = await self._known_session(request)
+        self._sessions.forget(info.id)
+        deleted = await asyncio.to_thread(self._store.delete, info.id)
+        return _json({"id": info.id, "deleted": True, "num_traces": deleted})
+
+    async def _list_traces(self, request: Request) -> Response:
+        info = await self._known_session(request)
+        traces = await asyncio.to_thread(self._store.by_session, info.id)
+        return _json({"traces": [trace.to_dict() for trace in traces]})
+
+    async def _known_session(self, request: Request) -> SessionInfo:
+        session_id = request.path_params["session_id"]
+        info = await asyncio.to_thread(self._store.session, session_id)
+        if info is None:
+            raise GatewayError(
+                404,
+                f"there is no session {session_id!r}: a session begins with its first model call or with POST /sessions",
+                code="session_not_found",
+            )
+        return info
+
+    async def _metrics(self, request: Request) -> Response:
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _healthz(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _readyz(self, request: Request) -> Response:
+        """Whether a call would be answered and kept now: the upstream and the store are really asked."""
+        problems = {}
+        for name, check in (("upstream", self._gateway.upstream.check()), ("store", self._check_store())):
+            try:
+                await asyncio.wait_for(check, timeout=self._config.ready_timeout_s)
+            except TimeoutError:
+                problems[name] = f"no answer within {self._config.ready_timeout_s:g} s"
+            except RLLMError as error:
+                problems[name] = str(error)
+        return _json({"ready": not problems, "problems": problems}, status=503 if problems else 200)
+
+    async def _check_store(self) -> None:
+        await asyncio.to_thread(self._store.sessions, limit=1)
+
+
+def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
+    metadata = {name: value for name, value in info.metadata.items() if name != SAMPLING_KEY}
+    sampling = info.metadata.get(SAMPLING_KEY) or {}
+    return {
+        "id": info.id,
+        "created_at": info.created_at,
+        "num_traces": info.num_traces,
+        "metadata": metadata,
+        "sampling": sampling,
+    }
+
+
+def _whole_number(request: Request, name: str, default: int) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not given.isdecimal():
+        raise GatewayError(400, f"{name}={given!r}: use a whole number, 0 or above", param=name)
+    return int(given)
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status_code=status, media_type="application/json")

@@ -1,0 +1,74 @@
+"""The gateway as an ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rllm.errors import RLLMError
+from rllm.gateway.admin import Admin
+from rllm.gateway.calls import CallEndpoint
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.core import Gateway
+from rllm.gateway.dialects.chat import ChatDialect
+from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.sessions import Sessions
+from rllm.gateway.upstream.base import Upstream
+from rllm.store.base import TraceStore
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None, *, sessions: Sessions | None = None
+) -> Starlette:
+    """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
+    config = config or GatewayConfig()
+    sessions = sessions or Sessions(store)
+    gateway = Gateway(store, upstream, require_tokens=config.require_tokens)
+    chat = CallEndpoint(gateway, sessions, config, ChatDialect())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await upstream.close()
+
+    calls = [
+        Route(f"{prefix}{path}", chat, methods=["POST"])
+        for path in ("/v1/chat/completions", "/chat/completions")
+        for prefix in ("/sessions/{session_id}", "")
+    ]
+    return Starlette(
+        # Routes are tried in order, so the busiest come first.
+        routes=[*calls, *Admin(gateway, sessions, config).routes()],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_exception, RLLMError: _our_error, Exception: _unforeseen},
+    )
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the shape that OpenAI clients read."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _error_response(GatewayError(error.status_code, message, code=error.detail.lower().replace(" ", "_")))
+
+
+async def _our_error(request: Request, error: Exception) -> Response:
+    return _error_response(to_gateway_error(error))
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _error_response(to_gateway_error(error))
+
+
+def _error_response(error: GatewayError) -> Response:
+    return Response(orjson.dumps(error.to_dict()), status_code=error.status, media_type="application/json")

@@ -1,0 +1,135 @@
+"""The endpoint of model calls: from an ASGI request to the core and back, in one wire format."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.core import Gateway, ModelCall
+from rllm.gateway.dialects import Dialect
+from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
+from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.identity import METADATA_HEADER, SESSION_HEADER, authorize, headers_of, metadata_of, session_named
+from rllm.gateway.sessions import Sessions
+
+_CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
+
+
+@dataclass(frozen=True, slots=True)
+class CallEndpoint:
+    """A plain ASGI application, because this is the hot path."""
+
+    gateway: Gateway
+    sessions: Sessions
+    config: GatewayConfig
+    dialect: Dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics = self.gateway.metrics
+        answer = _Answer(send)
+        mode, started = "json", time.perf_counter()
+        metrics.in_flight += 1
+        try:
+            call = await self._call(scope, receive, answer)
+            mode = "stream" if call.asked.get("stream") else "json"
+            await (self._stream if mode == "stream" else self._complete)(call, receive, answer)
+        except ClientDisconnected:
+            answer.status = _CLIENT_LEFT
+        except Exception as error:
+            shown = to_gateway_error(error)
+            await answer.whole(shown.status, self.dialect.render_error(shown))
+        finally:
+            metrics.in_flight -= 1
+            metrics.observe(mode, answer.status, time.perf_counter() - started)
+
+    async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> ModelCall:
+        """The request as a call of a session, which the answer's headers name from here on."""
+        headers = headers_of(scope)
+        body = await _body(receive, self.config.max_body_bytes)
+        key_session = authorize(_text(headers, "authorization"), self.config.api_key)
+        session_id = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), key_session)
+        asked = self.dialect.parse(body)
+        metadata = metadata_of(_text(headers, METADATA_HEADER))
+        session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
+        answer.session_id = session.id
+        return ModelCall(asked=asked, session=session, metadata=metadata)
+
+    async def _complete(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
+        async with until_disconnect(receive):
+            response = await self.gateway.complete(call)
+        await answer.whole(200, self.dialect.render(response, asked=call.asked))
+
+    async def _stream(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
+        encoder = self.dialect.encoder(asked=call.asked)
+        async with until_disconnect(receive), aclosing(self.gateway.stream(call, encoder)) as pieces:
+            try:
+                async for piece in pieces:
+                    await answer.piece(piece)
+            except Exception as error:
+                if not answer.began:
+                    raise
+                await answer.piece(encoder.fail(to_gateway_error(error)))
+        await answer.end()
+
+
+class _Answer:
+    """The ASGI response of one call."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.session_id: str | None = None
+        self.status = 500
+        self.began = False
+
+    async def whole(self, status: int, body: bytes) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [(b"content-type", b"application/json"), length])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def piece(self, piece: bytes) -> None:
+        if not self.began:
+            await self._start(200, [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")])
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self.session_id is not None:
+            headers.append((SESSION_HEADER.encode(), self.session_id.encode("latin-1", "replace")))
+        self.status = status
+        self.began = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        GatewayError: 413, if it is longer than the limit.
+        ClientDisconnected: if it never arrives.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise GatewayError(
+                413,
+                f"the request body is longer than {limit:,} bytes: shorten the conversation, or raise max_body_bytes",
+            )
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _text(headers: dict[bytes, bytes], name: str) -> str:
+    return headers.get(name.encode(), b"").decode("latin-1")

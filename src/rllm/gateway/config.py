@@ -1,0 +1,47 @@
+"""What a gateway can be told."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from rllm.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayConfig:
+    """Where the gateway listens, who may use it, and what it accepts."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port."""
+    api_key: str | None = None
+    """What clients must present as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); needed on any but a loopback host."""
+    require_tokens: bool = False
+    """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    ready_timeout_s: float = 5.0
+    """How long `/readyz` waits for the upstream and for the store."""
+    shutdown_timeout_s: float = 10.0
+    """How long calls in flight may go on once the gateway is told to stop."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"gateway port={self.port}: use 1 to 65535, or 0 for any free port")
+        if self.api_key is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"gateway host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
+                "or listen on 127.0.0.1"
+            )
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise ConfigError("gateway api_key: use one or more printable ASCII characters")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

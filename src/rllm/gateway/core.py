@@ -1,0 +1,191 @@
+"""Answer a call and keep its trace: nothing is acknowledged to the agent before its trace is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from rllm.capture import ChatStream, traces_from_chat
+from rllm.errors import RLLMError, TokenMismatchError
+from rllm.gateway.dialects.base import StreamEncoder
+from rllm.gateway.durable import DurableWrites
+from rllm.gateway.errors import UpstreamError
+from rllm.gateway.metrics import Metrics
+from rllm.gateway.sessions import Session, with_fixed_sampling
+from rllm.gateway.upstream.base import FACTS_KEY, Upstream
+from rllm.store.base import TraceStore
+from rllm.types import Trace
+
+logger = logging.getLogger(__name__)
+
+ABORTED = "the client disconnected before the answer was complete"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCall:
+    """One model call as a chat request, whatever wire format it came in."""
+
+    asked: Mapping[str, Any]
+    """The agent's own request."""
+    session: Session
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
+    started_at: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+
+
+class Gateway:
+    """The gateway without HTTP: calls in, answers out, traces kept. Lives in one event loop."""
+
+    def __init__(self, store: TraceStore, upstream: Upstream, *, require_tokens: bool = False) -> None:
+        self.store = store
+        self.upstream = upstream
+        self.metrics = Metrics()
+        self.writes = DurableWrites()
+        self._require_tokens = require_tokens
+
+    async def complete(self, call: ModelCall) -> dict[str, Any]:
+        """The whole answer, token fields included, once its traces are durable.
+
+        Raises:
+            RLLMError: if there is none; the failure is in the store by then.
+        """
+        sent = self._prepared(call)
+        try:
+            response = await self.upstream.complete(sent, call_id=call.id)
+            response["id"] = call.id
+            traces = self._traces(call, sent, response)
+        except asyncio.CancelledError:
+            self._keep_unawaited(self._failed(call, sent, ABORTED))
+            raise
+        except Exception as error:
+            await self._keep(call, self._failed(call, sent, _reason(error)))
+            raise
+        await self._keep(call, traces)
+        return response
+
+    async def stream(self, call: ModelCall, encoder: StreamEncoder) -> AsyncGenerator[bytes, None]:
+        """The answer piece by piece; the piece that ends it comes once its traces are durable.
+
+        Closing the generator early, or cancelling it, cancels the generation and keeps what had been sampled.
+
+        Raises:
+            RLLMError: if the answer breaks off; what there was of it is in the store by then.
+        """
+        sent = self._prepared(call)
+        rebuilt = ChatStream()
+        timings: dict[str, float] = {}
+        try:
+            async with aclosing(self.upstream.stream(sent, call_id=call.id)) as batches:
+                async for chunks in batches:
+                    timings.setdefault("first_token_s", time.perf_counter() - call.clock)
+                    for chunk in chunks:
+                        chunk["id"] = call.id
+                        rebuilt.feed(chunk)
+                    if piece := encoder.feed(chunks):
+                        yield piece
+            if not rebuilt.finished:
+                raise UpstreamError("the upstream's stream ended before the answer was complete")
+            traces = self._traces(call, sent, rebuilt.response(), timings)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._keep_unawaited(self._failed(call, sent, ABORTED, rebuilt.response(), timings))
+            raise
+        except Exception as error:
+            await self._keep(call, self._failed(call, sent, _reason(error), rebuilt.response(), timings))
+            raise
+        await self._keep(call, traces)
+        yield encoder.finish()
+
+    def _prepared(self, call: ModelCall) -> dict[str, Any]:
+        """The request that is really sent: the session's sampling parameters win over the agent's."""
+        return self.upstream.prepare(with_fixed_sampling(call.asked, call.session.sampling))
+
+    def _traces(
+        self,
+        call: ModelCall,
+        sent: Mapping[str, Any],
+        response: Mapping[str, Any],
+        timings: Mapping[str, float] = MappingProxyType({}),
+        *,
+        complete: bool = True,
+    ) -> list[Trace]:
+        facts = response.get(FACTS_KEY) or {}
+        if complete and not response.get("choices"):
+            raise UpstreamError(f"the upstream's answer has choices={response.get('choices')!r}: it holds no answer")
+        return traces_from_chat(
+            {**sent, **(facts.get("sampling") or {})},
+            response,
+            session_id=call.session.id,
+            started_at=call.started_at,
+            timings={**timings, "total_s": time.perf_counter() - call.clock},
+            metadata=call.metadata,
+            weight_version=facts.get("weight_version"),
+            template_hash=facts.get("template_hash"),
+            requested_sampling=call.asked,
+            logprobs_kind=facts.get("logprobs_kind", "unknown"),
+            require_tokens=complete and self._require_tokens,
+            parent_id=self._parent_of(call, response),
+        )
+
+    def _parent_of(self, call: ModelCall, response: Mapping[str, Any]) -> str | None:
+        prompt_ids = response.get("prompt_token_ids")
+        if call.session.lineage is None or not isinstance(prompt_ids, list):
+            return None
+        return call.session.lineage.parent_of(prompt_ids)
+
+    def _failed(
+        self,
+        call: ModelCall,
+        sent: Mapping[str, Any],
+        reason: str,
+        partial: Mapping[str, Any] = MappingProxyType({}),
+        timings: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[Trace]:
+        """The record of a call without a whole answer: its tokens so far, or none, and why."""
+        finish_reason = "abort" if reason is ABORTED else "error"
+        traces: list[Trace] = []
+        if partial.get("choices"):
+            # The tokens that arrived may be the very reason for the failure.
+            with suppress(TokenMismatchError):
+                traces = self._traces(call, sent, {**partial, "id": call.id}, timings, complete=False)
+        if not traces:
+            nothing = {"id": call.id, "choices": []}
+            traces = self._traces(call, sent, nothing, timings, complete=False)
+        return [replace(trace, error=reason, finish_reason=finish_reason) for trace in traces]
+
+    async def _keep(self, call: ModelCall, traces: list[Trace]) -> None:
+        """Return once the traces are durable."""
+        await self.writes.wait(self.store.add(traces))
+        self._count(traces)
+        if call.session.lineage is not None:
+            for trace in traces:
+                call.session.lineage.add(trace)
+
+    def _keep_unawaited(self, traces: list[Trace]) -> None:
+        """Store the trace of a call that nobody waits for any more."""
+        self.store.add(traces).add_done_callback(_log_failure)
+        self._count(traces)
+
+    def _count(self, traces: list[Trace]) -> None:
+        self.metrics.traces += len(traces)
+        self.metrics.failed_traces += sum(trace.error is not None for trace in traces)
+        self.metrics.prompt_tokens += len(traces[0].prompt_ids)
+        self.metrics.response_tokens += sum(len(trace.response_ids) for trace in traces)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RLLMError) else f"{type(error).__name__}: {error}"
+
+
+def _log_failure(write: Future[None]) -> None:
+    if not write.cancelled() and (error := write.exception()):
+        logger.error("the trace of an aborted call was not stored: %s", error)

@@ -1,0 +1,45 @@
+"""Stop working for a client that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from starlette.types import Receive
+
+
+class ClientDisconnected(Exception):
+    """The client closed its connection before it had the whole answer."""
+
+
+class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
+    """`async with until_disconnect(receive):` cancels its block, and raises `ClientDisconnected`, if the client leaves.
+
+    The request's body must have been read: from there on an ASGI server has only the disconnect left to say.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        worker = asyncio.current_task()
+        assert worker is not None
+        self._watcher = asyncio.create_task(self._watch(worker))
+
+    async def _watch(self, worker: asyncio.Task[object]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        worker.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone:
+            worker = asyncio.current_task()
+            assert worker is not None
+            worker.uncancel()
+            if kind is asyncio.CancelledError:
+                raise ClientDisconnected from error

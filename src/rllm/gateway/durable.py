@@ -1,0 +1,57 @@
+"""Waiting for the store without a wake-up of the event loop for every write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+
+
+class DurableWrites:
+    """Turns the store's futures into awaitables of one event loop.
+
+    A group commit completes many futures at once, from the writer's thread. `asyncio.wrap_future` would wake the loop once
+    for each; here the first one wakes it, and the rest ride along.
+    """
+
+    def __init__(self) -> None:
+        self._done: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
+        self._waking = False
+        self.pending = 0
+        """How many writes are being waited for."""
+
+    async def wait(self, write: Future[None]) -> None:
+        """Return once the write is durable, or raise what kept it from being so."""
+        if write.done():
+            return write.result()
+        waiter = asyncio.get_running_loop().create_future()
+        self.pending += 1
+        write.add_done_callback(lambda done: self._on_done(waiter, done))
+        try:
+            await waiter
+        finally:
+            self.pending -= 1
+
+    def _on_done(self, waiter: asyncio.Future[None], write: Future[None]) -> None:
+        """Runs in the writer's thread."""
+        self._done.append((waiter, write))
+        if not self._waking:
+            self._waking = True
+            # A loop that has ended leaves nobody who waits.
+            with suppress(RuntimeError):
+                waiter.get_loop().call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        self._waking = (
+            False  # Before the queue is emptied: what is appended from here on asks for a wake-up of its own.
+        )
+        while self._done:
+            waiter, write = self._done.popleft()
+            if waiter.done():  # Cancelled: the client left.
+                continue
+            error = write.exception()
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)

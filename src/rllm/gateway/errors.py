@@ -1,0 +1,69 @@
+"""Errors as the agent sees them: every failure becomes an OpenAI error object with the right status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllm.errors import (
+    CaptureError,
+    ConfigError,
+    InferenceError,
+    PromptTooLongError,
+    RLLMError,
+    StoreError,
+    TokenMismatchError,
+)
+
+
+class GatewayError(RLLMError):
+    """A request that the gateway answers with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        code: str | int | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type or ("invalid_request_error" if status < 500 else "server_error")
+        self.code = code
+        self.param = param
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+
+class UpstreamError(InferenceError):
+    """The inference server answered with an error; `details` is its own OpenAI error object, where it sent one."""
+
+    def __init__(self, message: str, *, status_code: int = 502, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message, status_code=status_code)
+        self.details = details or {}
+
+
+def to_gateway_error(error: Exception) -> GatewayError:
+    """What to tell the agent about any failure of a call."""
+    match error:
+        case GatewayError():
+            return error
+        case PromptTooLongError():
+            return GatewayError(error.status_code, str(error), code="context_length_exceeded", param="messages")
+        case UpstreamError():
+            given = error.details
+            return GatewayError(
+                error.status_code, str(error), type=given.get("type"), code=given.get("code"), param=given.get("param")
+            )
+        case InferenceError():
+            return GatewayError(error.status_code, str(error), code="upstream_error")
+        case ConfigError():
+            return GatewayError(400, str(error))
+        case TokenMismatchError() | CaptureError():
+            return GatewayError(502, str(error), code="tokens_unusable")
+        case StoreError():
+            return GatewayError(500, f"the call was not acknowledged, because its trace was not stored: {error}")
+        case _:
+            return GatewayError(500, f"the gateway failed: {type(error).__name__}: {error}", code="internal_error")

@@ -1,0 +1,214 @@
+"""Run a gateway: in a thread beside a trainer, or in the foreground for the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rllm.errors import ConfigError, RLLMError
+from rllm.gateway.app import create_app
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.sessions import Sessions
+from rllm.gateway.upstream.base import Upstream
+from rllm.store.base import TraceStore
+
+_START_TIMEOUT_S = 30.0
+
+
+class ServerThread:
+    """An ASGI application served by uvicorn, with an event loop of its own in a thread of its own."""
+
+    def __init__(
+        self, app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, shutdown_timeout_s: float = 10.0
+    ) -> None:
+        self._app = app
+        self._host, self._port = host, port
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """Where it listens: `http://host:port`, without a path."""
+        if not self._url:
+            raise RLLMError("the server has no address before it is started: call start() first")
+        return self._url
+
+    def start(self) -> Self:
+        """Listen, and return once requests are answered.
+
+        Raises:
+            ConfigError: if the address cannot be had; no thread is left behind then.
+        """
+        listener = bind(self._host, self._port)
+        self._url = url_of(listener, self._host)
+        server = _Server(uvicorn_config(self._app, self._shutdown_timeout_s))
+        self._thread = threading.Thread(target=_run, args=(server, listener), name=f"serving {self._url}", daemon=True)
+        self._thread.start()
+        if not server.ready.wait(_START_TIMEOUT_S) or not server.started:
+            raise RLLMError(f"the server at {self._url} did not start within {_START_TIMEOUT_S:g} s")
+        self._server = server
+        return self
+
+    def stop(self) -> None:
+        """Stop listening, let the calls in flight end (within the shutdown time), and wait for the thread. Repeatable."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        self._thread.join(self._shutdown_timeout_s + _START_TIMEOUT_S)
+        self._server = self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class GatewayServer(ServerThread):
+    """A gateway in a thread. The store stays the caller's: it is not closed here.
+
+    with GatewayServer(store, EngineUpstream(engine, "policy")) as gateway:
+        client = OpenAI(base_url=gateway.open_session("rollout-1"), api_key="unused")
+    """
+
+    def __init__(self, store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None) -> None:
+        config = config or GatewayConfig()
+        self.store = store
+        self.config = config
+        self._sessions = Sessions(store)
+        app = create_app(store, upstream, config, sessions=self._sessions)
+        super().__init__(app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s)
+
+    def session_url(self, session_id: str) -> str:
+        """The base URL that an agent of this session uses, up to and including `/v1`."""
+        return f"{self.url}/sessions/{quote(session_id, safe='')}/v1"
+
+    def open_session(
+        self,
+        session_id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Begin a session, or add to one; `sampling` is fixed for its calls, whatever the agent asks for.
+
+        Returns at once with the base URL for the agent; the session is durable before its first trace. Thread-safe.
+
+        Raises:
+            ConfigError: if the id cannot stand in a URL path, or a sampling parameter is unknown or out of range.
+        """
+        self._sessions.open(session_id, metadata=metadata, sampling=sampling)
+        return self.session_url(session_id)
+
+
+def serve(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: float = 10.0) -> None:
+    """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time."""
+    _run(_Server(uvicorn_config(app, shutdown_timeout_s)), listener)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"gateway host={host!r}: {error}: use an address of this machine, such as 127.0.0.1"
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        remedy = (
+            "another program listens there: stop it, or choose another port (0 takes any free one)"
+            if error.errno == errno.EADDRINUSE
+            else f"{error.strerror}: use an address of this machine and a port above 1023"
+        )
+        raise ConfigError(f"gateway port={port} on host {host!r}: {remedy}") from error
+    return listener
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """How a client on this machine reaches the listener."""
+    shown = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float) -> uvicorn.Config:
+    """Quiet, with the fast parser, and with keep-alive longer than any client's pause between turns."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=300,
+        timeout_graceful_shutdown=max(1, round(shutdown_timeout_s)),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server that says when it has started, and that ends quietly when a signal asks it to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's own, this does not raise the signal again: there is a store to close after us."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _run(server: _Server, listener: socket.socket) -> None:
+    """Serve in an event loop made for it, until the server is told to exit."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(server.serve(sockets=[listener]))
+    finally:
+        server.ready.set()  # Whoever waits for a start that failed must not wait for ever.
+        listener.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loop where it is installed (it is not made for Windows)."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop

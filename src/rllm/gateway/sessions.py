@@ -1,0 +1,134 @@
+"""Sessions: whom a call belongs to, which sampling parameters are fixed for it, and what it continues."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.capture import SAMPLING_FIELDS
+from rllm.errors import ConfigError
+from rllm.gateway.lineage import Lineage
+from rllm.inference.engine import SamplingParams
+from rllm.store.base import TraceStore
+
+SAMPLING_KEY = "rllm.sampling"
+"""Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
+
+_VALID_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,256}")
+_MAX_IN_MEMORY = 10_000
+
+
+@dataclass(slots=True)
+class Session:
+    """What the gateway keeps in memory about a session; all of it can be read back from the store."""
+
+    id: str
+    sampling: dict[str, Any] = field(default_factory=dict)
+    lineage: Lineage | None = field(default_factory=Lineage)
+    """`None` for a session of one call."""
+
+
+class Sessions:
+    """The sessions in use, the least recently used of them dropped from memory (and read back when used again)."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._known: OrderedDict[str, Session] = OrderedDict()
+
+    def fresh(self) -> Session:
+        """A session for a call that names none. Nothing continues it, so it is not kept."""
+        return Session(new_session_id(), lineage=None)
+
+    async def get(self, session_id: str) -> Session:
+        """The session of this id, whether or not it has been seen before.
+
+        Raises:
+            ConfigError: if the id cannot stand in a URL path.
+        """
+        session = self._known.get(session_id)
+        if session is None:
+            check_session_id(session_id)
+            loaded = await asyncio.to_thread(self._load, session_id)
+            session = self._keep(self._known.setdefault(session_id, loaded))
+        self._known.move_to_end(session_id)
+        return session
+
+    def open(self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None) -> None:
+        """Begin a session, or add to one. Its row precedes its first trace in the store: writes keep their order.
+
+        Raises:
+            ConfigError: if the id cannot stand in a URL path, or a sampling parameter is unknown or out of range.
+        """
+        check_session_id(session_id)
+        fixed = checked_sampling(sampling) if sampling is not None else None
+        stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
+        self._store.open_session(session_id, stored)
+        session = self._known.get(session_id)
+        if session is None:
+            info = self._store.session(session_id)
+            session = self._load(session_id) if info is not None else Session(session_id)
+            session = self._keep(self._known.setdefault(session_id, session))
+        if fixed is not None:
+            session.sampling = fixed
+
+    def forget(self, session_id: str) -> None:
+        """Drop what memory holds of a session that was deleted."""
+        self._known.pop(session_id, None)
+
+    def _load(self, session_id: str) -> Session:
+        lineage = Lineage()
+        session = Session(session_id, lineage=lineage)
+        info = self._store.session(session_id)
+        if info is not None:
+            session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
+            for trace in self._store.by_session(session_id):
+                lineage.add(trace)
+        return session
+
+    def _keep(self, session: Session) -> Session:
+        if len(self._known) > _MAX_IN_MEMORY:
+            self._known.popitem(last=False)
+        return session
+
+
+def new_session_id() -> str:
+    """A short unique id that begins with its time, so that sessions sort by age."""
+    return f"s-{int(time.time()):x}-{uuid.uuid4().hex[:16]}"
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise `ConfigError` for an id that cannot stand in a URL path."""
+    if not _VALID_ID.fullmatch(session_id):
+        raise ConfigError(
+            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters"
+        )
+
+
+def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that a session fixes, with `null` ones left out.
+
+    Raises:
+        ConfigError: if one is unknown, of the wrong type or out of range.
+    """
+    unknown = sorted(sampling.keys() - set(SAMPLING_FIELDS))
+    if unknown:
+        raise ConfigError(f"sampling.{unknown[0]}={sampling[unknown[0]]!r}: use only {', '.join(SAMPLING_FIELDS)}")
+    SamplingParams.from_request(sampling)
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The agent's request with the session's parameters in the place of its own."""
+    changed = {**request, **fixed}
+    if fixed.keys() & {"max_tokens", "max_completion_tokens"}:
+        # One limit under two names: the session's must not lose to the other name.
+        for name in ("max_tokens", "max_completion_tokens"):
+            if name not in fixed:
+                changed.pop(name, None)
+    return changed

@@ -1,0 +1,54 @@
+"""What the gateway needs from whatever answers the calls: an HTTP server or an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
+
+FACTS_KEY = "rllm"
+"""A field of our own in an answer: `{"weight_version", "template_hash", "logprobs_kind"}`, as far as they are known.
+`rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
+
+
+class Upstream(Protocol):
+    """Answers chat requests in the shape of vLLM's chat completions, token fields included."""
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The request that will really be sent: sampling parameters explicit, token fields asked for.
+
+        Raises:
+            ConfigError: if a parameter is of the wrong type or out of range.
+        """
+        ...
+
+    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+        """The whole answer to a prepared request.
+
+        Raises:
+            InferenceError: with the status that the agent should see.
+        """
+        ...
+
+    def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
+
+        Raises:
+            InferenceError: before the first chunks or after any.
+        """
+        ...
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The models that can be asked for, in the OpenAI format.
+
+        Raises:
+            InferenceError: if the server does not say.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Return if calls can be answered now, else raise `InferenceError`."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections. Closing twice is allowed."""
+        ...

@@ -1,0 +1,231 @@
+"""An inference engine of this process as upstream: its outputs in the shape of vLLM's chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from rllm.capture import SAMPLING_FIELDS
+from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, SamplingParams, StreamingInferenceEngine
+
+
+class EngineUpstream:
+    """Answers with an `InferenceEngine`; `n` answers are `n` concurrent calls of it, each with a seed of its own."""
+
+    def __init__(self, engine: InferenceEngine, model_name: str) -> None:
+        self.engine = engine
+        self.model_name = model_name
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        sampling = SamplingParams.from_request(request).to_dict()
+        sent = {name: value for name, value in {**request, **_present(sampling)}.items() if value is not None}
+        sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
+        return {**sent, "model": self.model_name}
+
+    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+        outputs = await self._outputs(request)
+        choices = [
+            {
+                "index": index,
+                "message": output.to_message(),
+                "logprobs": _logprobs(output.completion_ids, output.logprobs),
+                "finish_reason": output.finish_reason,
+                "token_ids": output.completion_ids,
+            }
+            for index, output in enumerate(outputs)
+        ]
+        head = self._head(call_id, "chat.completion")
+        ids = {"prompt_token_ids": outputs[0].prompt_ids}
+        return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
+
+    async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+        head = self._head(call_id, "chat.completion.chunk")
+        choices = [_ChoiceChunks(index) for index in range(_num_choices(request))]
+        async with aclosing(_interleaved([self._pieces(request, choice.index) for choice in choices])) as pieces:
+            async for index, piece in pieces:
+                choice = choices[index].feed(piece)
+                ids = {"prompt_token_ids": piece.prompt_ids} if isinstance(piece, ModelOutput) else {}
+                yield [{**head, "choices": [choice], **ids}]
+        outputs = [choice.output for choice in choices if choice.output is not None]
+        yield [{**head, "choices": [], "usage": _usage(outputs), FACTS_KEY: _facts(outputs)}]
+
+    async def models(self) -> list[dict[str, Any]]:
+        return [{"id": self.model_name, "object": "model", "created": 0, "owned_by": "rllm"}]
+
+    async def check(self) -> None:
+        """An engine in this process is there."""
+
+    async def close(self) -> None:
+        """The engine belongs to whoever made it."""
+
+    def _head(self, call_id: str, object: str) -> dict[str, Any]:
+        return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}
+
+    async def _outputs(self, request: Mapping[str, Any]) -> list[ModelOutput]:
+        calls = [
+            self.engine.get_model_response(request["messages"], tools=request.get("tools"), **_params(request, index))
+            for index in range(_num_choices(request))
+        ]
+        if len(calls) == 1:
+            return [await calls[0]]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(call) for call in calls]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # The first failure cancelled the others.
+        return [task.result() for task in tasks]
+
+    async def _pieces(
+        self, request: Mapping[str, Any], index: int
+    ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
+        """What the engine says for one choice, in one piece if it cannot stream."""
+        messages, tools = request["messages"], request.get("tools")
+        params = _params(request, index)
+        if not isinstance(self.engine, StreamingInferenceEngine):
+            yield index, await self.engine.get_model_response(messages, tools=tools, **params)
+            return
+        stream = self.engine.stream_model_response(messages, tools=tools, **params)
+        try:
+            async for piece in stream:
+                yield index, piece
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+
+class _ChoiceChunks:
+    """One choice's share of a stream; remembers what was said, so that the whole answer adds only what was not."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.output: ModelOutput | None = None
+        self._text = ""
+        self._num_ids = 0
+        self._began = False
+
+    def feed(self, piece: OutputDelta | ModelOutput) -> dict[str, Any]:
+        """The `choices` entry of the next chunk."""
+        delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
+        self._began = True
+        if isinstance(piece, OutputDelta):
+            text, token_ids, logprobs, reason = piece.text, piece.token_ids, piece.logprobs, None
+        else:
+            self.output = piece
+            text = piece.content[len(self._text) :] if piece.content.startswith(self._text) else ""
+            token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
+            reason = piece.finish_reason
+            delta.update(_rest_of_message(piece))
+        if text:
+            delta["content"] = text
+        self._text += text
+        self._num_ids += len(token_ids)
+        return {
+            "index": self.index,
+            "delta": delta,
+            "logprobs": _logprobs(token_ids, logprobs),
+            "finish_reason": reason,
+            "token_ids": list(token_ids),
+        }
+
+
+def _rest_of_message(output: ModelOutput) -> dict[str, Any]:
+    """What engines do not stream: reasoning and tool calls."""
+    rest: dict[str, Any] = {}
+    if output.reasoning:
+        rest["reasoning_content"] = output.reasoning
+    if output.tool_calls:
+        rest["tool_calls"] = [{"index": position, **call} for position, call in enumerate(output.tool_calls)]
+    return rest
+
+
+async def _interleaved(
+    streams: Sequence[AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]],
+) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
+    """The items of several generators as they come; the first failure, or closing this one, closes them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield item
+        return
+    items: asyncio.Queue[tuple[int, OutputDelta | ModelOutput] | Exception | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]) -> None:
+        end: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    items.put_nowait(item)
+        except Exception as error:
+            end = error
+        items.put_nowait(end)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            received = await items.get()
+            if isinstance(received, Exception):
+                raise received
+            if received is None:
+                num_running -= 1
+            else:
+                yield received
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _num_choices(request: Mapping[str, Any]) -> int:
+    return request.get("n") or 1
+
+
+def _params(request: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The sampling fields for one choice: equal seeds would give `n` equal answers."""
+    params = {name: request[name] for name in SAMPLING_FIELDS if name in request and name != "n"}
+    if "seed" in params:
+        params["seed"] += index
+    return params
+
+
+def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing; tuples become lists, as they come back from a store."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in sampling.items()
+        if value is not None and value != ()
+    }
+
+
+def _logprobs(token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    """Log-probabilities in OpenAI's shape; a token is named by its id, as vLLM does on request."""
+    entries: list[dict[str, Any]] = [
+        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token_id, logprob in zip(token_ids, logprobs, strict=False)
+    ]
+    return {"content": entries}
+
+
+def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
+    num_prompt = outputs[0].prompt_length
+    num_completion = sum(output.completion_length for output in outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+    }
+
+
+def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
+    versions = [output.weight_version for output in outputs if output.weight_version is not None]
+    return {
+        # An update may fall between the choices of one call: the oldest version is the safe claim about staleness.
+        "weight_version": min(versions, default=None),
+        "template_hash": outputs[0].template_hash,
+        "logprobs_kind": outputs[0].logprobs_kind,
+        "sampling": _present(outputs[0].sampling),
+    }

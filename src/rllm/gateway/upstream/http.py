@@ -1,0 +1,250 @@
+"""An OpenAI-compatible server as upstream, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import orjson
+from pyreqwest.client import Client, ClientBuilder
+from pyreqwest.exceptions import NetworkError, PyreqwestError, RequestTimeoutError
+from pyreqwest.response import Response
+
+from rllm.capture import SSEDecoder
+from rllm.errors import ConfigError
+from rllm.gateway.config import is_loopback
+from rllm.gateway.errors import UpstreamError
+
+UpstreamKind: TypeAlias = Literal["vllm", "openai"]
+"""`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
+
+_EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
+    # All that a model's generation_config.json may change on the server, at the values that change nothing.
+    "vllm": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    "openai": {"temperature": 1.0, "top_p": 1.0},
+}
+
+
+class HTTPUpstream:
+    """An OpenAI-compatible server. The default kind suits vLLM, SGLang and `rllm serve`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        kind: UpstreamKind = "vllm",
+        connect_timeout_s: float = 10.0,
+        read_timeout_s: float = 600.0,
+        total_timeout_s: float = 3600.0,
+    ) -> None:
+        """Nothing is sent before the first call.
+
+        Args:
+            base_url: up to and including `/v1`, which is added to a URL without a path.
+            model: replaces the model that agents ask for; `None` passes theirs on.
+            read_timeout_s: the longest silence of the server, the time until its first byte included.
+
+        Raises:
+            ConfigError: if the URL is not a web address.
+        """
+        self.base_url = normalized_base_url(base_url)
+        self._model = model
+        self._kind: UpstreamKind = kind
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._connect_timeout = timedelta(seconds=connect_timeout_s)
+        self._read_timeout = timedelta(seconds=read_timeout_s)
+        self._total_timeout = timedelta(seconds=total_timeout_s)
+        self._client: Client | None = None
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        given = {name: value for name, value in request.items() if value is not None}
+        sent = {**_EXPLICIT[self._kind], **given, "logprobs": True}
+        if self._kind == "vllm":
+            sent["return_token_ids"] = True
+        else:
+            sent.pop("return_token_ids", None)
+        if sent.get("stream"):
+            sent["stream_options"] = {**(given.get("stream_options") or {}), "include_usage": True}
+        if self._model:
+            sent["model"] = self._model
+        return sent
+
+    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+        async with self._post("/chat/completions", request, call_id) as response:
+            return _json_object(response.status, bytes(await response.bytes()))
+
+    async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+        decoder = SSEDecoder()
+        async with self._post("/chat/completions", request, call_id) as response:
+            if response.status != 200 or not _is_event_stream(response):
+                raise _not_a_stream(response.status, bytes(await response.bytes()))
+            while (received := await response.body_reader.read_chunk()) is not None:
+                payloads = decoder.feed(bytes(received))
+                finished = bool(payloads) and payloads[-1] == b"[DONE]"
+                if chunks := _parse_chunks(payloads[:-1] if finished else payloads):
+                    yield chunks
+                if finished:
+                    return
+
+    async def models(self) -> list[dict[str, Any]]:
+        with self._errors_named():
+            response = await self._open_client().get(f"{self.base_url}/models").headers(self._headers).build().send()
+            body = bytes(await response.bytes())
+        models = _json_object(response.status, body).get("data")
+        return models if isinstance(models, list) else []
+
+    async def check(self) -> None:
+        await self.models()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    @asynccontextmanager
+    async def _post(self, path: str, request: Mapping[str, Any], call_id: str) -> AsyncIterator[Response]:
+        """Send a request; the block gets the response once its head is there."""
+        url, body = f"{self.base_url}{path}", orjson.dumps(request)
+        # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
+        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")}
+        with self._errors_named():
+            async with AsyncExitStack() as stack:
+                builder = self._open_client().post(url).headers(headers).body_bytes(body)
+                try:
+                    response = await stack.enter_async_context(builder.build_streamed())
+                except NetworkError:
+                    # Nothing of an answer has arrived: an idle connection that the server had closed, or a restart.
+                    builder = self._open_client().post(url).headers(headers).body_bytes(body)
+                    response = await stack.enter_async_context(builder.build_streamed())
+                yield response
+
+    def _open_client(self) -> Client:
+        if self._client is None:
+            builder = ClientBuilder().follow_redirects(False).connect_timeout(self._connect_timeout)
+            builder = builder.read_timeout(self._read_timeout).timeout(self._total_timeout)
+            if is_loopback(urlsplit(self.base_url).hostname or ""):
+                builder = builder.no_proxy()  # A proxy named in the environment cannot reach this machine's loopback.
+            self._client = builder.build()
+        return self._client
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Name the HTTP client's errors after what they mean to an agent."""
+        try:
+            yield
+        except RequestTimeoutError as error:
+            raise UpstreamError(
+                f"the upstream {self.base_url} did not answer in time ({_causes(error)}): see whether it is overloaded, "
+                "or raise the read timeout",
+                status_code=504,
+            ) from error
+        except PyreqwestError as error:
+            raise UpstreamError(
+                f"the upstream {self.base_url} broke off or cannot be reached ({_causes(error)}): "
+                "see whether the inference server is running at this address"
+            ) from error
+
+
+def normalized_base_url(url: str) -> str:
+    """The URL without a trailing slash, and with `/v1` if it had no path.
+
+    Raises:
+        ConfigError: if it is not a web address.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # A port that is not a number.
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise ConfigError(
+            f"upstream={url!r}: use the base URL of an OpenAI-compatible server, as in http://127.0.0.1:8000/v1"
+        )
+    base_url = url.rstrip("/")
+    return base_url if parts.path.strip("/") else f"{base_url}/v1"
+
+
+def _causes(error: PyreqwestError) -> str:
+    """The client's message with the innermost cause, which says what happened (`Connection refused`)."""
+    details = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], dict) else {}
+    causes = [cause["message"] for cause in details.get("causes") or []]
+    return ": ".join([error.message, *causes[-1:]])
+
+
+def _json_object(status: int, body: bytes) -> dict[str, Any]:
+    """The body of a successful answer.
+
+    Raises:
+        UpstreamError: if the status says otherwise, or if it is not a JSON object.
+    """
+    if status != 200:
+        raise _refusal(status, body)
+    try:
+        answer = orjson.loads(body)
+    except ValueError as error:
+        raise UpstreamError(f"the upstream's answer is not JSON ({error}); it begins with {_start_of(body)}") from error
+    if not isinstance(answer, dict):
+        raise UpstreamError(f"the upstream's answer is not a JSON object; it begins with {_start_of(body)}")
+    return answer
+
+
+def _parse_chunks(payloads: list[bytes]) -> list[dict[str, Any]]:
+    """The events of one read, parsed at once.
+
+    Raises:
+        UpstreamError: if one of them is not a JSON object, or reports an error.
+    """
+    try:
+        chunks = orjson.loads(b"[%s]" % b",".join(payloads))
+    except ValueError as error:
+        raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
+    for chunk in chunks:
+        if not isinstance(chunk, dict):
+            raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {str(chunk)[:80]!r}")
+        if "error" in chunk:
+            raise _reported(chunk["error"], 502)
+    return list(chunks)
+
+
+def _is_event_stream(response: Response) -> bool:
+    return (response.get_header("content-type") or "").lower().startswith("text/event-stream")
+
+
+def _not_a_stream(status: int, body: bytes) -> UpstreamError:
+    if status != 200:
+        return _refusal(status, body)
+    return UpstreamError(
+        f"the upstream answered a streaming request with something else, which begins with {_start_of(body)}"
+    )
+
+
+def _refusal(status: int, body: bytes) -> UpstreamError:
+    """The upstream's error answer; a redirect or the like becomes 502, because the agent cannot act on it."""
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        answer = None
+    shown = status if status >= 400 else 502
+    if not isinstance(answer, dict) or not (error := answer.get("error", answer.get("detail"))):
+        return UpstreamError(f"the upstream answered with status {status} and {_start_of(body)}", status_code=shown)
+    return _reported(error, shown)
+
+
+def _reported(error: Any, status: int) -> UpstreamError:
+    """An OpenAI error object as an exception; a too long prompt gets the code by which clients recognise it."""
+    details = dict(error) if isinstance(error, dict) else {"message": str(error)}
+    message = str(details.get("message") or error)
+    if status == 400 and (details.get("param") == "input_tokens" or "maximum context length" in message):
+        details["code"] = "context_length_exceeded"
+    return UpstreamError(message, status_code=status, details=details)
+
+
+def _start_of(body: bytes) -> str:
+    return repr(body[:120].decode(errors="replace"))

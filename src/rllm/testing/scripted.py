@@ -1,0 +1,222 @@
+"""An inference engine that follows a script: exact tokens and log-probabilities, no model, no waiting.
+
+    engine = ScriptedEngine(["I will add.", "The answer is 42."])
+    engine = ScriptedEngine(lambda messages: messages[-1]["content"].upper())
+    engine = ScriptedEngine([{"tool_calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}, "It is 3."])
+
+Test an agent with it in milliseconds, in process or behind a gateway. Its "tokenizer" is the bytes of the text plus two
+markers, so ids can be read back with `decode`, and the prompt of a continued conversation extends the tokens of the turn
+before exactly, as a good chat template does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rllm.errors import ConfigError, InferenceError, PromptTooLongError
+from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
+from rllm.types import Message, text_of
+
+__all__ = ["TURN_END", "TURN_START", "Answer", "Script", "ScriptedEngine", "decode", "encode", "encode_prompt"]
+
+Answer: TypeAlias = str | Mapping[str, Any] | Exception
+"""What the engine says: a text; a mapping with any of `content`, `reasoning` and `tool_calls` (each in the OpenAI format
+or just `{"name", "arguments"}`); or an error to raise."""
+
+Script: TypeAlias = Sequence[Answer] | Callable[[list[Message]], Answer]
+"""Answers in the order of the calls, starting over after the last; or a function of the messages."""
+
+TURN_START, TURN_END = 256, 257
+"""The two ids that are not bytes: where a message begins, and where it ends."""
+
+TEMPLATE_HASH = "scripted"
+_PIECE = 4  # Characters in one streamed delta.
+
+
+class ScriptedEngine:
+    """Answers from a script; every call's exact output is kept in `outputs`, in the order in which they were answered."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        latency_s: float | Callable[[list[Message]], float] = 0.0,
+        context_length: int = 1_000_000,
+        weight_version: int = 0,
+    ) -> None:
+        """`latency_s` is the time that a whole answer takes, streamed or not: a number, or a function of the messages.
+
+        Raises:
+            ConfigError: if the script is empty, or is a single text.
+        """
+        if isinstance(script, str) or (not callable(script) and not script):
+            raise ConfigError(f"script={script!r}: use a list of at least one answer, or a function of the messages")
+        self.weight_version = weight_version
+        self.outputs: list[ModelOutput] = []
+        self.num_calls = 0
+        self._script = script
+        self._latency_s = latency_s
+        self._context_length = context_length
+        self._num_tool_calls = 0
+
+    async def get_model_response(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> ModelOutput:
+        """The script's next answer, and the tokens of it."""
+        output = self._answer(list(messages), tools, SamplingParams.from_request(params))
+        await asyncio.sleep(self._latency_of(messages))
+        self.outputs.append(output)
+        return output
+
+    async def stream_model_response(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> AsyncIterator[OutputDelta | ModelOutput]:
+        """The same answer in pieces of a few characters; tokens of what is not content come with the whole answer."""
+        output = self._answer(list(messages), tools, SamplingParams.from_request(params))
+        deltas = list(_deltas(output))
+        for delta in deltas:
+            await asyncio.sleep(self._latency_of(messages) / len(deltas))
+            yield delta
+        self.outputs.append(output)
+        yield output
+
+    def _latency_of(self, messages: Sequence[Message]) -> float:
+        return self._latency_s(list(messages)) if callable(self._latency_s) else self._latency_s
+
+    def _answer(
+        self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, sampling: SamplingParams
+    ) -> ModelOutput:
+        prompt_ids = encode_prompt(messages, tools)
+        room = self._context_length - len(prompt_ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt_ids)} tokens and the context length is {self._context_length}: "
+                "shorten the conversation"
+            )
+        message = self._message(self._next(messages))
+        ids, finish_reason = _finish(message, min(sampling.max_tokens or room, room), sampling.stop)
+        return ModelOutput(
+            text=decode(ids),
+            content=message["content"],
+            reasoning=message["reasoning"],
+            tool_calls=message["tool_calls"],
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=[_logprob(token_id, position) for position, token_id in enumerate(ids)],
+            logprobs_kind="processed",
+            finish_reason=finish_reason,
+            weight_version=self.weight_version,
+            template_hash=TEMPLATE_HASH,
+            sampling=sampling.to_dict(),
+        )
+
+    def _next(self, messages: list[Message]) -> Answer:
+        number = self.num_calls
+        self.num_calls += 1
+        answer = self._script(messages) if callable(self._script) else self._script[number % len(self._script)]
+        if isinstance(answer, InferenceError):
+            raise answer
+        if isinstance(answer, Exception):
+            raise InferenceError(f"the script raised {type(answer).__name__}: {answer}", status_code=500) from answer
+        return answer
+
+    def _message(self, answer: Answer) -> dict[str, Any]:
+        """The answer in full: `content`, `reasoning` and OpenAI `tool_calls`, each present."""
+        given: dict[str, Any] = (
+            {"content": answer} if isinstance(answer, str) else dict(answer) if isinstance(answer, Mapping) else {}
+        )
+        if not given or not given.keys() <= {"content", "reasoning", "tool_calls", "role"}:
+            raise ConfigError(
+                f"script answer {answer!r}: use a text, a mapping with content or tool_calls, or an error"
+            )
+        return {
+            "content": given.get("content") or "",
+            "reasoning": given.get("reasoning") or "",
+            "tool_calls": [self._tool_call(call) for call in given.get("tool_calls") or []],
+        }
+
+    def _tool_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call.get("function", call)
+        arguments = function.get("arguments", {})
+        self._num_tool_calls += 1
+        return {
+            "id": call.get("id") or f"call_{self._num_tool_calls}",
+            "type": "function",
+            "function": {
+                "name": function["name"],
+                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+            },
+        }
+
+
+def encode(text: str) -> list[int]:
+    """A text as ids: one a byte of its UTF-8."""
+    return list(text.encode())
+
+
+def decode(ids: Sequence[int]) -> str:
+    """The text of these ids, with the markers left out."""
+    return bytes(token_id for token_id in ids if token_id < TURN_START).decode(errors="replace")
+
+
+def encode_prompt(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    """A conversation as ids, up to the point where the assistant begins to speak."""
+    ids: list[int] = []
+    if tools:
+        ids += [TURN_START, *encode("tools\n" + json.dumps(list(tools))), TURN_END, *encode("\n")]
+    for message in messages:
+        ids += [TURN_START, *encode(f"{message['role']}\n"), *_encode_body(message), TURN_END, *encode("\n")]
+    return [*ids, TURN_START, *encode("assistant\n")]
+
+
+def _encode_body(message: Mapping[str, Any]) -> list[int]:
+    """What the message says. Of an assistant's message, precisely what was sampled, however a client spelt it again."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    thought = f"<think>\n{reasoning}\n</think>\n" if reasoning else ""
+    calls = "".join(_render_tool_call(call) for call in message.get("tool_calls") or [])
+    return encode(thought + text_of(dict(message)) + calls)
+
+
+def _render_tool_call(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    try:
+        arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True)
+    except ValueError:  # A malformed answer is a legitimate thing to script.
+        arguments = function["arguments"]
+    return f"\n<tool_call>\n{json.dumps(function['name'])} {arguments}\n</tool_call>"
+
+
+def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str]:
+    """The answer's ids and finish reason; cuts the message where a stop string or the token limit ends it."""
+    ids = [*_encode_body(message), TURN_END]
+    reason = "tool_calls" if message["tool_calls"] else "stop"
+    ends = [(at, at + len(text)) for text in stop if (at := message["content"].find(text)) >= 0]
+    if ends:
+        start, end = min(ends)
+        message["tool_calls"] = []
+        ids = _encode_body({**message, "content": message["content"][:end]})
+        message["content"], reason = message["content"][:start], "stop"
+    if len(ids) > max_tokens:
+        ids = ids[:max_tokens]
+        message.update(content=decode(ids), reasoning="", tool_calls=[])
+        reason = "length"
+    return ids, reason
+
+
+def _logprob(token_id: int, position: int) -> float:
+    """A different number for every neighbour, and the same on every machine: a multiple of 1/128 is exact."""
+    return -(1 + (31 * token_id + 17 * position) % 255) / 128
+
+
+def _deltas(output: ModelOutput) -> Iterator[OutputDelta]:
+    """Pieces of the content with their tokens; all that is left, markers and tool calls, belongs to the whole answer."""
+    pieces = [output.content[start : start + _PIECE] for start in range(0, len(output.content), _PIECE)]
+    at = 0 if not output.reasoning else len(encode(f"<think>\n{output.reasoning}\n</think>\n"))
+    taken = 0
+    for piece in pieces:
+        at += len(encode(piece))
+        yield OutputDelta(piece, output.completion_ids[taken:at], output.logprobs[taken:at])
+        taken = at
