@@ -1,0 +1,155 @@
+"""A trace store in one SQLite file: durable before it is acknowledged, readable by other processes while in use."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rllm.errors import StoreError
+from rllm.store import rows
+from rllm.store.base import SessionInfo
+from rllm.store.codec import pack_document, unpack_document
+from rllm.store.schema import named, open_for_reading, open_for_writing
+from rllm.store.writer import GroupCommitWriter
+from rllm.types import StepCredit, Trace
+
+T = TypeVar("T")
+
+
+class SqliteTraceStore:
+    """The `TraceStore` protocol over SQLite in WAL mode: one writer thread with group commit, readers beside it.
+
+    Traces are encoded by the writer thread, which keeps that work out of the caller's event loop; they must not change
+    until the future completes. Values that JSON has no form for come back as the nearest that it has.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
+        """Open the file, or create it with its folders; `~` is the user's home.
+
+        Args:
+            path: the SQLite file; SQLite keeps `-wal` and `-shm` files beside it while it is open.
+            read_only: never write; for looking into a run that is going on.
+            timeout_s: how long to wait for another process's write lock, or for a place in the queue.
+
+        Raises:
+            StoreError: if the file cannot be opened as a trace store of this version.
+        """
+        self.path = Path(path).expanduser()
+        self._timeout_s = timeout_s
+        self._closed = False
+        self._writer: GroupCommitWriter | None = None
+        if not read_only:
+            name_error = partial(named, path=self.path)
+            connection = open_for_writing(self.path, timeout_s)
+            self._writer = GroupCommitWriter(connection, name_error=name_error, timeout_s=timeout_s)
+            # Runs when the store is collected and when the interpreter ends: what was added is flushed either way.
+            weakref.finalize(self, self._writer.close)
+        self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
+
+    def add(self, traces: Sequence[Trace]) -> Future[None]:
+        return self._write(partial(_add, traces=traces))
+
+    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
+        return self._write(partial(_merge_session, session_id=session_id, metadata=dict(metadata)))
+
+    def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
+        return self._write(partial(_annotate, credits=credits))
+
+    def delete(self, session_id: str) -> int:
+        return self._write(partial(_delete, session_id=session_id)).result()
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
+        return rows.row_to_session(found[0]) if found else None
+
+    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
+        found = self._read(f"{rows.SELECT_SESSIONS} ORDER BY seq DESC LIMIT ? OFFSET ?", limit, offset)
+        return [rows.row_to_session(row) for row in found]
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        found = sorted(self._read(rows.SELECT_TRACES, session_id), key=itemgetter(0))
+        return [rows.row_to_trace(row, session_id) for row in found]
+
+    def credits(self, session_id: str) -> list[StepCredit]:
+        return [rows.row_to_credit(row, session_id) for row in self._read(rows.SELECT_CREDITS, session_id)]
+
+    def close(self) -> None:
+        self._closed = True
+        if self._writer is not None:
+            self._writer.close()
+        self._close_readers()
+
+    def __enter__(self) -> SqliteTraceStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _write(self, job: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        if self._writer is None:
+            raise StoreError(f"trace store {str(self.path)!r} was opened with read_only=True: open it again to write")
+        return self._writer.submit(job)
+
+    def _read(self, statement: str, *values: Any) -> list[Any]:
+        with self._reader() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection that no other thread is using; as many are kept as were ever needed at once."""
+        if self._closed:
+            raise StoreError(f"trace store {str(self.path)!r} is closed: open a new one")
+        try:
+            connection = self._idle_readers.pop()
+        except IndexError:
+            connection = open_for_reading(self.path, self._timeout_s)
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise named(error, self.path) from error
+        finally:
+            self._idle_readers.append(connection)
+            if self._closed:
+                self._close_readers()
+
+    def _close_readers(self) -> None:
+        while self._idle_readers:
+            self._idle_readers.pop().close()
+
+
+def _ensure_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> None:
+    now = time.time()
+    connection.executemany(rows.INSERT_SESSION, [(session_id, now) for session_id in dict.fromkeys(session_ids)])
+
+
+def _add(connection: sqlite3.Connection, traces: Sequence[Trace]) -> None:
+    _ensure_sessions(connection, (trace.session_id for trace in traces))
+    connection.executemany(rows.UPSERT_TRACE, map(rows.trace_to_row, traces))
+
+
+def _annotate(connection: sqlite3.Connection, credits: Sequence[StepCredit]) -> None:
+    _ensure_sessions(connection, (credit.session_id for credit in credits))
+    connection.executemany(rows.UPSERT_CREDIT, map(rows.credit_to_row, credits))
+
+
+def _merge_session(connection: sqlite3.Connection, session_id: str, metadata: dict[str, Any]) -> None:
+    _ensure_sessions(connection, [session_id])
+    [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
+    connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
+
+
+def _delete(connection: sqlite3.Connection, session_id: str) -> int:
+    num_traces = connection.execute(f"DELETE FROM traces WHERE session = {rows.SESSION}", (session_id,)).rowcount
+    connection.execute(f"DELETE FROM credits WHERE session = {rows.SESSION}", (session_id,))
+    connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+    return num_traces

@@ -1,0 +1,121 @@
+"""One thread that owns a SQLite connection and commits everything that is waiting in one transaction.
+
+A durable commit costs a disk flush, however many rows it holds. While one flush runs the next jobs gather, so that the
+cost of each falls as the load rises.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rllm.errors import StoreError
+
+T = TypeVar("T")
+
+MAX_WAITING = 2048
+"""Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: Callable[[sqlite3.Connection], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+class GroupCommitWriter:
+    """Runs jobs on a connection in the order they come; each job's future completes when its changes are on disk."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, *, name_error: Callable[[Exception], StoreError], timeout_s: float
+    ) -> None:
+        self._connection = connection
+        self._name_error = name_error
+        self._timeout_s = timeout_s
+        self._waiting: list[_Job] = []
+        self._closed = False
+        # Re-entrant, because the garbage collector may close a forgotten store while this thread holds it.
+        lock = threading.RLock()
+        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
+        # A daemon, so that a store which nobody closed cannot keep the interpreter from ending.
+        self._thread = threading.Thread(target=self._run, name="rllm-trace-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Have the writer thread run this inside its next transaction; waits while `MAX_WAITING` others wait.
+
+        Raises:
+            StoreError: if the writer is closed, or if no place in the queue came free in time.
+        """
+        job = _Job(run)
+        # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
+        job.done.set_running_or_notify_cancel()
+        with self._has_room:
+            in_time = self._has_room.wait_for(self._may_submit, self._timeout_s)
+            if self._closed:
+                raise StoreError("this trace store is closed: open a new one")
+            if not in_time:
+                reason = f"{MAX_WAITING} writes are waiting and none was finished within {self._timeout_s:g} s"
+                raise self._name_error(TimeoutError(f"{reason}: its disk is too slow or its file is locked"))
+            self._waiting.append(job)
+            self._has_work.notify()
+        return job.done
+
+    def close(self) -> None:
+        """Finish every waiting job and close the connection."""
+        with self._has_work:
+            self._closed = True
+            self._has_work.notify()
+            self._has_room.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _may_submit(self) -> bool:
+        return self._closed or len(self._waiting) < MAX_WAITING
+
+    def _may_go_on(self) -> bool:
+        return self._closed or bool(self._waiting)
+
+    def _run(self) -> None:
+        while batch := self._take_all():
+            self._commit(batch)
+        self._connection.close()
+
+    def _take_all(self) -> list[_Job]:
+        """Everything that is waiting, at least one job; an empty list once the writer is closed and has finished."""
+        with self._has_work:
+            self._has_work.wait_for(self._may_go_on)
+            batch, self._waiting = self._waiting, []
+            self._has_room.notify_all()
+        return batch
+
+    def _commit(self, batch: list[_Job]) -> None:
+        try:
+            results = self._in_one_transaction(batch)
+        except Exception as error:
+            if len(batch) > 1 and not isinstance(error, sqlite3.OperationalError):
+                # The storage is well, so one of these jobs is at fault: let it fail alone.
+                for job in batch:
+                    self._commit([job])
+                return
+            for job in batch:
+                job.done.set_exception(self._name_error(error))
+            return
+        for job, result in zip(batch, results, strict=True):
+            job.done.set_result(result)
+
+    def _in_one_transaction(self, batch: list[_Job]) -> list[Any]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            results = [job.run(self._connection) for job in batch]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to report
+                self._connection.rollback()
+            raise
+        return results

@@ -1,0 +1,184 @@
+"""What every trace store does, whatever it keeps its traces in."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import StoreError
+from rllm.store import TraceStore, open_store
+from rllm.types import StepCredit, Trace
+
+OpenStore = Callable[[], TraceStore]
+
+
+@pytest.fixture(params=["memory:", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
+    store = open_store(request.param if request.param == "memory:" else str(tmp_path / "traces.db"))
+    yield store
+    store.close()
+
+
+def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
+    values: dict[str, Any] = {
+        "call_id": id,
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "2+2?"}],
+        "response": {"role": "assistant", "content": "4"},
+        "prompt_ids": [1, 70_000, 3],
+        "response_ids": [5, 2],
+        "logprobs": [-0.5, -0.1],
+    }
+    return Trace(id=id, session_id=session_id, **(values | changes))
+
+
+def credit_of(trace_id: str, training_step: int = 1, session_id: str = "s", **changes: Any) -> StepCredit:
+    values: dict[str, Any] = {"episode_id": "t:0", "trajectory_name": "agent", "reward": 1.0}
+    return StepCredit(trace_id=trace_id, training_step=training_step, session_id=session_id, **(values | changes))
+
+
+FULL = trace_of(
+    parent_id="z",
+    choice_index=2,
+    tools=[{"type": "function", "function": {"name": "add"}}],
+    logprobs_kind="processed",
+    sampling={"temperature": 0.7, "stop": ["x"]},
+    requested_sampling={"top_p": 0.9},
+    finish_reason="stop",
+    weight_version=3,
+    template_hash="ab" * 32,
+    started_at=12.5,
+    timings={"total_s": 0.25},
+    metadata={"task": {"id": "a:b", "n": 2**70}, "words": "müsli 🥣 \ud800"},
+    error="no tokens",
+)
+EMPTY = trace_of(prompt_ids=[], response_ids=[], logprobs=[], messages=[], response={})
+
+
+@pytest.mark.parametrize("trace", [trace_of(), FULL, EMPTY, trace_of(session_id="a/b ü")])
+def test_a_trace_comes_back_as_it_went_in(store: TraceStore, trace: Trace):
+    store.add([trace]).result()
+    assert store.by_session(trace.session_id) == [trace]
+
+
+def test_traces_come_back_in_call_order_over_several_adds(store: TraceStore):
+    names = ["m", "a", "z", "b", "y"]
+    store.add([trace_of("m"), trace_of("a"), trace_of("other", "t")])
+    store.add([trace_of("z")])
+    store.add([trace_of("b"), trace_of("y")]).result()
+    assert [trace.id for trace in store.by_session("s")] == names
+    assert [trace.id for trace in store.by_session("t")] == ["other"]
+
+
+def test_a_retried_id_is_replaced_in_place(store: TraceStore):
+    store.add([trace_of("a"), trace_of("b"), trace_of("c")])
+    store.add([trace_of("b", finish_reason="length", response_ids=[9, 9])]).result()
+    stored = store.by_session("s")
+    assert [trace.id for trace in stored] == ["a", "b", "c"]
+    assert (stored[1].finish_reason, stored[1].response_ids) == ("length", [9, 9])
+    info = store.session("s")
+    assert info is not None
+    assert info.num_traces == 3
+
+
+def test_a_server_that_repeats_its_ids_does_not_overwrite_another_session(store: TraceStore):
+    store.add([trace_of("same", "s"), trace_of("same", "t", response_ids=[8, 8])]).result()
+    assert store.by_session("s") == [trace_of("same", "s")]
+    assert store.by_session("t") == [trace_of("same", "t", response_ids=[8, 8])]
+
+
+def test_metadata_is_merged_over_several_openings(store: TraceStore):
+    store.open_session("s", {"task": 1, "split": "train"})
+    store.open_session("s", {"split": "val", "n": None}).result()
+    info = store.session("s")
+    assert info is not None
+    assert (info.id, info.num_traces, info.metadata) == ("s", 0, {"task": 1, "split": "val", "n": None})
+
+
+def test_a_session_that_traces_created_has_no_metadata_until_it_gets_some(store: TraceStore):
+    store.add([trace_of()]).result()
+    [info] = store.sessions()
+    assert (info.num_traces, info.metadata) == (1, {})
+    store.open_session("s", {"task": 1}).result()
+    [later] = store.sessions()
+    assert later == replace(info, metadata={"task": 1})
+
+
+def test_sessions_come_newest_first_in_pages(store: TraceStore):
+    for name in ("one", "two", "three"):
+        store.open_session(name, {}).result()
+    store.add([trace_of("a", "one")]).result()
+    assert [info.id for info in store.sessions()] == ["three", "two", "one"]
+    assert [info.id for info in store.sessions(limit=1, offset=1)] == ["two"]
+    assert store.sessions(offset=3) == []
+
+
+def test_an_unknown_session_is_empty_and_no_error(store: TraceStore):
+    assert store.session("nope") is None
+    assert store.by_session("nope") == []
+    assert store.credits("nope") == []
+    assert store.delete("nope") == 0
+
+
+def test_credits_come_back_in_call_order_and_the_last_word_stands(store: TraceStore):
+    store.add([trace_of("b"), trace_of("a")]).result()
+    dropped = credit_of("b", 2, reward=None, dropped="no siblings")
+    store.annotate([credit_of("unknown"), credit_of("a"), dropped, credit_of("b", 1)])
+    full = credit_of("a", group_id="t", baseline=0.5, advantage=-0.25, trainer_logprobs=[-0.5, -0.1], reward=0.25)
+    store.annotate([full]).result()
+    assert store.credits("s") == [credit_of("b", 1), dropped, full, credit_of("unknown")]
+
+
+def test_deleting_a_session_takes_its_traces_and_credits_and_nothing_else(store: TraceStore):
+    store.add([trace_of("a"), trace_of("b"), trace_of("a", "t")])
+    store.annotate([credit_of("a"), credit_of("a", session_id="t")])
+    assert store.delete("s") == 2
+    assert store.session("s") is None
+    assert store.by_session("s") == store.credits("s") == []
+    assert (len(store.by_session("t")), len(store.credits("t"))) == (1, 1)
+
+
+def test_a_deleted_session_may_begin_again(store: TraceStore):
+    store.add([trace_of("a"), trace_of("b")])
+    store.delete("s")
+    store.add([trace_of("c")]).result()
+    assert [trace.id for trace in store.by_session("s")] == ["c"]
+
+
+def test_adding_nothing_is_allowed(store: TraceStore):
+    store.add([]).result()
+    store.annotate([]).result()
+    assert store.sessions() == []
+
+
+async def test_writes_can_be_awaited_and_a_cancelled_wait_loses_nothing(store: TraceStore):
+    await asyncio.wrap_future(store.add([trace_of("a")]))
+    waiting = asyncio.wrap_future(store.add([trace_of("b")]))
+    waiting.cancel()
+    await asyncio.wrap_future(store.add([trace_of("c")]))
+    assert [trace.id for trace in store.by_session("s")] == ["a", "b", "c"]
+
+
+def test_many_threads_may_write_and_read_at_once(store: TraceStore):
+    def use(worker: int) -> list[str]:
+        session_id = f"s{worker}"
+        for k in range(20):
+            store.add([trace_of(f"{worker}-{k}", session_id)]).result()
+            assert len(store.by_session(session_id)) == k + 1
+        return [trace.id for trace in store.by_session(session_id)]
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(use, range(8)))
+    assert ids == [[f"{worker}-{k}" for k in range(20)] for worker in range(8)]
+
+
+def test_a_closed_store_says_so_and_may_be_closed_again(store: TraceStore):
+    store.close()
+    store.close()
+    for use in (lambda: store.add([trace_of()]), lambda: store.by_session("s"), lambda: store.delete("s")):
+        with pytest.raises(StoreError, match="closed"):
+            use()
