@@ -1,0 +1,59 @@
+"""A sampled answer's ids to what the agent sees: text, reasoning, tool calls, whole or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.inference.local.text import IncrementalText, TextDecoder, first_stop
+from rllm.parser.reasoning import OPEN, split_reasoning
+from rllm.parser.streaming import visible_content
+from rllm.parser.tool_parser import ParsedText, ToolParser
+
+_LAST_PROMPT_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An answer as the agent sees it."""
+
+    text: str
+    content: str
+    reasoning: str
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+class AnswerReader:
+    """Reads one answer; streaming shows nothing that the whole answer does not contain."""
+
+    def __init__(
+        self, decoder: TextDecoder, *, prompt_ids: Sequence[int], stop: Sequence[str], tool_parser: ToolParser | None
+    ) -> None:
+        self._decoder = decoder
+        self._stop = tuple(stop)
+        self._tool_parser = tool_parser
+        self._markers = (*self._stop, *(tool_parser.markers if tool_parser else ()))
+        prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
+        self._starts_open = prompt_end.endswith(OPEN)
+        self._so_far = IncrementalText(decoder)
+        self._num_shown = 0
+
+    def show(self, ids: Sequence[int]) -> str:
+        """Take the next ids in; returns the content that can be shown in addition."""
+        content = visible_content(self._so_far.extend(ids), self._markers, starts_open=self._starts_open)
+        new = content[self._num_shown :]
+        self._num_shown += len(new)
+        return new
+
+    def rest(self, content: str) -> str:
+        """The part of the whole answer's content that was not shown yet."""
+        return content[self._num_shown :]
+
+    def read(self, ids: Sequence[int]) -> Answer:
+        """The whole answer."""
+        text = self._decoder.text(ids)
+        text = text[: first_stop(text, self._stop)]
+        split = split_reasoning(text, starts_open=self._starts_open)
+        parsed = self._tool_parser.parse(split.answer) if self._tool_parser else ParsedText(content=split.answer)
+        return Answer(text=text, content=parsed.content, reasoning=split.reasoning, tool_calls=parsed.tool_calls)

@@ -1,0 +1,178 @@
+"""The fastest decoder that is exact for a model, found by trying.
+
+* `SlotDecoder`: batched, with shared prefixes. For plain full attention.
+* `DynamicDecoder`: one sequence at a time, with `transformers`' own cache for the model. For sliding windows and hybrids.
+* `RecomputeDecoder`: every step computes the whole sequences again. For everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from rllm.inference.local.attention import use_grouped_attention
+from rllm.inference.local.decoder import Added, Decoder, last_logits_only, plain_logits
+from rllm.inference.local.kv_cache import CacheShape
+from rllm.inference.local.slot_decoder import SlotDecoder
+
+logger = logging.getLogger(__name__)
+
+_PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8])
+"""Prompts of different lengths, and how many tokens are appended to each."""
+_PROBE_STEPS = 3
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Allowed difference of two logits as a share of the largest one; other types are only good to about 5 %."""
+
+
+def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes: int) -> Decoder:
+    """The fastest decoder whose logits equal those of plain forward passes of this model.
+
+    What is tried is the model at hand and not its name, so a new architecture is either served exactly or falls back.
+    """
+
+    def slots() -> Decoder:
+        use_grouped_attention(model)
+        shape = _cache_shape(model)
+        return SlotDecoder(model, shape, max_sequences=max_sequences, max_length=max_length, max_bytes=max_bytes)
+
+    candidates: list[Callable[[], Decoder]] = [lambda: DynamicDecoder(model)]
+    if _has_full_attention(model):
+        candidates.insert(0, slots)
+    for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
+        try:
+            with torch.no_grad():
+                decoder = build()
+                exact = _is_exact(decoder, model)
+        except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
+            logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
+            continue
+        if exact:
+            _say_if_slow(decoder, model)
+            return decoder
+    _say_if_slow(fallback := RecomputeDecoder(model), model)
+    return fallback
+
+
+def _has_full_attention(model: Any) -> bool:
+    """Whether every layer keeps all keys and values, by `transformers`' own account."""
+    if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
+        return False
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def _cache_shape(model: Any) -> CacheShape:
+    """What the model caches, from what it does cache.
+
+    Raises:
+        ValueError: if its layers differ from each other.
+    """
+    cache = DynamicCache(config=model.config)
+    model(input_ids=torch.tensor([_PROBE[0]], device=model.device), past_key_values=cache, use_cache=True)
+    shapes = {tuple(states.shape) for layer in cache.layers for states in (layer.keys, layer.values)}
+    if len(shapes) != 1:
+        raise ValueError(f"the layers cache different shapes: {shapes}")
+    _, num_heads, _, head_dim = shapes.pop()
+    keys = cache.layers[0].keys
+    return CacheShape(
+        num_layers=len(cache.layers), num_heads=num_heads, head_dim=head_dim, dtype=keys.dtype, device=keys.device
+    )
+
+
+def _is_exact(decoder: Decoder, model: Any) -> bool:
+    """Whether a few ragged sequences give the logits of plain forward passes."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
+    sequences = [prompts[added.index] for added in decoder.add(prompts)]
+    tokens = [sequence[-1] for sequence in sequences]
+    exact = len(sequences) == len(prompts)
+    for _ in range(_PROBE_STEPS):
+        logits = decoder.step(tokens)
+        expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+        tolerance = _TOLERANCE.get(logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
+        exact = exact and bool((logits - expected).abs().max() <= tolerance)
+        tokens = [(token + 1) % vocabulary for token in tokens]
+        sequences = [[*sequence, token] for sequence, token in zip(sequences, tokens, strict=True)]
+    decoder.clear()
+    return exact
+
+
+def _say_if_slow(decoder: Decoder, model: Any) -> None:
+    if not isinstance(decoder, SlotDecoder):
+        logger.warning(
+            "%s does not keep plain full attention, so it is sampled by the slower %s: exact, but without batching or "
+            "shared prefixes",
+            type(model).__name__,
+            type(decoder).__name__,
+        )
+
+
+class DynamicDecoder:
+    """One sequence at a time, with the cache that `transformers` builds for the model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._options = last_logits_only(model)
+        self._caches: list[Any] = []
+
+    def fits(self, num_sequences: int, length: int) -> bool:
+        return True
+
+    def add(self, prompts: Sequence[list[int]]) -> list[Added]:
+        for prompt in prompts:
+            self._caches.append(DynamicCache(config=self._model.config))
+            if len(prompt) > 1:
+                self._forward(prompt[:-1], self._caches[-1])
+        return [Added(index, 0) for index in range(len(prompts))]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        pairs = zip(tokens, self._caches, strict=True)
+        return torch.cat([self._forward([token], cache) for token, cache in pairs])
+
+    def _forward(self, tokens: list[int], cache: Any) -> torch.Tensor:
+        inputs = torch.tensor([tokens], device=self._model.device)
+        logits: torch.Tensor = self._model(
+            input_ids=inputs, past_key_values=cache, use_cache=True, **self._options
+        ).logits
+        return logits[:, -1]
+
+    def remove(self, number: int, ids: Sequence[int]) -> None:
+        last = self._caches.pop()
+        if number < len(self._caches):
+            self._caches[number] = last
+
+    def clear(self) -> None:
+        self._caches.clear()
+
+
+class RecomputeDecoder:
+    """Without a cache: each step is a plain forward pass over the whole sequences."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._sequences: list[list[int]] = []
+
+    def fits(self, num_sequences: int, length: int) -> bool:
+        return True
+
+    def add(self, prompts: Sequence[list[int]]) -> list[Added]:
+        self._sequences += [prompt[:-1] for prompt in prompts]
+        return [Added(index, 0) for index in range(len(prompts))]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        for sequence, token in zip(self._sequences, tokens, strict=True):
+            sequence.append(token)
+        return torch.cat([plain_logits(self._model, sequence) for sequence in self._sequences])
+
+    def remove(self, number: int, ids: Sequence[int]) -> None:
+        last = self._sequences.pop()
+        if number < len(self._sequences):
+            self._sequences[number] = last
+
+    def clear(self) -> None:
+        self._sequences.clear()

@@ -1,0 +1,112 @@
+"""A model folder or hub id to a model and its tokenizer, on the best device there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from rllm.errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A causal language model that is ready to use."""
+
+    model: Any
+    """A `transformers` model in evaluation mode, on `device`."""
+    tokenizer: Any
+    device: torch.device
+
+
+def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Load any Hugging Face causal language model from a folder or a hub id.
+
+    `dtype` is `float32`, `bfloat16` or `auto`: bfloat16 on CUDA, else float32. `device` is a torch device or `auto`.
+
+    Raises:
+        ConfigError: if there is no such model, if its folder is incomplete, or if a setting is wrong.
+    """
+    source = _checked_source(path_or_id)
+    target = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, target)
+    config = _loaded(AutoConfig.from_pretrained, source, "configuration")
+    tokenizer = _loaded(AutoTokenizer.from_pretrained, source, "tokenizer")
+    model = _loaded(
+        AutoModelForCausalLM.from_pretrained,
+        source,
+        "weights",
+        config=config,
+        dtype=chosen_dtype,
+        attn_implementation="sdpa",
+    )
+    return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
+
+
+def choose_device(device: str = "auto") -> torch.device:
+    """The named device, or for `auto` the first of CUDA, MPS and CPU that is present."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r}: use auto, cpu, cuda, cuda:N or mps") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}: this torch finds no CUDA GPU; use device=auto or device=cpu")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device={device!r}: this torch finds no Apple GPU; use device=auto or device=cpu")
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The named dtype; `auto` is bfloat16 on CUDA and float32 elsewhere."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype={dtype!r}: use one of {['auto', *_DTYPES]}")
+    return _DTYPES[dtype]
+
+
+def _checked_source(path_or_id: str | Path) -> str:
+    """The source as `transformers` wants it; what looks like a path is never looked up on the hub."""
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model folder"
+            )
+        return str(folder)
+    if folder.exists():
+        raise ConfigError(f"model={str(path_or_id)!r} is a file; point to the folder that holds config.json")
+    if _looks_like_path(path_or_id):
+        raise ConfigError(f"model={str(path_or_id)!r}: there is no such folder; check the path, or use a hub id")
+    return str(path_or_id)
+
+
+def _looks_like_path(path_or_id: str | Path) -> bool:
+    if isinstance(path_or_id, Path):
+        return True
+    return path_or_id.startswith(("/", ".", "~")) or "\\" in path_or_id or path_or_id.count("/") != 1
+
+
+def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
+    """Call a `from_pretrained`; what it raises names neither the setting nor the remedy."""
+    try:
+        return load(source, **options)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        if Path(source).is_dir():
+            remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
+        else:
+            remedy = (
+                "it is no local folder and the hub did not give it; check the id and the network, download it first, "
+                "or set HF_HUB_OFFLINE=1 to use only what is already cached"
+            )
+        raise ConfigError(f"model={source!r}: cannot load its {part}: {remedy} ({first_line})") from error

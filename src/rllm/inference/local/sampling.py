@@ -1,0 +1,133 @@
+"""Logits to tokens and log-probabilities, for a whole batch at once.
+
+B: rows of the batch. V: vocabulary. A row's randomness is a function of its seed and of how many tokens it has, so an
+answer does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rllm.inference.engine import SamplingParams
+
+_CANDIDATES = 128
+"""How many of the most probable tokens top-p looks at before it sorts the whole vocabulary."""
+
+
+@dataclass(kw_only=True)
+class RowSettings:
+    """The sampling parameters of a batch as tensors; built anew when the batch's rows change."""
+
+    scale: torch.Tensor | None
+    """[B, 1]: 1 / temperature; `None` where every row has temperature 1 (or is greedy)."""
+    greedy: torch.Tensor | None
+    """[B]; `None` where no row is."""
+    all_greedy: bool
+    top_k: torch.Tensor | None
+    """[B], at least 1; `None` where no row restricts it."""
+    top_p: torch.Tensor | None
+    """[B]; `None` where no row restricts it."""
+    seeds: NDArray[np.uint64]
+    """[B]"""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[SamplingParams], seeds: Sequence[int], vocabulary: int, device: torch.device
+    ) -> RowSettings:
+        greedy = [row.temperature == 0 for row in rows]
+        scales = [1.0 if row.temperature == 0 else 1.0 / row.temperature for row in rows]
+        top_k = [vocabulary if row.top_k < 0 or row.temperature == 0 else min(row.top_k, vocabulary) for row in rows]
+        top_p = [1.0 if row.temperature == 0 else row.top_p for row in rows]
+
+        def tensor(values: list[float] | list[int] | list[bool], used: bool) -> torch.Tensor | None:
+            return torch.tensor(values, device=device) if used else None
+
+        scale = tensor(scales, any(value != 1.0 for value in scales))
+        return cls(
+            scale=None if scale is None else scale.unsqueeze(1),
+            greedy=tensor(greedy, any(greedy)),
+            all_greedy=all(greedy),
+            top_k=tensor(top_k, min(top_k, default=vocabulary) < vocabulary),
+            top_p=tensor(top_p, min(top_p, default=1.0) < 1.0),
+            seeds=np.array(seeds, dtype=np.uint64),
+        )
+
+
+def sample(
+    logits: torch.Tensor,  # [B, V], any float type
+    settings: RowSettings,
+    num_sampled: NDArray[np.uint64],  # [B]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row, [B], and its log-probability in the distribution it was drawn from, [B].
+
+    Greedy rows take the most probable token, and its log-probability in the model's own distribution.
+    """
+    logits = logits.float()
+    if settings.scale is not None:
+        logits = logits * settings.scale
+    if settings.top_k is not None:
+        logits = keep_top_k(logits, settings.top_k)
+    if settings.top_p is not None:
+        logits = keep_top_p(logits, settings.top_p)
+    best, argbest = logits.max(dim=-1)
+    weights = (logits - best.unsqueeze(1)).exp_()
+    precise = torch.float32 if logits.device.type == "mps" else torch.float64
+    if settings.all_greedy:
+        return argbest, -weights.sum(-1, dtype=precise).log()
+    cumulative = weights.cumsum(-1, dtype=precise)
+    total = cumulative[:, -1:]
+    draws = torch.from_numpy(uniforms(settings.seeds, num_sampled)).to(logits.device, precise)
+    # `right` skips tokens of weight zero, which share their cumulative weight with the token before them.
+    tokens = torch.searchsorted(cumulative, draws.unsqueeze(1) * total, right=True).squeeze(1)
+    tokens = tokens.clamp_(max=logits.shape[1] - 1)
+    if settings.greedy is not None:
+        tokens = torch.where(settings.greedy, argbest, tokens)
+    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens, chosen - best - total.squeeze(1).log()
+
+
+def keep_top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Rule out all but the `top_k[b]` most probable tokens of each row (ties with the last of them stay)."""
+    largest = int(top_k.max())
+    if largest >= logits.shape[1]:  # some rows are not restricted
+        restricted = top_k < logits.shape[1]
+        logits = logits.clone()
+        logits[restricted] = keep_top_k(logits[restricted], top_k[restricted])
+        return logits
+    kept = logits.topk(largest, dim=-1).values
+    threshold = kept.gather(1, (top_k - 1).unsqueeze(1))
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Rule out all but each row's smallest set of most probable tokens that holds at least `top_p[b]` of the mass."""
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    candidates = min(_CANDIDATES, logits.shape[1])
+    best = logits.topk(candidates, dim=-1).values
+    mass = (best - log_total).exp().cumsum(-1)
+    if candidates < logits.shape[1] and bool(((mass[:, -1] < top_p) & (top_p < 1.0)).any()):
+        best = logits.sort(dim=-1, descending=True).values
+        mass = (best - log_total).exp().cumsum(-1)
+    last = torch.searchsorted(mass, top_p.unsqueeze(1).to(mass.dtype)).clamp_(max=best.shape[1] - 1)
+    threshold = best.gather(1, last).masked_fill(top_p.unsqueeze(1) >= 1.0, -torch.inf)
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniforms(seeds: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Independent uniform numbers in [0, 1), one per (seed, counter): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    state = _mix(seeds + _GAMMA) + (counters + np.uint64(1)) * _GAMMA
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,238 @@
+"""Which requests are decoded together: admission between decode steps, sampling, and the end of each answer.
+
+All of it runs on one thread and knows neither asyncio nor text formats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rllm.inference.engine import SamplingParams
+from rllm.inference.local.decoder import Decoder
+from rllm.inference.local.sampling import RowSettings, sample
+from rllm.inference.local.text import IncrementalText, TextDecoder, first_stop
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    """One answer in the making. The scheduler's thread appends to it; others only read it, or cancel it."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    end_ids: frozenset[int]
+    """Ids that end the answer."""
+    seed: int
+    wake: Callable[[Request], None]
+    """Called when there is news: the end of the answer, and for `streaming` requests each token."""
+    streaming: bool = False
+
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: Exception | None = None
+    cancelled: bool = False
+    weight_version: int = 0
+    num_cached: int = 0
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float = 0.0
+    prefilled_at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def max_length(self) -> int:
+        return len(self.prompt_ids) + self.max_tokens
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds by phase, and how much of the prompt was cached."""
+        admitted_at = self.admitted_at or self.finished_at
+        prefilled_at = self.prefilled_at or self.finished_at
+        return {
+            "queue_s": admitted_at - self.submitted_at,
+            "prefill_s": prefilled_at - admitted_at,
+            "decode_s": self.finished_at - prefilled_at,
+            "total_s": self.finished_at - self.submitted_at,
+            "cached_prompt_tokens": self.num_cached,
+        }
+
+    def finish(self, reason: str | None, error: Exception | None = None) -> None:
+        self.finished_at = time.perf_counter()
+        self.finish_reason, self.error = reason, error
+        self.wake(self)
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """What the scheduler has done so far."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    decode_steps: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Scheduler:
+    """The waiting requests, and those being decoded. Not thread-safe."""
+
+    def __init__(self, decoder: Decoder, text: TextDecoder, *, max_concurrent: int) -> None:
+        self._decoder = decoder
+        self._text = text
+        self._max_concurrent = max_concurrent
+        self._waiting: deque[Request] = deque()
+        self._live: list[Request] = []
+        self._stop_texts: dict[Request, IncrementalText] = {}
+        self._settings: RowSettings | None = None
+        self.weight_version = 0
+        self.counters = Counters()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._live)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        self._waiting.extend(requests)
+
+    def advance(self) -> None:
+        """Admit what there is room for, then decode one token of every admitted request."""
+        while self._admit():
+            pass
+        if self._live:
+            self._step()
+
+    def publish(self, weight_version: int) -> None:
+        """The weights have changed: abort what was begun with the old ones, and forget their cached states."""
+        for request in self._live:
+            request.finish("abort")
+        self._live.clear()
+        self._stop_texts.clear()
+        self._settings = None
+        self._decoder.clear()
+        self.weight_version = weight_version
+
+    def fail(self, error: Exception) -> None:
+        """End every request with this error."""
+        for request in (*self._live, *self._waiting):
+            if not request.done:
+                request.finish(None, error)
+        self._live.clear()
+        self._waiting.clear()
+
+    def _admit(self) -> bool:
+        """Take waiting requests in; returns whether those left out should be tried again at once."""
+        chosen = self._take_waiting()
+        if not chosen:
+            return False
+        admitted_at = time.perf_counter()
+        added = self._decoder.add([request.prompt_ids for request in chosen])
+        prefilled_at = time.perf_counter()
+        for item in added:
+            request = chosen[item.index]
+            request.weight_version, request.num_cached = self.weight_version, item.num_cached
+            request.admitted_at, request.prefilled_at = admitted_at, prefilled_at
+            self._live.append(request)
+            if request.sampling.stop:
+                self._stop_texts[request] = IncrementalText(self._text)
+            self.counters.requests += 1
+            self.counters.prompt_tokens += len(request.prompt_ids)
+            self.counters.cached_prompt_tokens += item.num_cached
+        self.counters.prefill_s += prefilled_at - admitted_at
+        self._settings = None
+        taken = {item.index for item in added}
+        self._waiting.extendleft(reversed([item for index, item in enumerate(chosen) if index not in taken]))
+        return len(taken) < len(chosen)
+
+    def _take_waiting(self) -> list[Request]:
+        """The next requests, in order of arrival, for which there are slots and memory. One alone is always taken."""
+        chosen: list[Request] = []
+        longest = max((request.max_length for request in self._live), default=0)
+        while self._waiting and len(self._live) + len(chosen) < self._max_concurrent:
+            request = self._waiting[0]
+            if request.cancelled:
+                self._waiting.popleft().finish("abort")
+                continue
+            longest = max(longest, request.max_length)
+            number = len(self._live) + len(chosen) + 1
+            if number > 1 and not self._decoder.fits(number, longest):
+                break
+            chosen.append(self._waiting.popleft())
+        return chosen
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        live = self._live
+        logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
+        if self._settings is None:
+            self._settings = self._new_settings(logits)
+        counts = np.array([len(item.completion_ids) for item in live], dtype=np.uint64)
+        sampled, sampled_logprobs = sample(logits, self._settings, counts)
+        tokens, logprobs = sampled.tolist(), sampled_logprobs.tolist()
+        finished = []
+        for number, (request, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
+            request.completion_ids.append(token)
+            request.logprobs.append(logprob)
+            reason = self._end_of(request, token)
+            if reason:
+                finished.append((number, reason))
+            elif request.streaming:
+                request.wake(request)
+        for number, reason in reversed(finished):
+            self._remove(number).finish(reason)
+        self.counters.decode_steps += 1
+        self.counters.completion_tokens += len(tokens)
+        self.counters.decode_s += time.perf_counter() - began
+
+    def _new_settings(self, logits: torch.Tensor) -> RowSettings:
+        live = self._live
+        return RowSettings.of(
+            [item.sampling for item in live], [item.seed for item in live], logits.shape[1], logits.device
+        )
+
+    def _end_of(self, request: Request, token: int) -> str | None:
+        """Why the answer ends with this token, if it does."""
+        if request.cancelled:
+            return "abort"
+        if token in request.end_ids:
+            return "stop"
+        if request.sampling.stop and self._has_stop_string(request, token):
+            return "stop"
+        return "length" if len(request.completion_ids) >= request.max_tokens else None
+
+    def _has_stop_string(self, request: Request, token: int) -> bool:
+        return first_stop(self._stop_texts[request].extend([token]), request.sampling.stop) is not None
+
+    def _remove(self, number: int) -> Request:
+        request = self._live[number]
+        self._decoder.remove(number, request.prompt_ids + request.completion_ids)
+        last = self._live.pop()
+        if last is not request:
+            self._live[number] = last
+        self._stop_texts.pop(request, None)
+        self._settings = None
+        return request
+
+
+def clamp_max_tokens(prompt_ids: Sequence[int], wanted: int | None, max_length: int) -> int:
+    """How many tokens an answer may have: those asked for, as far as the context has room for them."""
+    room = max_length - len(prompt_ids)
+    return room if wanted is None else min(wanted, room)

@@ -1,0 +1,32 @@
+"""The model's text to reasoning and answer, for models that think between `<think>` and `</think>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitText:
+    """A model's text in its two parts."""
+
+    reasoning: str
+    answer: str
+
+
+def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
+    """Split `<think>reasoning</think>answer`.
+
+    Newlines around the tags are theirs: chat templates print them. `starts_open` says that the prompt already ended in
+    `<think>`. Reasoning that was never closed leaves no answer; text that does not start with the tag is all answer.
+    """
+    body = text.lstrip()
+    if body.startswith(OPEN):
+        body = body[len(OPEN) :]
+    elif not starts_open:
+        return SplitText("", text)
+    else:
+        body = text
+    reasoning, closed, answer = body.partition(CLOSE)
+    return SplitText(reasoning.strip("\n"), answer.lstrip("\n") if closed else "")

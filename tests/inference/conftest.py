@@ -1,0 +1,115 @@
+"""Tiny random models and a small real tokenizer, built in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rllm.inference.local import LocalEngine
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+
+TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if (loop.first and message.content) or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {%- if call.function.arguments is string %}
+                {{- call.function.arguments }}
+            {%- else %}
+                {{- call.function.arguments | tojson }}
+            {%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE with a ChatML template in the manner of Qwen3."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["the user asks the assistant, and the assistant answers"] * 8, trainer)
+    bpe.add_tokens(MARKUP)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def build_model(family: str, vocab_size: int, *, seed: int = 0, **options: Any) -> Any:
+    """A tiny random model whose distributions are neither flat nor certain."""
+    config = getattr(transformers, f"{family}Config")(
+        **{
+            "vocab_size": vocab_size,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 512,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            **options,
+        }
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.4 if "embed" in name else 0.3)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer()
+
+
+@pytest.fixture
+def make_engine(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., LocalEngine]]:
+    """Engines over tiny random models; closed after the test."""
+    engines: list[LocalEngine] = []
+
+    def make(family: str = "Qwen3", *, model: Any = None, model_options: Any = None, **options: Any) -> LocalEngine:
+        model = model or build_model(family, len(tokenizer), **(model_options or {}))
+        engines.append(LocalEngine(model, tokenizer, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
