@@ -22,6 +22,10 @@ def open_store(url: str, *, read_only: bool = False) -> TraceStore:
         from rllm.store.memory import MemoryTraceStore
 
         return MemoryTraceStore()
+    if scheme in ("postgres", "postgresql"):
+        raise ConfigError(
+            f"store={url!r}: this version has no PostgreSQL trace store (the 'postgres' extra will bring it): {_FORMS}"
+        )
     if separator and rest.startswith("//") and scheme != "sqlite":
         raise ConfigError(f"store={url!r}: there is no {scheme!r} trace store in this version: {_FORMS}")
     path = url

@@ -1,0 +1,53 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store import open_store
+from rllm.store.memory import MemoryTraceStore
+from rllm.store.sqlite import SqliteTraceStore
+
+
+@pytest.mark.parametrize("url", ["memory:", "memory://", ":memory:"])
+def test_memory(url: str):
+    assert isinstance(open_store(url), MemoryTraceStore)
+
+
+def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for url, path in {
+        "sqlite:///runs/relative.db": Path("runs/relative.db"),
+        f"sqlite:///{tmp_path}/absolute.db": tmp_path / "absolute.db",
+        "plain.db": Path("plain.db"),
+        str(tmp_path / "with:colon.db"): tmp_path / "with:colon.db",
+    }.items():
+        with open_store(url) as store:
+            assert isinstance(store, SqliteTraceStore)
+            assert store.path == path
+        assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("postgresql://host/db", "no PostgreSQL trace store"),
+        ("postgres://host/db", "no PostgreSQL trace store"),
+        ("mysql://host/db", "no 'mysql' trace store in this version: use 'sqlite:///relative.db'"),
+        ("sqlite://traces.db", "three slashes"),
+        ("sqlite:traces.db", "three slashes"),
+        ("sqlite:///", "names no file"),
+        ("", "names no file"),
+    ],
+)
+def test_urls_that_name_no_store_are_refused(url: str, complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        open_store(url)
+
+
+def test_the_package_is_light_until_a_store_is_opened():
+    program = "import json, sys, rllm.store; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
+    assert not {"sqlite3", "orjson", "pydantic", "numpy", "openai"} & set(loaded)

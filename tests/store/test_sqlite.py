@@ -1,0 +1,337 @@
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import StoreError
+from rllm.store.schema import APPLICATION_ID, MIGRATIONS, migrate, open_for_writing
+from rllm.store.sqlite import SqliteTraceStore
+from rllm.types import Trace
+
+
+def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
+    values: dict[str, Any] = {"model": "m", "messages": [], "response": {}, "prompt_ids": [1], "response_ids": [2]}
+    return Trace(id=id, call_id=id, session_id=session_id, **(values | changes))
+
+
+def test_a_file_is_created_with_its_folders_and_outlives_the_store(tmp_path: Path):
+    path = tmp_path / "new" / "folder with #? %20" / "traces.db"
+    with SqliteTraceStore(path) as store:
+        store.add([trace_of()])
+    with SqliteTraceStore(str(path)) as again:
+        assert again.by_session("s") == [trace_of()]
+    assert path.exists()
+
+
+def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        for k in range(300):
+            store.add([trace_of(str(k))])
+    with SqliteTraceStore(tmp_path / "traces.db") as again:
+        assert [trace.id for trace in again.by_session("s")] == [str(k) for k in range(300)]
+
+
+def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    SqliteTraceStore("~/traces.db").close()
+    assert (tmp_path / "traces.db").exists()
+
+
+def test_an_empty_file_becomes_a_store(tmp_path: Path):
+    (tmp_path / "traces.db").touch()
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        store.add([trace_of()]).result()
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_text(path: Path) -> None:
+    path.write_text("not a database, and longer than the hundred bytes that a SQLite header takes " * 4)
+
+
+def make_other_application(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA application_id = 77")
+    connection.close()
+
+
+def make_unmarked_tables(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    connection.close()
+
+
+def make_newer(path: Path) -> None:
+    SqliteTraceStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (make_directory, r"is a directory: name a file in it, such as '.*traces\.db/traces\.db'"),
+        (make_text, r"file is not a database: .* choose another path"),
+        (make_other_application, r"another application's SQLite file \(application_id=77, 0 tables"),
+        (make_unmarked_tables, r"another application's SQLite file \(application_id=0, 1 tables"),
+        (make_newer, r"has schema 99 and this version of rllm knows 1: upgrade rllm"),
+    ],
+)
+def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Any, complaint: str, read_only: bool
+):
+    path = tmp_path / "traces.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StoreError, match=complaint):
+        SqliteTraceStore(path, read_only=read_only)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[Path]:
+    """A folder of a user who is not root, as that user: root may write anywhere."""
+    folder = Path(tempfile.mkdtemp())
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.chown(folder, 65534, 65534)
+            os.seteuid(65534)
+        yield folder
+    finally:
+        folder.chmod(0o755)
+        if root:
+            os.seteuid(0)
+        shutil.rmtree(folder)
+
+
+def test_a_file_that_may_not_be_written_is_refused_with_the_remedy():
+    with as_ordinary_user() as folder:
+        path = folder / "traces.db"
+        SqliteTraceStore(path).close()
+        path.chmod(0o444)
+        with pytest.raises(StoreError, match=r"traces\.db.*readonly database: .* or open it with read_only=True"):
+            SqliteTraceStore(path)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_with_the_remedy():
+    with as_ordinary_user() as folder:
+        folder.chmod(0o555)
+        with pytest.raises(StoreError, match=r"unable to open database file: choose a path in a folder"):
+            SqliteTraceStore(folder / "traces.db")
+        with pytest.raises(StoreError, match=r"its folder cannot be created \(Permission denied\)"):
+            SqliteTraceStore(folder / "new" / "traces.db")
+
+
+def test_a_store_in_a_folder_that_may_not_be_written_can_be_read():
+    with as_ordinary_user() as folder:
+        with SqliteTraceStore(folder / "traces.db") as store:
+            store.add([trace_of()])
+        folder.chmod(0o555)
+        with SqliteTraceStore(folder / "traces.db", read_only=True) as reading:
+            assert reading.by_session("s") == [trace_of()]
+
+
+def test_a_store_in_use_can_be_read_by_another_process(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    program = (
+        "import sys; from rllm.store import open_store\n"
+        "with open_store(sys.argv[1], read_only=True) as store: print(len(store.by_session('s')))"
+    )
+    with SqliteTraceStore(path) as store:
+        store.add([trace_of("a"), trace_of("b")]).result()
+        assert subprocess.check_output([sys.executable, "-c", program, str(path)], text=True) == "2\n"
+
+
+def test_reading_only_refuses_writes_and_needs_a_file(tmp_path: Path):
+    with pytest.raises(StoreError, match="there is no such file"):
+        SqliteTraceStore(tmp_path / "traces.db", read_only=True)
+    SqliteTraceStore(tmp_path / "traces.db").close()
+    with SqliteTraceStore(tmp_path / "traces.db", read_only=True) as store:
+        with pytest.raises(StoreError, match="read_only=True: open it again to write"):
+            store.add([trace_of()])
+        with pytest.raises(StoreError, match="read_only=True"):
+            store.delete("s")
+
+
+def test_a_trace_that_cannot_be_stored_fails_alone(tmp_path: Path):
+    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=10) as store:
+        # Holding the lock makes all of them wait, so that they are committed together.
+        with locked(store.path):
+            futures = [
+                store.add([trace_of("first")]),
+                store.add([trace_of("good sibling"), trace_of("bad", prompt_ids=[-1])]),
+                store.add([trace_of("bad type", weight_version=2**70)]),
+                store.add([trace_of("last")]),
+            ]
+        assert [future.exception(timeout=10) is None for future in futures] == [True, False, False, True]
+        assert isinstance(futures[1].exception(), StoreError)
+        assert isinstance(futures[2].exception(), StoreError)
+        assert [trace.id for trace in store.by_session("s")] == ["first", "last"]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process's long write."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
+        connection.close()
+
+
+def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: Path):
+    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
+        with locked(store.path), pytest.raises(StoreError, match=r"traces\.db.*locked: another process is writing"):
+            store.add([trace_of("lost")]).result(timeout=10)
+        store.add([trace_of("kept")]).result(timeout=10)
+        assert [trace.id for trace in store.by_session("s")] == ["kept"]
+
+
+FULL_DISK = """
+import resource, sys
+from rllm.errors import StoreError
+from rllm.store import open_store
+from rllm.types import Trace
+
+def trace(id):
+    return Trace(id=id, call_id=id, session_id="s", model="m", messages=[], response={}, prompt_ids=[70_000] * 20_000)
+
+store = open_store(sys.argv[1])
+store.add([trace("before")]).result()
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
+try:
+    for k in range(10):
+        store.add([trace(f"too much {k}")]).result()
+except StoreError as error:
+    print("refused:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.add([trace("after")]).result()
+print([trace.id for trace in store.by_session("s")][-1])
+store.close()
+"""
+
+
+def test_a_full_disk_fails_the_write_and_the_store_goes_on_when_there_is_room_again(tmp_path: Path):
+    output = subprocess.check_output([sys.executable, "-c", FULL_DISK, str(tmp_path / "traces.db")], text=True)
+    refused, last = output.splitlines()
+    assert "traces.db" in refused
+    assert "check that its disk" in refused or "free some space" in refused
+    assert last == "after"
+
+
+WRITE_UNTIL_KILLED = """
+import itertools, sys
+from rllm.store import open_store
+from rllm.types import Trace
+
+store = open_store(sys.argv[1])
+for k in itertools.count():
+    trace = Trace(id=f"{sys.argv[2]}-{k}", call_id="c", session_id="s", model="m", messages=[{"role": "user"}],
+                  response={}, prompt_ids=list(range(k % 500)), response_ids=[1], logprobs=[-0.5])
+    done = store.add([trace])
+    done.add_done_callback(lambda _, id=trace.id: print(id, flush=True))
+    if k % 7 == 0:
+        done.result()
+"""
+
+
+def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    rng = random.Random(0)
+    acknowledged: list[str] = []
+    for attempt in range(4):
+        program = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path), str(attempt)]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randrange(20, 300)):
+                acknowledged.append(process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+            acknowledged += process.stdout.readlines()
+    # The last line of each attempt may have been cut by the kill.
+    ids = {line.strip() for line in acknowledged if line.endswith("\n")}
+    with SqliteTraceStore(path) as store:
+        stored = [trace.id for trace in store.by_session("s")]
+    assert ids <= set(stored)
+    assert len(ids) >= 80
+    assert len(stored) == len(set(stored))
+
+
+def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):
+    program = (
+        "import sys; from rllm.store import open_store; from rllm.types import Trace\n"
+        "store = open_store(sys.argv[1])\n"
+        "for k in range(50):\n"
+        "    store.add([Trace(id=str(k), call_id='c', session_id='s', model='m', messages=[], response={})])\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "traces.db")], check=True, timeout=60)
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        assert len(store.by_session("s")) == 50
+
+
+def version_of(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    return int(version)
+
+
+def test_a_file_is_marked_as_ours_and_with_its_version(tmp_path: Path):
+    SqliteTraceStore(tmp_path / "traces.db").close()
+    connection = sqlite3.connect(tmp_path / "traces.db")
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    connection.close()
+    assert version_of(tmp_path / "traces.db") == len(MIGRATIONS)
+
+
+NEXT = (*MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN owner TEXT", "UPDATE sessions SET owner = 'me'"))
+
+
+def test_an_older_file_is_migrated_forward_and_keeps_its_traces(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    with SqliteTraceStore(path) as store:
+        store.add([trace_of()])
+    connection = open_for_writing(path, 1.0)
+    migrate(connection, path, NEXT)
+    migrate(connection, path, NEXT)  # a second time does nothing
+    assert connection.execute("SELECT id, owner FROM sessions").fetchall() == [("s", "me")]
+    assert connection.execute("SELECT id FROM traces").fetchall() == [("a",)]
+    connection.close()
+    assert version_of(path) == len(NEXT)
+    with pytest.raises(StoreError, match=f"has schema {len(NEXT)} and this version of rllm knows {len(MIGRATIONS)}"):
+        SqliteTraceStore(path)
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    connection = open_for_writing(path, 1.0)
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        migrate(connection, path, (*NEXT, ("DELETE FROM missing",)))
+    assert "owner" not in [row[1] for row in connection.execute("PRAGMA table_info(sessions)")]
+    connection.close()
+    assert version_of(path) == len(MIGRATIONS)
+
+
+def test_an_unmigrated_file_is_not_opened_for_reading_only(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.close()
+    with pytest.raises(StoreError, match=r"has schema 0 .* open it once without read_only"):
+        SqliteTraceStore(path, read_only=True)
