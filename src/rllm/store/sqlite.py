@@ -54,6 +54,7 @@ class SqliteTraceStore:
             # Runs when the store is collected and when the interpreter ends: what was added is flushed either way.
             weakref.finalize(self, self._writer.close)
         self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
+        weakref.finalize(self, _close_all, self._idle_readers)
 
     def add(self, traces: Sequence[Trace]) -> Future[None]:
         return self._write(partial(_add, traces=traces))
@@ -86,7 +87,7 @@ class SqliteTraceStore:
         self._closed = True
         if self._writer is not None:
             self._writer.close()
-        self._close_readers()
+        _close_all(self._idle_readers)
 
     def __enter__(self) -> SqliteTraceStore:
         return self
@@ -119,11 +120,12 @@ class SqliteTraceStore:
         finally:
             self._idle_readers.append(connection)
             if self._closed:
-                self._close_readers()
+                _close_all(self._idle_readers)
 
-    def _close_readers(self) -> None:
-        while self._idle_readers:
-            self._idle_readers.pop().close()
+
+def _close_all(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _ensure_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> None:
