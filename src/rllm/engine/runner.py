@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from rllm.engine.watchdog import watched_loop
 from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout
 from rllm.types import Episode, Task, TerminationReason
 
@@ -98,9 +99,10 @@ class RolloutRunner:
         workers = min(self.max_concurrent, len(pending))
         fatal: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(self._work(queue, episodes))
+            with watched_loop():
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(workers):
+                        group.create_task(self._work(queue, episodes))
         except BaseExceptionGroup as failures:
             fatal = failures.exceptions[0]  # it cancelled the rest
         if fatal is not None:

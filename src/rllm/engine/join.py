@@ -1,0 +1,85 @@
+"""Join an agent's trajectories with the tokens of the calls it made: by trace id, never by position.
+
+Answers of parallel calls arrive in any order, so a position says nothing about whose tokens these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rllm.errors import AgentError, CaptureError
+from rllm.sdk.decorators import SESSION_UID
+from rllm.types import Episode, Step, Trace, Trajectory, is_scored
+
+
+def join(episode: Episode, traces: Sequence[Trace]) -> None:
+    """Give every trajectory its steps, and every step its tokens. `traces` are in call order, at least one.
+
+    What is trainable gets usable tokens or an error; of the rest, what there is.
+
+    Raises:
+        AgentError: if it cannot be told whose calls these are.
+        CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
+    """
+    _give_steps(episode.trajectories, traces)
+    by_id = {trace.id: trace for trace in traces}
+    for trajectory in episode.trajectories:
+        if trajectory.trainable:
+            _check_captured(trajectory, by_id)
+            _keep_usable(trajectory, by_id)
+        for step in trajectory.steps:
+            if step.id in by_id:
+                step.fill_from(by_id[step.id])
+
+
+def awaited_ids(episode: Episode) -> set[str]:
+    """The ids of the calls whose traces `join` cannot do without."""
+    trainable = [trajectory for trajectory in episode.trajectories if trajectory.trainable]
+    return {step.id for trajectory in trainable for step in trajectory.steps if not _has_tokens(step)}
+
+
+def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace]) -> None:
+    """Trajectories without steps take the calls made inside their function, or all calls if there is only one."""
+    for trajectory in trajectories:
+        if trajectory.steps:
+            continue
+        uid = trajectory.info.get(SESSION_UID)
+        if uid is not None:
+            calls = [trace for trace in traces if uid in trace.metadata.get("session_uids", ())]
+        elif len(trajectories) == 1:
+            calls = list(traces)
+        else:
+            raise AgentError(
+                f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls cannot "
+                "be told from the others': make it with @trajectory, or add Step(id=response.id) for each of its calls"
+            )
+        trajectory.steps = [Step.from_trace(trace) for trace in calls]
+
+
+def _check_captured(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
+    for step in trajectory.steps:
+        if step.id not in by_id and not _has_tokens(step):
+            raise CaptureError(
+                f"trajectory {trajectory.name!r}: its step {step.id!r} is not a call that the gateway captured in this "
+                "session (was it made with use_proxy=False, or a Step built without id=response.id?); set "
+                "trajectory.trainable = False if it is not to be learned from"
+            )
+
+
+def _has_tokens(step: Step) -> bool:
+    return bool(step.prompt_ids) and 0 < len(step.response_ids) == len(step.logprobs)
+
+
+def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
+    """Drop the steps whose calls have no usable tokens, such as those that failed; what they had earned stays."""
+    errors = {step.id: by_id[step.id].error for step in trajectory.steps if step.id in by_id and by_id[step.id].error}
+    if errors and len(errors) == len({step.id for step in trajectory.steps}):
+        raise CaptureError(
+            f"trajectory {trajectory.name!r}: none of its {len(errors)} calls has usable tokens: "
+            f"{next(iter(errors.values()))}"
+        )
+    if errors:
+        if is_scored(reward := trajectory.final_reward()):
+            trajectory.reward = reward
+        trajectory.info["num_unusable_calls"] = len(errors)
+        trajectory.steps = [step for step in trajectory.steps if step.id not in errors]

@@ -1,0 +1,77 @@
+"""What an agent function may return, as an episode: the table of accepted types in one place."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.errors import AgentError
+from rllm.types import Episode, Step, Trajectory, is_scored
+
+ACCEPTED = (
+    "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
+)
+
+
+def episode_from(returned: Any, agent: str) -> Episode:
+    """The episode that a function's return value stands for; its trajectories may not have their steps yet.
+
+    Raises:
+        AgentError: if the value is none of the accepted ones, or a reward is not finite.
+    """
+    if isinstance(returned, Episode):
+        episode = returned
+        episode.trajectories = episode.trajectories or [Trajectory()]
+        _check_rewards(episode.trajectories, agent)
+        return episode
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        episode = episode_from(returned[0], agent)
+        episode.metrics.update(
+            {str(name): _number(value, f"metric {name!r}", agent) for name, value in returned[1].items()}
+        )
+        return episode
+    trajectories = _trajectories_from(returned, agent)
+    _check_rewards(trajectories, agent)
+    reward = trajectories[-1].final_reward()
+    return Episode(trajectories=trajectories, is_correct=reward is not None and reward >= 1.0)
+
+
+def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
+    if returned is None:
+        return [Trajectory()]
+    if isinstance(returned, Trajectory):
+        return [returned]
+    if isinstance(returned, list | tuple) and returned and all(isinstance(item, Trajectory) for item in returned):
+        return list(returned)
+    if not is_number(returned):
+        raise AgentError(
+            f"{agent} returned {reprlib.repr(returned)} of type {type(returned).__name__}: return {ACCEPTED}"
+        )
+    return [Trajectory(reward=_number(returned, "reward", agent))]
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a scalar number: Python's, NumPy's or a tensor of one element."""
+    if isinstance(value, bool | int | float):
+        return True
+    return hasattr(value, "item") and getattr(value, "shape", None) == () and not isinstance(value.item(), str)
+
+
+def _check_rewards(trajectories: list[Trajectory], agent: str) -> None:
+    """Make every reward that was set a plain finite float."""
+    for trajectory in trajectories:
+        scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
+        for item in scored:
+            if is_scored(item.reward):
+                item.reward = _number(item.reward, f"reward on trajectory {trajectory.name!r}", agent)
+
+
+def _number(value: Any, what: str, agent: str) -> float:
+    number = float(value) if is_number(value) else math.nan
+    if not math.isfinite(number):
+        raise AgentError(
+            f"{agent} returned the {what} {reprlib.repr(value)}: use a finite number, or None for 'not scored'"
+        )
+    return number

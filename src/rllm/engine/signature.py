@@ -1,0 +1,84 @@
+"""What of a task an agent function is called with, and whether the two fit, checked before anything starts.
+
+A function gets the columns as `f(**task)`. One without `**kwargs` must name every column, because a column that is dropped
+in silence is a misspelt one that nobody finds; only the task's id may be left out. A parameter named `base_url` or
+`session_url` that the task lacks receives the URL at which this attempt's model calls are captured.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from rllm.errors import ConfigError
+
+ID_COLUMNS = ("id", "task_id")
+"""Columns that a function need not take."""
+URL_PARAMETERS = ("base_url", "session_url")
+"""Parameters that we fill, unless the task does."""
+
+
+def check_signature(function: Callable[..., Any], columns: Collection[str]) -> None:
+    """Compare a function with the columns of the dataset it will be called with.
+
+    Raises:
+        ConfigError: if it needs a column that is missing, or a column is there that it does not take.
+    """
+    parameters = _parameters(function)
+    if parameters is None:
+        return
+    name = name_of(function)
+    seen = f"the data has {sorted(map(str, columns))}"
+    for parameter in parameters.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise ConfigError(f"{name}: parameter {parameter.name!r} is positional-only: columns are passed by name")
+        if _is_required(parameter) and parameter.name not in {*columns, *URL_PARAMETERS}:
+            raise ConfigError(
+                f"{name} needs {parameter.name!r}, which is not a column: {seen}; rename it or give it a default"
+            )
+    if not _takes_any(parameters):
+        unknown = sorted(set(columns) - _named(parameters) - set(ID_COLUMNS))
+        if unknown:
+            raise ConfigError(f"{name} does not take the column {unknown[0]!r}: {seen}; add **kwargs to its parameters")
+
+
+def arguments_for(function: Callable[..., Any], task: Mapping[str, Any], base_url: str) -> dict[str, Any]:
+    """The keyword arguments for one attempt at this task."""
+    arguments = dict(task)
+    parameters = _parameters(function)
+    if parameters is None:
+        return arguments
+    if not _takes_any(parameters):
+        for column in set(ID_COLUMNS) - _named(parameters):
+            arguments.pop(column, None)
+    for parameter in set(URL_PARAMETERS) & _named(parameters):
+        arguments.setdefault(parameter, base_url)
+    return arguments
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call this function in messages."""
+    function = getattr(function, "func", function)  # a functools.partial
+    return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None  # some functions written in C tell nothing
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variadic
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _named(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, parameter in parameters.items() if parameter.kind in by_name}

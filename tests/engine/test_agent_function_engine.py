@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from rllm.engine.agent_function_engine import AgentFunctionEngine
+from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream.engine import EngineUpstream
+from rllm.sdk import get_chat_client, get_chat_client_async, trajectory
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine, decode
+from rllm.types import Episode, Step, TerminationReason, Trajectory
+
+Engine = Callable[..., AgentFunctionEngine]
+
+
+def shout(messages: list[dict[str, Any]]) -> str:
+    text: str = messages[-1]["content"]
+    return text.upper()
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine(shout)
+
+
+@pytest.fixture
+def store() -> MemoryTraceStore:
+    return MemoryTraceStore()
+
+
+@pytest.fixture
+def gateway(
+    scripted: ScriptedEngine, store: MemoryTraceStore, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GatewayServer]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def engine_of(gateway: GatewayServer, store: MemoryTraceStore) -> Engine:
+    def engine_of(function: Callable[..., Any]) -> AgentFunctionEngine:
+        return AgentFunctionEngine(function, gateway=gateway, store=store)
+
+    return engine_of
+
+
+async def run(engine: AgentFunctionEngine, *tasks: dict[str, Any], **settings: Any) -> list[Episode]:
+    trainable = settings.pop("trainable", True)
+    sampling = settings.pop("sampling", {})
+    attempts = [
+        Attempt(task=task, task_id=f"t:{number}", trainable=trainable, sampling=sampling)
+        for number, task in enumerate(tasks)
+    ]
+    with engine:
+        return await RolloutRunner(engine, retry_delay_s=0, **settings).run(attempts)
+
+
+def ask(client: Any, text: str, **options: Any) -> Any:
+    return client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}], **options)
+
+
+def said(steps: list[Step]) -> list[str]:
+    """What the steps' own tokens say."""
+    return [decode(step.response_ids) for step in steps]
+
+
+def problem(episode: Episode) -> str:
+    message: str = episode.info["error"]["message"]
+    return message
+
+
+# What a function may be, and return
+
+
+def plain_agent(text: str) -> float:
+    """An agent that knows nothing of us."""
+    with openai.OpenAI() as client:
+        return float(ask(client, text).choices[0].message.content == "YES")
+
+
+async def plain_async_agent(text: str) -> float:
+    async with openai.AsyncOpenAI() as client:
+        return float((await ask(client, text)).choices[0].message.content == "YES")
+
+
+class CallableAgent:
+    async def __call__(self, text: str) -> float:
+        return await plain_async_agent(text)
+
+
+def agent_given_a_url(text: str, base_url: str) -> float:
+    with openai.OpenAI(base_url=base_url, api_key="x") as client:
+        ask(client, text)
+    return 1.0
+
+
+def sdk_agent(text: str) -> float:
+    with get_chat_client(base_url="http://127.0.0.1:9/v1") as client:
+        ask(client, text)
+    return 1.0
+
+
+async def streaming_agent(text: str) -> float:
+    async with get_chat_client_async() as client:
+        async for _ in await ask(client, text, stream=True):
+            pass
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "agent", [plain_agent, plain_async_agent, CallableAgent(), agent_given_a_url, sdk_agent, streaming_agent]
+)
+async def test_a_reward_lands_on_the_exact_tokens(engine_of: Engine, scripted: ScriptedEngine, agent: Any) -> None:
+    (episode,) = await run(engine_of(agent), {"text": "yes"})
+    assert episode.info == {}
+    (one,) = episode.trajectories
+    (step,) = one.steps
+    (output,) = scripted.outputs
+    assert (one.name, one.reward, episode.is_correct) == ("agent", 1.0, True)
+    assert step.prompt_ids == output.prompt_ids
+    assert step.response_ids == output.completion_ids
+    assert step.logprobs == output.logprobs
+    assert (episode.id, episode.task_id, episode.index) == ("t:0:0", "t:0", 0)
+    assert episode.task == one.task == {"text": "yes"}
+    assert episode.metrics["rollout/num_calls"] == 1
+
+
+async def test_turns_come_in_call_order(engine_of: Engine) -> None:
+    def agent(text: str) -> float:
+        with openai.OpenAI() as client:
+            for turn in range(3):
+                ask(client, f"{text} {turn}")
+        return 1.0
+
+    (episode,) = await run(engine_of(agent), {"text": "turn"})
+    assert said(episode.trajectories[0].steps) == ["TURN 0", "TURN 1", "TURN 2"]
+
+
+async def test_none_is_kept_and_counted_as_unscored(engine_of: Engine) -> None:
+    def agent(text: str) -> None:
+        plain_agent(text)
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert not episode.failed
+    assert "'agent'" in episode.info["unscored"]
+    assert episode.trajectories[0].final_reward() is None
+    assert said(episode.trajectories[0].steps) == ["X"]
+
+
+async def test_a_whole_episode_may_be_returned(engine_of: Engine) -> None:
+    def agent(text: str) -> Episode:
+        plain_agent(text)
+        return Episode(id="mine", is_correct=True, trajectories=[Trajectory(name="me", reward=0.5)], metrics={"m": 2.0})
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert (episode.id, episode.is_correct, episode.metrics["m"]) == ("t:0:0", True, 2.0)
+    assert said(episode.trajectories[0].steps) == ["X"]
+
+
+# Whose tokens are whose
+
+
+async def test_parallel_solvers_and_a_judge_each_get_their_own_tokens(
+    gateway: GatewayServer, store: MemoryTraceStore, engine_of: Engine
+) -> None:
+    client = get_chat_client_async()
+
+    @trajectory(name="solver")
+    async def solve(number: int) -> str:
+        answer = await ask(client, f"solver {number}")
+        text: str = answer.choices[0].message.content
+        return text
+
+    @trajectory(name="judge")
+    async def judge(answers: list[str]) -> None:
+        await ask(client, "judge " + ",".join(answers))
+
+    async def flow(n: int) -> list[Trajectory]:
+        solved = await asyncio.gather(*(solve(number) for number in range(n)))
+        for number, one in enumerate(solved):
+            one.steps[0].reward = float(number)
+        judged = await judge([one.result for one in solved])
+        judged.reward = 1.0
+        return [*reversed(solved), judged]
+
+    async with client:
+        (episode,) = await run(engine_of(flow), {"n": 4})
+    *solvers, judged = episode.trajectories
+    for one in solvers:
+        assert said(one.steps) == [f"SOLVER {int(one.final_reward() or 0)}"]
+        assert one.input == {"number": int(one.final_reward() or 0)}
+    assert said(judged.steps) == ["JUDGE SOLVER 0,SOLVER 1,SOLVER 2,SOLVER 3"]
+
+
+async def test_64_concurrent_agents_with_one_shared_client_keep_their_rewards(
+    gateway: GatewayServer, store: MemoryTraceStore
+) -> None:
+    latency = random.Random(0)
+    scripted = ScriptedEngine(shout, latency_s=lambda _: latency.random() / 20)
+    with (
+        GatewayServer(store, EngineUpstream(scripted, "policy")) as slow,
+        openai.OpenAI(base_url=f"{slow.url}/v1", api_key="shared") as client,
+    ):
+
+        def agent(number: int) -> float:
+            with ThreadPoolExecutor(2) as executor:  # as frameworks do
+                first = executor.submit(ask, client, f"{number} first").result()
+            last = ask(client, f"{number} last")
+            assert first.choices[0].message.content == f"{number} FIRST"
+            assert last.choices[0].message.content == f"{number} LAST"
+            return number
+
+        engine = AgentFunctionEngine(agent, gateway=slow, store=store)
+        episodes = await run(engine, *({"number": number} for number in range(128)), max_concurrent=64)
+    for number, episode in enumerate(episodes):
+        assert episode.info == {}
+        assert episode.trajectories[0].reward == number
+        assert said(episode.trajectories[0].steps) == [f"{number} FIRST", f"{number} LAST"]
+
+
+async def test_several_trajectories_that_name_no_steps_are_refused(engine_of: Engine) -> None:
+    def agent(text: str) -> list[Trajectory]:
+        plain_agent(text)
+        return [Trajectory(name="solver", reward=1.0), Trajectory(name="judge", reward=0.0)]
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert episode.info["error"]["type"] == "AgentError"
+    assert "'solver' has no steps" in problem(episode)
+    assert "@trajectory" in problem(episode)
+
+
+async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engine_of: Engine) -> None:
+    """aiohttp's answers are not recorded in our process, so the steps come from the stamps that the gateway stored."""
+
+    @trajectory(name="quiet")
+    async def quiet(text: str) -> None:
+        body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body) as response,
+        ):
+            assert response.status == 200
+
+    async def agent(text: str) -> list[Trajectory]:
+        both = await asyncio.gather(quiet(f"{text} 1"), quiet(f"{text} 2"))
+        return list(both)
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert [said(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
+
+
+async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(engine_of: Engine) -> None:
+    def agent(text: str, trainable: bool) -> list[Trajectory]:
+        with openai.OpenAI() as client:
+            mine = Step(id=ask(client, text).id)
+        theirs = Trajectory(name="judge", steps=[Step(id="elsewhere")], trainable=trainable, reward=1.0)
+        return [Trajectory(name="solver", steps=[mine], reward=1.0), theirs]
+
+    bad, good = await run(engine_of(agent), {"text": "x", "trainable": True}, {"text": "x", "trainable": False})
+    assert "'judge': its step 'elsewhere'" in problem(bad)
+    assert bad.info["error"]["type"] == "CaptureError"
+    assert said(good.trajectories[0].steps) == ["X"]
+
+
+async def test_a_call_that_failed_is_left_out_and_its_retry_is_not(
+    gateway: GatewayServer, store: MemoryTraceStore
+) -> None:
+    scripted = ScriptedEngine([InferenceError("busy", status_code=503), "fine"])
+
+    def agent(text: str) -> float:
+        with openai.OpenAI(max_retries=2) as client:
+            ask(client, text)
+        return 1.0
+
+    with GatewayServer(store, EngineUpstream(scripted, "policy")) as flaky:
+        (episode,) = await run(AgentFunctionEngine(agent, gateway=flaky, store=store), {"text": "x"})
+    assert said(episode.trajectories[0].steps) == ["fine"]
+    assert episode.trajectories[0].info["num_unusable_calls"] == 1
+
+
+async def test_a_stream_that_was_left_early_is_not_trained_on(engine_of: Engine) -> None:
+    @trajectory(name="impatient")
+    def impatient(text: str) -> None:
+        with openai.OpenAI() as client:
+            with ask(client, text * 1000, stream=True) as stream:
+                next(iter(stream))
+            ask(client, text)
+
+    (episode,) = await run(engine_of(lambda text: impatient(text)), {"text": "x"})
+    assert said(episode.trajectories[0].steps)[-1] == "X"
+
+
+async def test_validation_keeps_the_reward_and_trains_on_nothing(engine_of: Engine) -> None:
+    (episode,) = await run(engine_of(plain_agent), {"text": "yes"}, trainable=False)
+    assert episode.is_correct
+    assert [one.trainable for one in episode.trajectories] == [False]
+
+
+# What goes wrong, and what is said then
+
+
+async def test_an_agent_that_raises_harms_no_sibling(engine_of: Engine) -> None:
+    def agent(number: int) -> float:
+        plain_agent("x")
+        return 1 / number
+
+    bad, good = await run(engine_of(agent), {"number": 0}, {"number": 1})
+    assert bad.termination_reason is TerminationReason.ERROR
+    assert "agent raised ZeroDivisionError: division by zero" in problem(bad)
+    assert "return 1 / number" in bad.info["error"]["traceback"]
+    assert bad.session_id
+    assert not good.failed
+
+
+@pytest.mark.parametrize("code", ["exit", "async exit"])
+async def test_an_agent_that_exits_ends_only_itself(engine_of: Engine, code: str) -> None:
+    def agent() -> None:
+        sys.exit(3)
+
+    async def async_agent() -> None:
+        sys.exit(3)
+
+    (episode,) = await run(engine_of(async_agent if code == "async exit" else agent), {})
+    assert "sys.exit(3)" in problem(episode)
+
+
+async def test_an_agent_that_never_calls_the_model_is_told_how(engine_of: Engine, gateway: GatewayServer) -> None:
+    (episode,) = await run(engine_of(lambda text: 1.0), {"text": "x"})
+    assert episode.info["error"]["type"] == "CaptureError"
+    assert "OPENAI_BASE_URL" in problem(episode)
+    assert f"{gateway.url}/v1" in problem(episode)
+    assert gateway.session_url(episode.session_id) in problem(episode)
+
+
+async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engine, store: MemoryTraceStore) -> None:
+    with GatewayServer(store, EngineUpstream(ScriptedEngine(["elsewhere"]), "policy")) as other:
+
+        def agent(text: str) -> float:
+            with openai.OpenAI(base_url=f"{other.url}/v1", api_key="k") as client:
+                ask(client, text)
+            return 1.0
+
+        (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert f"it called {other.url}/v1/chat/completions" in problem(episode)
+
+
+async def test_calls_without_tokens_quote_why(store: MemoryTraceStore) -> None:
+    class Tokenless(EngineUpstream):
+        async def complete(self, request: Any, *, call_id: str) -> dict[str, Any]:
+            answer = await super().complete(request, call_id=call_id)
+            del answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]
+            return answer
+
+    with GatewayServer(store, Tokenless(ScriptedEngine(shout), "policy")) as gateway:
+        engine = AgentFunctionEngine(plain_agent, gateway=gateway, store=store)
+        (bad,) = await run(engine, {"text": "x"})
+        (good,) = await run(engine, {"text": "yes"}, trainable=False)
+    assert bad.info["error"]["type"] == "CaptureError"
+    assert "none of its 1 calls has usable tokens: " in problem(bad)
+    assert "token_ids" in problem(bad)
+    assert good.is_correct
+
+
+async def test_a_server_that_fails_is_retried_in_a_new_session(store: MemoryTraceStore) -> None:
+    scripted = ScriptedEngine([InferenceError("down", status_code=500), "ok"])
+
+    def agent(text: str) -> float:
+        with openai.OpenAI(max_retries=0) as client:
+            ask(client, text)
+        return 1.0
+
+    with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
+        (episode,) = await run(AgentFunctionEngine(agent, gateway=gateway, store=store), {"text": "x"})
+    assert not episode.failed
+    assert said(episode.trajectories[0].steps) == ["ok"]
+    assert len(store.sessions()) == 2
+
+
+async def test_a_stuck_agent_ends_at_its_deadline_with_its_stack(engine_of: Engine) -> None:
+    release = threading.Event()
+
+    def agent(stuck: bool) -> float:
+        plain_agent("x")
+        if stuck:
+            release.wait()
+        return 1.0
+
+    bad, good = await run(engine_of(agent), {"stuck": True}, {"stuck": False}, timeout_s=2.0)
+    release.set()
+    assert bad.termination_reason is TerminationReason.TIMEOUT
+    assert "release.wait()" in bad.info["error"]["traceback"]
+    assert not good.failed
+
+
+async def test_the_attempts_sampling_wins_over_the_agents(engine_of: Engine, store: MemoryTraceStore) -> None:
+    def agent(text: str) -> float:
+        with openai.OpenAI() as client:
+            ask(client, text, temperature=0.1)
+        return 1.0
+
+    (episode,) = await run(engine_of(agent), {"text": "x"}, sampling={"temperature": 0.7, "max_tokens": 100})
+    (trace,) = store.by_session(episode.session_id)
+    assert (trace.sampling["temperature"], trace.sampling["max_tokens"]) == (0.7, 100)
+    assert trace.requested_sampling["temperature"] == 0.1
+    info = store.session(episode.session_id)
+    assert info is not None
+    assert (info.metadata["task_id"], info.metadata["index"], info.metadata["split"]) == ("t:0", 0, "train")
+
+
+async def test_columns_with_awkward_names_are_passed(engine_of: Engine) -> None:
+    def agent(**task: Any) -> float:
+        plain_agent("x")
+        return float(sum(task.values()))
+
+    names = ("self", "function", "task", "attempt", "name", "session", "metadata", "func", "kwargs")
+    (episode,) = await run(engine_of(agent), dict.fromkeys(names, 1))
+    assert episode.trajectories[0].reward == len(names)
+
+
+# The process around it
+
+
+def test_the_environment_is_put_back(
+    engine_of: Engine, gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "mine")
+    before = dict(os.environ)
+    with engine_of(plain_agent):
+        assert os.environ["OPENAI_BASE_URL"] == f"{gateway.url}/v1"
+        assert os.environ["OPENAI_API_KEY"]
+        assert os.environ["ANTHROPIC_API_KEY"] == "mine"
+    assert dict(os.environ) == before
+
+
+async def test_an_engine_must_be_started(engine_of: Engine) -> None:
+    with pytest.raises(ConfigError, match="with engine:"):
+        await engine_of(plain_agent).rollout(Attempt(task={}, task_id="t"))
+
+
+def test_what_is_no_function_is_refused(engine_of: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"agent_run_func='f\.py:agent'"):
+        engine_of("f.py:agent")  # type: ignore[arg-type]
+
+
+async def test_a_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    def agent() -> float:
+        plain_agent("x")
+        time.sleep(0.1)
+        return 1.0
+
+    counting = asyncio.create_task(count())
+    await run(engine_of(agent), {})
+    counting.cancel()
+    assert turns > 5
