@@ -158,16 +158,23 @@ def test_a_redirected_call_is_one_call(server: ModelServer) -> None:
 
 
 async def test_concurrent_calls_keep_request_order_and_their_sessions(server: ModelServer) -> None:
+    async def arrival_of(text: str) -> None:
+        for _ in range(2000):
+            if any(item.body["messages"] == user(text) for item in server.received):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{text} never arrived")
+
     async with get_chat_client_async(base_url=server.base_url, max_retries=0) as client:
 
         async def agent(name: str) -> list[str]:
             with session(agent=name) as sess:
                 calls = []
-                for sleep, turn in ((0.05, 1), (0.0, 2)):  # the second answer arrives first
+                for sleep, turn in ((0.2, 1), (0.0, 2)):  # the second answer arrives first
                     message = user(f"{name}{turn}")
                     create = client.chat.completions.create(model="m", messages=message, extra_body={"sleep": sleep})
                     calls.append(asyncio.ensure_future(create))
-                    await asyncio.sleep(0.01)
+                    await arrival_of(f"{name}{turn}")
                 await asyncio.gather(*calls)
             return [trace.response["content"] for trace in sess.llm_calls]
 
