@@ -90,6 +90,14 @@ def test_a_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
     assert len(sess) == 2
 
 
+def test_a_tracked_client_of_another_server_is_led_home(server: ModelServer) -> None:
+    client = get_chat_client(base_url="http://127.0.0.1:9/v1")
+    with propagation.installed(), client, Session(base_url=server.base_url) as sess:
+        ask(client, "hello")
+    assert len(sess) == 1
+    assert sess.elsewhere == []
+
+
 def test_one_shared_client_in_many_threads_keeps_sessions_apart(server: ModelServer) -> None:
     def rollout(number: int) -> list[Any]:
         with Session(name=f"rollout-{number}", base_url=server.base_url) as sess:

@@ -148,6 +148,8 @@ class Frame:
         return call
 
     def note_elsewhere(self, url: str) -> None:
+        """Remember, for error messages, that a model call went past the gateway; queries may hold keys and are left out."""
+        url = url.partition("?")[0]
         for session in {frame.session for frame in self}:
             if url not in session.elsewhere:
                 session.elsewhere.append(url)

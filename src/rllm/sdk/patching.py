@@ -34,10 +34,6 @@ class Patch:
         self._count = 0
         self._undo: list[tuple[type, str, Any, Any]] = []
 
-    @property
-    def installed(self) -> bool:
-        return self._count > 0
-
     def install(self) -> None:
         with self._lock:
             self._count += 1

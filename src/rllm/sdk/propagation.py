@@ -46,7 +46,10 @@ def _import(name: str) -> Any:
 def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
     def send_recorded(self: Any, request: Any, **options: Any) -> Any:
         _begin(request)
-        response = send(self, request, **options)
+        try:
+            response = send(self, request, **options)
+        finally:
+            _note_where_it_went(request)
         finish(response)
         return response
 
@@ -56,7 +59,10 @@ def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
 def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def send_recorded(self: Any, request: Any, **options: Any) -> Any:
         _begin(request)
-        response = await send(self, request, **options)
+        try:
+            response = await send(self, request, **options)
+        finally:
+            _note_where_it_went(request)
         finish(response)
         return response
 
@@ -69,8 +75,10 @@ def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     async def request_stamped(self: Any, method: str, url: Any, **options: Any) -> Any:
         full_url = str(self._build_url(url))
         frame = _frame_for(method, full_url)
-        if frame is not None:
+        if frame is not None and _goes_home(full_url, frame):
             options["headers"] = _with_stamps(options.get("headers"), stamps(frame, urlsplit(full_url).path))
+        elif frame is not None:
+            frame.note_elsewhere(full_url)
         return await request(self, method, url, **options)
 
     return request_stamped
@@ -82,20 +90,29 @@ def _with_stamps(headers: Any, added: Mapping[str, str]) -> list[tuple[str, str]
 
 
 def _begin(request: Any) -> None:
-    frame = _frame_for(request.method, str(request.url))
-    if frame is not None:
+    url = str(request.url)
+    frame = _frame_for(request.method, url)
+    if frame is not None and _goes_home(url, frame):
         begin(request, frame, stamp=True)
 
 
+def _note_where_it_went(request: Any) -> None:
+    """Asked after sending, because a client of `rllm.sdk` leads its requests to the gateway only then."""
+    url = str(request.url)
+    frame = _frame_for(request.method, url)
+    if frame is not None and not _goes_home(url, frame):
+        frame.note_elsewhere(url)
+
+
 def _frame_for(method: str, url: str) -> Frame | None:
-    """The session that this request is a model call of, if it goes to that session's gateway."""
+    """The session that this request belongs to, if it is a model call and the session has a gateway."""
     frame = current_frame()
-    if frame is None or frame.base_url is None or not is_model_call(method, urlsplit(url).path):
-        return None
-    if same_origin(url, frame.base_url):
-        return frame
-    frame.note_elsewhere(url)
-    return None
+    has_gateway = frame is not None and frame.base_url is not None
+    return frame if has_gateway and is_model_call(method, urlsplit(url).path) else None
+
+
+def _goes_home(url: str, frame: Frame) -> bool:
+    return frame.base_url is not None and same_origin(url, frame.base_url)
 
 
 def environment(url: str | None = None, *, api_key: str | None = None) -> dict[str, str]:
