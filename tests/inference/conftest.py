@@ -69,7 +69,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_model(family: str, vocab_size: int, *, seed: int = 0, **options: Any) -> Any:
     """A tiny random model whose distributions are neither flat nor certain."""
-    config = getattr(transformers, f"{family}Config")(
+    model_class = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, f"{family}LMHeadModel")
+    config = model_class.config_class(
         **{
             "vocab_size": vocab_size,
             "hidden_size": 32,
@@ -87,7 +88,7 @@ def build_model(family: str, vocab_size: int, *, seed: int = 0, **options: Any) 
         }
     )
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -100,16 +101,57 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
+@pytest.fixture(scope="session")
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+    """Builds a tiny random model for the tokenizer: `new_model("Qwen3", sliding_window=8)`."""
+    return lambda family="Qwen3", **options: build_model(family, len(tokenizer), **options)
+
+
 @pytest.fixture
-def make_engine(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., LocalEngine]]:
+def make_engine(
+    tokenizer: PreTrainedTokenizerFast, new_model: Callable[..., Any]
+) -> Iterator[Callable[..., LocalEngine]]:
     """Engines over tiny random models; closed after the test."""
     engines: list[LocalEngine] = []
 
     def make(family: str = "Qwen3", *, model: Any = None, model_options: Any = None, **options: Any) -> LocalEngine:
-        model = model or build_model(family, len(tokenizer), **(model_options or {}))
+        model = model or new_model(family, **(model_options or {}))
         engines.append(LocalEngine(model, tokenizer, **options))
         return engines[-1]
 
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def taught(
+    make_engine: Callable[..., LocalEngine], new_model: Callable[..., Any], tokenizer: PreTrainedTokenizerFast
+) -> Callable[..., LocalEngine]:
+    """Engines whose model answers one conversation with a given text."""
+
+    def make(messages: list[dict[str, str]], answer: str, tools: Any = None) -> LocalEngine:
+        engine = make_engine(model=new_model())
+        answer_ids = tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)
+        with engine.paused():
+            _teach(engine.model, engine.template.render(messages, tools), answer_ids)
+            engine.publish(1)
+        return engine
+
+    return make
+
+
+def _teach(model: Any, prompt_ids: list[int], answer_ids: list[int], *, steps: int = 150) -> None:
+    """Train the model until it gives this answer by heart."""
+    ids = torch.tensor([prompt_ids + answer_ids])
+    labels = ids.clone()
+    labels[:, : len(prompt_ids)] = -100
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        if loss.item() < 0.01:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()

@@ -1,36 +1,408 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 import torch
 
+from rllm.errors import ConfigError, InferenceError, PromptTooLongError
+from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, StreamingInferenceEngine
+from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
+from rllm.inference.local.prefix_cache import BLOCK
+from rllm.inference.local.slot_decoder import SlotDecoder
+
 USER = [{"role": "user", "content": "the user asks the assistant"}]
+TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "search", "arguments": {"q":  "a b", "n": 1.0}}\n</tool_call>'
 
 
-def forward_logprobs(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """[completion, vocabulary] at temperature 1, from one plain forward pass."""
+def forward_logits(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """[completion, vocabulary], from one plain forward pass."""
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0]
-    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+        logits: torch.Tensor = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1]
 
 
-def assert_exact(engine: Any, output: Any) -> None:
-    expected = forward_logprobs(engine.model, output.prompt_ids, output.completion_ids)
+def assert_exact(model: Any, output: ModelOutput) -> None:
+    """The sampler's log-probabilities are those of a plain forward pass at temperature 1."""
+    expected = forward_logits(model, output.prompt_ids, output.completion_ids).log_softmax(-1)
     chosen = expected.gather(1, torch.tensor(output.completion_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(torch.tensor(output.logprobs), chosen, atol=1e-4, rtol=0)
+
+
+def prompt_of(length: int, start: int = 5) -> list[int]:
+    return [start + i % 200 for i in range(length)]
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 async def test_ragged_concurrent_logprobs_equal_a_plain_forward_pass(make_engine: Any, family: str) -> None:
     engine = make_engine(family, max_concurrent=5)
-    prompts = [list(range(5, 5 + length)) for length in (1, 2, 9, 17, 40, 40, 40, 41, 64, 100)]
+    prompts = [prompt_of(length) for length in (1, 2, 9, 17, 40, 40, 40, 41, 64, 100)]
     outputs = await asyncio.gather(
         *(engine.complete(prompt, max_tokens=8 + i, ignore_eos=True) for i, prompt in enumerate(prompts))
     )
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         assert output.prompt_ids == prompt
         assert len(output.completion_ids) == len(output.logprobs) == 8 + i
-        assert_exact(engine, output)
-    assert engine.stats()["cached_prompt_tokens"] > 0
+        assert output.finish_reason == "length"
+        assert_exact(engine.model, output)
+
+
+async def test_samples_of_one_prompt_compute_it_once(make_engine: Any) -> None:
+    engine = make_engine()
+    prompt = prompt_of(50)
+    outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=6) for _ in range(8)))
+    cached = sorted(output.metrics["cached_prompt_tokens"] for output in outputs)
+    assert cached == [0] + [49 // BLOCK * BLOCK] * 7
+    assert len({tuple(output.completion_ids) for output in outputs}) > 1
+    for output in outputs:
+        assert_exact(engine.model, output)
+
+
+async def test_a_later_turn_reuses_the_earlier_ones(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=2)
+    prompt = prompt_of(30)
+    for _ in range(4):
+        output = await engine.complete(prompt, max_tokens=20, ignore_eos=True)
+        assert_exact(engine.model, output)
+        known = len(prompt) + 20 - 1
+        prompt = prompt + output.completion_ids + prompt_of(11, start=90)
+        follower = await engine.complete(prompt, max_tokens=1)
+        assert follower.metrics["cached_prompt_tokens"] == known // BLOCK * BLOCK
+        assert_exact(engine.model, follower)
+
+
+async def test_a_small_prefix_cache_forgets_and_stays_exact(make_engine: Any) -> None:
+    tokens = 96  # a quarter of them for prefixes
+    engine = make_engine(cache_bytes=tokens * 2 * 2 * 2 * 8 * 4, max_concurrent=3)
+    prompts = [prompt_of(40, start=start) for start in (5, 5, 60, 60, 5, 61)]
+    outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=10) for prompt in prompts))
+    for output in outputs:
+        assert_exact(engine.model, output)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.6}, {"temperature": 1.3, "top_k": 20, "top_p": 0.8}]
+)
+async def test_logprobs_are_those_of_the_distribution_sampled_from(make_engine: Any, params: dict[str, Any]) -> None:
+    engine = make_engine()
+    plain = engine.complete(prompt_of(7), max_tokens=5, ignore_eos=True)
+    outputs = await asyncio.gather(
+        plain, *(engine.complete(prompt_of(9 + i), max_tokens=12, ignore_eos=True, **params) for i in range(3))
+    )
+    assert_exact(engine.model, outputs[0])
+    for output in outputs[1:]:
+        assert output.logprobs_kind == "processed"
+        logits = forward_logits(engine.model, output.prompt_ids, output.completion_ids)
+        for row, token, logprob in zip(logits, output.completion_ids, output.logprobs, strict=True):
+            assert logprob == pytest.approx(hand_renormalised(row, token, **params), abs=1e-4)
+
+
+def hand_renormalised(
+    logits: torch.Tensor, token: int, *, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0
+) -> float:
+    ranked = sorted(enumerate((logits / temperature).softmax(-1).tolist()), key=lambda pair: -pair[1])
+    ranked = ranked[:top_k] if top_k > 0 else ranked
+    total, kept, mass = sum(p for _, p in ranked), {}, 0.0
+    for index, probability in ranked:
+        if mass >= top_p:
+            break
+        kept[index] = probability
+        mass += probability / total
+    assert token in kept
+    return float(torch.tensor(kept[token] / sum(kept.values())).log())
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+async def test_greedy_equals_transformers_generate(make_engine: Any, family: str) -> None:
+    engine = make_engine(family)
+    prompts = [prompt_of(12), prompt_of(33, start=40)]
+    outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=24, temperature=0) for prompt in prompts))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        inputs = torch.tensor([prompt])
+        expected = engine.model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=24, eos_token_id=2
+        )
+        assert output.completion_ids == expected[0, len(prompt) :].tolist()
+        assert output.logprobs_kind == "raw"
+        assert_exact(engine.model, output)
+
+
+async def test_a_seed_gives_the_same_answer_whatever_else_is_decoded(make_engine: Any) -> None:
+    engine = make_engine()
+    prompt = prompt_of(20)
+    alone = await engine.complete(prompt, max_tokens=30, seed=7)
+    others = [engine.complete(prompt_of(5 + i), max_tokens=40) for i in range(5)]
+    among, *_ = await asyncio.gather(engine.complete(prompt, max_tokens=30, seed=7), *others)
+    other_seed = await engine.complete(prompt, max_tokens=30, seed=8)
+    negative_seed = await engine.complete(prompt, max_tokens=30, seed=-1)
+    assert among.completion_ids == alone.completion_ids
+    assert other_seed.completion_ids != alone.completion_ids != negative_seed.completion_ids
+    assert alone.sampling["seed"] == 7
+
+
+async def test_an_unseeded_request_can_be_repeated_from_its_recorded_sampling(make_engine: Any) -> None:
+    engine = make_engine()
+    first = await engine.complete(prompt_of(9), max_tokens=25)
+    again = await engine.complete(prompt_of(9), **first.sampling)
+    assert again.completion_ids == first.completion_ids
+
+
+async def test_generation_config_does_not_change_the_policy(make_engine: Any, new_model: Any) -> None:
+    plain = await make_engine().complete(prompt_of(9), max_tokens=25, seed=3)
+    model = new_model()
+    for name, value in {"temperature": 0.01, "top_k": 1, "top_p": 0.1, "repetition_penalty": 9.0}.items():
+        setattr(model.generation_config, name, value)
+    output = await make_engine(model=model).complete(prompt_of(9), max_tokens=25, seed=3)
+    assert output.completion_ids == plain.completion_ids
+
+
+async def test_every_end_id_of_the_generation_config_ends_an_answer(make_engine: Any, new_model: Any) -> None:
+    free = await make_engine().complete(prompt_of(9), max_tokens=30, temperature=0, ignore_eos=True)
+    end = free.completion_ids[10]
+    model = new_model()
+    model.generation_config.eos_token_id = [2, end]
+    output = await make_engine(model=model).complete(prompt_of(9), max_tokens=30, temperature=0)
+    assert output.completion_ids == free.completion_ids[: free.completion_ids.index(end) + 1]
+    assert output.finish_reason == "stop"
+
+
+async def test_stop_token_ids_end_an_answer(make_engine: Any) -> None:
+    engine = make_engine()
+    free = await engine.complete(prompt_of(9), max_tokens=30, temperature=0, ignore_eos=True)
+    end = free.completion_ids[5]
+    output = await engine.complete(prompt_of(9), temperature=0, ignore_eos=True, stop_token_ids=[end])
+    assert output.completion_ids == free.completion_ids[: free.completion_ids.index(end) + 1]
+    assert output.finish_reason == "stop"
+
+
+async def test_a_short_request_joins_a_long_one_and_leaves_first(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=2)
+    finished: list[str] = []
+
+    async def run(name: str, max_tokens: int) -> None:
+        output = await engine.complete(prompt_of(10), max_tokens=max_tokens, ignore_eos=True)
+        assert_exact(engine.model, output)
+        finished.append(name)
+
+    await asyncio.gather(run("long", 200), run("short", 5), run("queued", 5))
+    assert finished == ["short", "queued", "long"]
+    assert engine.stats()["decode_steps"] == 200
+
+
+async def test_many_requests_with_different_settings_share_few_slots(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=3)
+    outputs = await asyncio.gather(
+        *(engine.complete(prompt_of(3 + i), max_tokens=2 + i % 5, temperature=i % 2, seed=i) for i in range(20))
+    )
+    for i, output in enumerate(outputs):
+        assert output.prompt_ids == prompt_of(3 + i)
+        assert_exact(engine.model, output)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "decoder"),
+    [
+        ("Mistral", {"sliding_window": 8}, DynamicDecoder),
+        ("Gemma3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, DynamicDecoder),
+        ("Mamba", {"head_dim": None}, RecomputeDecoder),
+        ("Qwen2", {}, SlotDecoder),
+        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder),
+        ("Mixtral", {"num_local_experts": 4, "sliding_window": None}, SlotDecoder),
+    ],
+)
+async def test_other_architectures_are_exact_too(
+    make_engine: Any, family: str, options: dict[str, Any], decoder: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "rllm"):
+        engine = make_engine(family, model_options=options, max_concurrent=3)
+    assert type(engine._scheduler._decoder) is decoder
+    warnings = [record for record in caplog.records if record.name.startswith("rllm")]
+    assert len(warnings) == (decoder is not SlotDecoder)
+    outputs = await asyncio.gather(
+        *(engine.complete(prompt_of(4 + 9 * i), max_tokens=14, ignore_eos=True) for i in range(4))
+    )
+    for output in outputs:
+        assert_exact(engine.model, output)
+
+
+async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:
+    engine = make_engine()
+    before = await engine.complete(prompt_of(40), max_tokens=10, ignore_eos=True)
+    with engine.paused():
+        with torch.no_grad():
+            for parameter in engine.model.parameters():
+                parameter.mul_(1.1)
+        engine.publish(3)
+    after = await engine.complete(prompt_of(40), max_tokens=10, ignore_eos=True)
+    assert (before.weight_version, after.weight_version, engine.weight_version) == (0, 3, 3)
+    assert after.metrics["cached_prompt_tokens"] == 0
+    assert_exact(engine.model, after)
+
+
+async def test_publish_aborts_what_is_in_flight_and_keeps_what_waits(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=1)
+    stream = engine.stream_model_response(USER, max_tokens=400, ignore_eos=True)
+    await anext(stream)
+    waiting = asyncio.create_task(engine.complete(prompt_of(5), max_tokens=3, ignore_eos=True))
+    await asyncio.sleep(0)
+    engine.publish(1)
+    items = [item async for item in stream]
+    aborted = items[-1]
+    assert isinstance(aborted, ModelOutput)
+    assert (aborted.finish_reason, aborted.weight_version) == ("abort", 0)
+    assert len(aborted.completion_ids) == len(aborted.logprobs) < 400
+    waited = await waiting
+    assert (waited.finish_reason, waited.weight_version) == ("length", 1)
+
+
+async def test_nothing_is_decoded_while_paused(make_engine: Any) -> None:
+    engine = make_engine()
+    stream = engine.stream_model_response(USER, max_tokens=300, ignore_eos=True)
+    await anext(stream)
+    with engine.paused():
+        steps = engine.stats()["decode_steps"]
+        with engine.paused():
+            pass
+        await asyncio.sleep(0.02)
+        assert engine.stats()["decode_steps"] == steps
+    assert (await anext(stream)).token_ids
+    await stream.aclose()
+
+
+async def test_streaming_equals_not_streaming(make_engine: Any) -> None:
+    engine = make_engine()
+    assert isinstance(engine, StreamingInferenceEngine)
+    whole = await engine.get_model_response(USER, max_tokens=60, seed=5, ignore_eos=True)
+    items = [item async for item in engine.stream_model_response(USER, max_tokens=60, seed=5, ignore_eos=True)]
+    deltas, last = items[:-1], items[-1]
+    assert all(isinstance(delta, OutputDelta) for delta in deltas)
+    assert isinstance(last, ModelOutput)
+    assert "".join(delta.text for delta in deltas) == whole.content == last.content
+    assert [token for delta in deltas for token in delta.token_ids] == whole.completion_ids == last.completion_ids
+    assert [value for delta in deltas for value in delta.logprobs] == last.logprobs
+    assert last.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+
+
+async def test_tool_calls_keep_the_arguments_as_written(taught: Any) -> None:
+    engine: InferenceEngine = taught(USER, f"Let me see.\n{CALL}", TOOLS)
+    output = await engine.get_model_response(USER, tools=TOOLS, temperature=0, max_tokens=90)
+    assert output.finish_reason == "tool_calls"
+    assert output.content == "Let me see."
+    assert output.tool_calls[0]["function"] == {"name": "search", "arguments": '{"q":  "a b", "n": 1.0}'}
+    assert output.text == f"Let me see.\n{CALL}"
+    items = [item async for item in greedy_stream(engine, tools=TOOLS)]
+    assert "".join(item.text for item in items[:-1]) == "Let me see."
+    assert items[-1].tool_calls[0]["function"] == output.tool_calls[0]["function"]
+    refused = await engine.get_model_response(USER, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=90)
+    assert (refused.tool_calls, refused.finish_reason) == ([], "stop")
+    assert refused.content == refused.text
+
+
+def greedy_stream(engine: Any, **params: Any) -> Any:
+    return engine.stream_model_response(USER, temperature=0, max_tokens=90, **params)
+
+
+async def test_a_stop_string_ends_the_text_and_its_ids_stay(taught: Any, tokenizer: Any) -> None:
+    engine = taught(USER, "one two three four")
+    output = await engine.get_model_response(USER, temperature=0, max_tokens=40, stop=["zzz", "o th"])
+    assert (output.text, output.finish_reason) == ("one tw", "stop")
+    assert tokenizer.decode(output.completion_ids).startswith("one two th")
+    assert_exact(engine.model, output)
+    items = [item async for item in greedy_stream(engine, stop="o th")]
+    assert "".join(item.text for item in items[:-1]) == "one tw"
+    assert not any("o" in item.text for item in items[3:-1])
+
+
+async def test_reasoning_is_split_from_the_answer(taught: Any) -> None:
+    engine = taught(USER, "<think>\nhm, so\n</think>\n\nyes")
+    output = await engine.get_model_response(USER, temperature=0, max_tokens=60)
+    assert (output.reasoning, output.content) == ("hm, so", "yes")
+    assert output.text == "<think>\nhm, so\n</think>\n\nyes"
+    assert output.to_message() == {"role": "assistant", "content": "yes", "reasoning_content": "hm, so"}
+    items = [item async for item in greedy_stream(engine)]
+    assert "".join(item.text for item in items[:-1]) == "yes"
+
+
+async def test_cancelled_requests_free_their_slots(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=1)
+    task = asyncio.create_task(engine.get_model_response(USER, max_tokens=480, ignore_eos=True))
+    queued = asyncio.create_task(engine.get_model_response(USER, max_tokens=480, ignore_eos=True))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    queued.cancel()
+    stream = engine.stream_model_response(USER, max_tokens=480, ignore_eos=True)
+    await anext(stream)
+    await stream.aclose()
+    output = await engine.complete(prompt_of(6), max_tokens=4, ignore_eos=True)
+    assert output.finish_reason == "length"
+    assert engine.stats()["completion_tokens"] < 480
+    assert engine.stats()["live"] == engine.stats()["waiting"] == 0
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_with_numbers(make_engine: Any) -> None:
+    engine = make_engine(max_length=32)
+    with pytest.raises(PromptTooLongError, match="32 tokens, and the context of 32"):
+        await engine.complete(prompt_of(32))
+    output = await engine.complete(prompt_of(30), max_tokens=100, ignore_eos=True)
+    assert len(output.completion_ids) == 2
+    assert output.sampling["max_tokens"] == 2
+
+
+async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any) -> None:
+    engine = make_engine(max_concurrent=1)
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the forward pass is on fire")
+
+    engine.model.forward = broken
+    waiting = [engine.complete(prompt_of(5)), engine.complete(prompt_of(6))]
+    for result in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(result, InferenceError)
+        assert "on fire" in str(result)
+    with pytest.raises(InferenceError, match="on fire") as caught:
+        await engine.complete(prompt_of(5))
+    assert caught.value.status_code == 503
+
+
+async def test_a_closed_engine_says_so(make_engine: Any) -> None:
+    engine = make_engine()
+    stream = engine.stream_model_response(USER, max_tokens=400, ignore_eos=True)
+    await anext(stream)
+    engine.close()
+    engine.close()
+    with pytest.raises(InferenceError, match="closed"):
+        [item async for item in stream]
+    with pytest.raises(InferenceError, match="closed"):
+        await engine.complete([5])
+    with engine.paused():
+        pass
+
+
+async def test_bad_requests_are_refused_with_the_reason(make_engine: Any) -> None:
+    engine = make_engine()
+    with pytest.raises(InferenceError, match="role") as caught:
+        await engine.get_model_response([{"content": "hi"}])
+    assert caught.value.status_code == 400
+    with pytest.raises(InferenceError, match="at least one token"):
+        await engine.complete([])
+    with pytest.raises(ConfigError, match="temperature"):
+        await engine.get_model_response(USER, temperature=-1)
+
+
+def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:
+    with pytest.raises(ConfigError, match="max_concurrent=0"):
+        make_engine(max_concurrent=0)
+    with pytest.raises(ConfigError, match="max_length=513: use 2 to 512"):
+        make_engine(max_length=513)
+    with pytest.raises(ConfigError, match="tool_parser='nope'"):
+        make_engine(tool_parser="nope")
+
+
+def test_one_engine_serves_several_event_loops(make_engine: Any) -> None:
+    engine = make_engine()
+    for _ in range(2):
+        output = asyncio.run(engine.complete(prompt_of(4), max_tokens=3, ignore_eos=True))
+        assert len(output.completion_ids) == 3

@@ -86,14 +86,18 @@ def _checked_source(path_or_id: str | Path) -> str:
     if folder.exists():
         raise ConfigError(f"model={str(path_or_id)!r} is a file; point to the folder that holds config.json")
     if _looks_like_path(path_or_id):
-        raise ConfigError(f"model={str(path_or_id)!r}: there is no such folder; check the path, or use a hub id")
+        raise ConfigError(
+            f"model={str(path_or_id)!r}: there is no such folder; check the path, or use a hub id (owner/name)"
+        )
     return str(path_or_id)
 
 
 def _looks_like_path(path_or_id: str | Path) -> bool:
+    """Whether this is anything but `owner/name`; `folder/name` is a path where there is such a folder."""
     if isinstance(path_or_id, Path):
         return True
-    return path_or_id.startswith(("/", ".", "~")) or "\\" in path_or_id or path_or_id.count("/") != 1
+    owner, _, name = path_or_id.partition("/")
+    return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
 
 
 def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:

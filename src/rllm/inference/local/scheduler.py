@@ -144,7 +144,11 @@ class Scheduler:
         if not chosen:
             return False
         admitted_at = time.perf_counter()
-        added = self._decoder.add([request.prompt_ids for request in chosen])
+        try:
+            added = self._decoder.add([request.prompt_ids for request in chosen])
+        except BaseException:
+            self._waiting.extendleft(reversed(chosen))  # where `fail` finds them
+            raise
         prefilled_at = time.perf_counter()
         for item in added:
             request = chosen[item.index]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.errors import ConfigError
+from rllm.inference.local import LocalEngine, load_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
+    new_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_loads_ready_to_use(folder: Path, new_model: Any) -> None:
+    loaded = load_model(folder, device="cpu")
+    assert loaded.device.type == "cpu"
+    assert not loaded.model.training
+    assert loaded.model.dtype == torch.float32
+    for mine, theirs in zip(new_model().parameters(), loaded.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert loaded.tokenizer.get_chat_template()
+
+
+async def test_bfloat16_models_are_sampled(folder: Path) -> None:
+    loaded = load_model(str(folder), dtype="bfloat16", device="cpu")
+    engine = LocalEngine(loaded.model, loaded.tokenizer)
+    output = await engine.complete(list(range(5, 30)), max_tokens=10, ignore_eos=True)
+    engine.close()
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([output.prompt_ids + output.completion_ids]), use_cache=False).logits[0]
+    expected = logits[24:-1].float().log_softmax(-1).gather(1, torch.tensor(output.completion_ids).unsqueeze(1))
+    torch.testing.assert_close(torch.tensor(output.logprobs), expected.squeeze(1), atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./nothing", "~/nothing", "a/b/c", Path("nothing"), "nothing"])
+def test_a_missing_folder_is_not_looked_up_on_the_hub(source: str | Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_model(source)
+
+
+def test_a_missing_folder_in_an_existing_one_is_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_model(f"{folder.name}/nothing")
+
+
+def test_a_folder_without_a_model_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load_model(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="is a file"):
+        load_model(folder / "config.json")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="cannot load its tokenizer"):
+        load_model(folder)
+
+
+def test_a_folder_without_weights_says_so(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="cannot load its weights"):
+        load_model(folder)
+
+
+def test_a_hub_id_that_cannot_be_had_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="no local folder and the hub did not give it"):
+        load_model("nobody/nothing")
+
+
+def test_bad_settings_name_their_values(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype='int4'"):
+        load_model(folder, dtype="int4")
+    with pytest.raises(ConfigError, match="device='toaster'"):
+        load_model(folder, device="toaster")
+
+
+def test_a_tokenizer_without_chat_template_is_refused(folder: Path) -> None:
+    loaded = load_model(folder)
+    loaded.tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="has no chat template"):
+        LocalEngine(loaded.model, loaded.tokenizer)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.inference.engine import SamplingParams
+from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, sample, uniforms
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
+DRAWS = 20_000
+
+
+def draw(
+    params: SamplingParams, logits: torch.Tensor = LOGITS, draws: int = DRAWS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens 0, 1, 2, ... of one seeded answer, all from the same distribution."""
+    settings = RowSettings.of([params] * draws, [42] * draws, len(logits), logits.device)
+    return sample(logits.expand(draws, -1), settings, np.arange(draws, dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SamplingParams(), LOGITS.softmax(-1)),
+        (SamplingParams(temperature=0.5), (LOGITS * 2).softmax(-1)),
+        (SamplingParams(top_k=2), torch.tensor([2.0, 1.0, -torch.inf, -torch.inf, -torch.inf]).softmax(-1)),
+        (SamplingParams(top_p=0.85), torch.tensor([2.0, 1.0, 0.5, -torch.inf, -torch.inf]).softmax(-1)),
+    ],
+)
+def test_tokens_follow_the_distribution_and_logprobs_are_its_own(
+    params: SamplingParams, expected: torch.Tensor
+) -> None:
+    tokens, logprobs = draw(params)
+    counts = torch.bincount(tokens, minlength=len(LOGITS)).double()
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    chi_square = ((counts - DRAWS * expected)[possible] ** 2 / (DRAWS * expected)[possible]).sum()
+    assert chi_square < 20  # four degrees of freedom: exceeded once in 2,000 by an honest sampler
+    torch.testing.assert_close(logprobs.float(), expected.log()[tokens], atol=1e-5, rtol=0)
+
+
+def test_greedy_rows_report_the_models_own_logprob_among_sampled_rows() -> None:
+    rows = [SamplingParams(temperature=0, top_k=1), SamplingParams(temperature=2.0)]
+    settings = RowSettings.of(rows, [1, 2], len(LOGITS), LOGITS.device)
+    tokens, logprobs = sample(LOGITS.expand(2, -1), settings, np.zeros(2, dtype=np.uint64))
+    assert tokens[0] == 0
+    assert logprobs[0].item() == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-6)
+    assert logprobs[1].item() == pytest.approx((LOGITS / 2).log_softmax(-1)[tokens[1]].item(), abs=1e-6)
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    logits = torch.full((300,), -torch.inf)
+    logits[[7, 200]] = 0.0
+    tokens, _ = draw(SamplingParams(), logits, draws=2_000)
+    assert set(tokens.tolist()) == {7, 200}
+
+
+def test_top_k_leaves_unrestricted_rows_alone() -> None:
+    kept = keep_top_k(LOGITS.expand(2, -1), torch.tensor([1, 5]))
+    assert kept.isfinite().sum(-1).tolist() == [1, 5]
+
+
+def test_top_p_sorts_the_whole_vocabulary_where_a_few_candidates_do_not_hold_the_mass() -> None:
+    flat = torch.linspace(0, 1e-3, 1_000).unsqueeze(0)
+    kept = keep_top_p(flat, torch.tensor([0.5]))
+    assert kept.isfinite().sum().item() == pytest.approx(500, abs=2)
+
+
+@given(
+    st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=200, unique=True),
+    st.floats(0.05, 0.99),
+)
+def test_top_p_keeps_the_smallest_sufficient_set(values: list[float], top_p: float) -> None:
+    logits = torch.tensor([values])
+    kept = keep_top_p(logits, torch.tensor([top_p]))[0].isfinite()
+    probabilities = logits[0].double().softmax(-1)
+    mass = probabilities[kept].sum().item()
+    assert mass >= top_p - 1e-5
+    assert mass - probabilities[kept].min().item() < top_p + 1e-5
+    if not kept.all():
+        assert probabilities[kept].min() >= probabilities[~kept].max()
+
+
+def test_uniforms_depend_on_seed_and_counter_only() -> None:
+    seeds = np.array([1, 2, 1], dtype=np.uint64)
+    first = uniforms(seeds, np.array([0, 0, 1], dtype=np.uint64))
+    assert len(set(first.tolist())) == 3
+    assert uniforms(seeds[:1], np.zeros(1, dtype=np.uint64))[0] == first[0]
+    many = uniforms(np.full(10_000, 3, dtype=np.uint64), np.arange(10_000, dtype=np.uint64))
+    assert 0.0 <= many.min() < many.max() < 1.0
+    assert many.mean() == pytest.approx(0.5, abs=0.01)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.parser.reasoning import SplitText, split_reasoning
+from rllm.parser.streaming import safe_length, visible_content
+from rllm.parser.tool_parser import HermesToolParser
+
+
+@pytest.mark.parametrize(
+    ("text", "starts_open", "expected"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", False, SplitText("hm", "yes")),
+        ("\n<think>hm</think>yes", False, SplitText("hm", "yes")),
+        ("hm\n</think>\n\nyes", True, SplitText("hm", "yes")),
+        ("<think>never closed", False, SplitText("never closed", "")),
+        ("still open", True, SplitText("still open", "")),
+        (" plain\n", False, SplitText("", " plain\n")),
+        ("say <think> aloud</think>", False, SplitText("", "say <think> aloud</think>")),
+        ("", False, SplitText("", "")),
+    ],
+)
+def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
+    assert split_reasoning(text, starts_open=starts_open) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Hello", "Hello"),
+        ("Hello\n", "Hello"),
+        ("Hello\n<tool", "Hello"),
+        ("Hello <too", "Hello "),
+        ("Hello <b>", "Hello <b>"),
+        ("Hello\n<tool_call>\n{}", "Hello"),
+        ("a STO", "a "),
+        ("<thi", ""),
+        ("<this", "<this"),
+        ("<think>\nso far", ""),
+        ("<think>so</think>\n", ""),
+        ("<think>so</think>\nyes", "yes"),
+        ("  ", ""),
+    ],
+)
+def test_text_that_may_still_become_something_else_is_held_back(text: str, shown: str) -> None:
+    assert visible_content(text, ["STOP", *HermesToolParser.markers]) == shown
+
+
+def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
+    assert visible_content("hm", [], starts_open=True) == ""
+    assert visible_content("hm</think>yes", [], starts_open=True) == "yes"
+
+
+PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP", "ST", ' {"name": "a"}', "x", " "]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=10).map("".join), st.booleans())
+def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open: bool) -> None:
+    parser = HermesToolParser()
+    stop = text.find("STOP")
+    whole = text if stop < 0 else text[:stop]
+    content = parser.parse(split_reasoning(whole, starts_open=starts_open).answer).content
+    for length in range(len(text) + 1):
+        shown = visible_content(text[:length], ["STOP", *parser.markers], starts_open=starts_open)
+        assert content.startswith(shown)
+
+
+def test_safe_length_without_markers_is_everything() -> None:
+    assert safe_length("abc", []) == 3

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.errors import ConfigError
+from rllm.parser.tool_parser import HermesToolParser, tool_parser
+
+PARSER = HermesToolParser()
+
+
+def call(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def functions(text: str) -> list[tuple[str, str]]:
+    return [(item["function"]["name"], item["function"]["arguments"]) for item in PARSER.parse(text).tool_calls]
+
+
+def test_arguments_stay_exactly_as_written() -> None:
+    written = r'{"b":  7.0,"a":6, "op":  "mul","note": "caf\u00e9 → ok\/fine" }'
+    parsed = PARSER.parse(call(f'{{"name": "calc", "arguments": {written}}}'))
+    assert parsed.content == ""
+    (only,) = parsed.tool_calls
+    assert only["type"] == "function"
+    assert only["id"].startswith("call_")
+    assert only["function"] == {"name": "calc", "arguments": written}
+
+
+def test_several_calls_with_text_around_them() -> None:
+    text = f"One.\n{call(json.dumps({'name': 'a', 'arguments': {}}))}\n{call(json.dumps({'name': 'b'}))}\nTwo."
+    parsed = PARSER.parse(text)
+    assert parsed.content == "One.\nTwo."
+    assert functions(text) == [("a", "{}"), ("b", "{}")]
+    assert len({item["id"] for item in parsed.tool_calls}) == 2
+
+
+def test_arguments_that_the_model_quoted_are_unquoted_once() -> None:
+    assert functions(call(r'{"name": "a", "arguments": "{\"x\": 1}"}')) == [("a", '{"x": 1}')]
+
+
+def test_key_order_and_extra_keys_do_not_matter() -> None:
+    assert functions(call('{"id": 3, "arguments": {"x": [1, {"y": "}"}]}, "name": "a"}')) == [
+        ("a", '{"x": [1, {"y": "}"}]}')
+    ]
+
+
+def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
+    assert functions('<tool_call>\n{"name": "a", "arguments": {}}') == [("a", "{}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        call('{"name": "a", "arguments": {"x": '),
+        call('{"name": "a", "arguments": {}} and more'),
+        call('{"name": "a", "arguments": [1]}'),
+        call('{"name": 3, "arguments": {}}'),
+        call('{"name": "", "arguments": {}}'),
+        call('{"arguments": {}}'),
+        call('{"name": "a",}'),
+        call("[]"),
+        call("{}"),
+        call(""),
+        call("[" * 100_000),
+        '<tool_call>\n{"name": "a", "argum',
+        "<tool_call>",
+        "</tool_call>",
+        "no call at all",
+        "",
+    ],
+)
+def test_what_is_malformed_stays_content_byte_for_byte(text: str) -> None:
+    parsed = PARSER.parse(f"before {text}")
+    assert (parsed.content, parsed.tool_calls) == (f"before {text}", [])
+
+
+def test_a_malformed_call_does_not_hide_a_good_one() -> None:
+    bad, good = call('{"name": '), call('{"name": "a"}')
+    assert PARSER.parse(f"{bad}\n{good}").content == bad
+    assert functions(f"{bad}\n{good}") == [("a", "{}")]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["<tool_call>", "</tool_call>", "\n", '{"name": "a"', ', "arguments": ', "{}", "}", '"']),
+            st.text(max_size=5),
+        ),
+        max_size=12,
+    )
+)
+def test_any_text_is_parsed_without_an_exception_and_without_loss(parts: list[str]) -> None:
+    text = "".join(parts)
+    parsed = PARSER.parse(text)
+    if not parsed.tool_calls:
+        assert parsed.content == text
+    for name, arguments in functions(text):
+        assert name in text
+        assert arguments in text or arguments == "{}" or '"' in arguments
+
+
+def test_parsers_resolve_by_name() -> None:
+    assert isinstance(tool_parser("hermes"), HermesToolParser)
+    assert isinstance(tool_parser("rllm.parser.tool_parser:HermesToolParser"), HermesToolParser)
+    with pytest.raises(ConfigError, match="tool_parser='herms' is not known: did you mean 'hermes'"):
+        tool_parser("herms")
