@@ -81,9 +81,10 @@ def streamed_answer() -> bytes:
         reason = "stop" if k == NUM_RESPONSE_IDS - 1 else None
         delta = {"index": 0, "delta": {"content": "word "}, "logprobs": _logprobs(k, 1)}
         events.append(chunk([{**delta, "finish_reason": reason, "token_ids": [token_id]}]))
-    body = b"".join([*events, chunk([], usage=_USAGE), b"data: [DONE]\n\n"])
+    events += [chunk([], usage=_USAGE), b"data: [DONE]\n\n"]
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    return head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    # As servers do it: every event is an HTTP chunk of its own.
+    return b"".join([head, *(b"%x\r\n%s\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"])
 
 
 MODELS = b'{"object":"list","data":[{"id":"scripted","object":"model","created":0,"owned_by":"rllm"}]}'
@@ -161,7 +162,11 @@ class Connection(asyncio.Protocol):
         self.received += len(data)
         if self.expected < 0:
             self.read_head()
-        if self.received >= self.expected if self.expected else data.endswith(b"\r\n0\r\n\r\n"):
+        if self.expected > 0:
+            complete = self.received >= self.expected
+        else:  # The last chunk of a chunked answer may come apart.
+            complete = b"".join(self.parts[-2:]).endswith(b"\r\n0\r\n\r\n")
+        if complete:
             self.finish()
 
     def read_head(self) -> None:

@@ -75,7 +75,7 @@ class Admin:
             )
         for name, kind in (("id", str), ("metadata", dict), ("sampling", dict)):
             if wanted.get(name) is not None and not isinstance(wanted[name], kind):
-                raise GatewayError(400, f"{name}={str(wanted[name])[:80]!r}: its type is wrong", param=name)
+                raise GatewayError(400, f"{name}={repr(wanted[name])[:80]}: its type is wrong", param=name)
         session_id = wanted.get("id") or new_session_id()
         await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")

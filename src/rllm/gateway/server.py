@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 import threading
@@ -117,7 +118,13 @@ class GatewayServer(ServerThread):
 
 
 def serve(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: float = 10.0) -> None:
-    """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time."""
+    """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time.
+
+    For a process that does nothing else: it also tells the garbage collector to look less often, because parsing a
+    streamed answer makes thousands of short-lived objects, and searching them for cycles doubles its cost.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     _run(_Server(uvicorn_config(app, shutdown_timeout_s)), listener)
 
 
@@ -165,6 +172,7 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=300,
         timeout_graceful_shutdown=max(1, round(shutdown_timeout_s)),
     )

@@ -31,7 +31,7 @@ class ChatDialect:
             raise _invalid(f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}", "n")
         for name, types in _TYPES.items():
             if request.get(name) is not None and not isinstance(request[name], types):
-                raise _invalid(f"{name}={str(request[name])[:80]!r}: its type is wrong", name)
+                raise _invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
         return request
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
@@ -123,7 +123,7 @@ def _check_messages(messages: Any) -> None:
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _invalid(
-                f"messages[{position}]={str(message)[:80]!r}: use an object with a 'role'", f"messages[{position}]"
+                f"messages[{position}]={repr(message)[:80]}: use an object with a 'role'", f"messages[{position}]"
             )
 
 

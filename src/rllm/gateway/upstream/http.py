@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from datetime import timedelta
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import orjson
-from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import NetworkError, PyreqwestError, RequestTimeoutError
-from pyreqwest.response import Response
 
 from rllm.capture import SSEDecoder
 from rllm.errors import ConfigError
-from rllm.gateway.config import is_loopback
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.connection import Connection, HTTPConnections
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -26,6 +22,8 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
     "vllm": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "openai": {"temperature": 1.0, "top_p": 1.0},
 }
+
+_DONE = b"[DONE]"
 
 
 class HTTPUpstream:
@@ -58,10 +56,12 @@ class HTTPUpstream:
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._connect_timeout = timedelta(seconds=connect_timeout_s)
-        self._read_timeout = timedelta(seconds=read_timeout_s)
-        self._total_timeout = timedelta(seconds=total_timeout_s)
-        self._client: Client | None = None
+        self._connections = HTTPConnections(
+            self.base_url,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+            total_timeout_s=total_timeout_s,
+        )
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: value for name, value in request.items() if value is not None}
@@ -77,77 +77,51 @@ class HTTPUpstream:
         return sent
 
     async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
-        async with self._post("/chat/completions", request, call_id) as response:
-            return _json_object(response.status, bytes(await response.bytes()))
+        async with self._exchange("POST", "/chat/completions", orjson.dumps(request), call_id) as answer:
+            return _json_object(answer.status, await answer.read())
 
     async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
-        async with self._post("/chat/completions", request, call_id) as response:
-            if response.status != 200 or not _is_event_stream(response):
-                raise _not_a_stream(response.status, bytes(await response.bytes()))
-            while (received := await response.body_reader.read_chunk()) is not None:
-                payloads = decoder.feed(bytes(received))
-                finished = bool(payloads) and payloads[-1] == b"[DONE]"
-                if chunks := _parse_chunks(payloads[:-1] if finished else payloads):
-                    yield chunks
-                if finished:
-                    return
+        async with self._exchange("POST", "/chat/completions", orjson.dumps(request), call_id) as answer:
+            if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                raise _not_a_stream(answer.status, await answer.read())
+            # Reads to the very end, beyond [DONE], so that the connection can be used again.
+            while received := await answer.read_some():
+                payloads = decoder.feed(received)
+                if _DONE in payloads[-1:]:
+                    payloads.pop()
+                if payloads:
+                    yield _parse_chunks(payloads)
 
     async def models(self) -> list[dict[str, Any]]:
-        with self._errors_named():
-            response = await self._open_client().get(f"{self.base_url}/models").headers(self._headers).build().send()
-            body = bytes(await response.bytes())
-        models = _json_object(response.status, body).get("data")
+        async with self._exchange("GET", "/models") as answer:
+            models = _json_object(answer.status, await answer.read()).get("data")
         return models if isinstance(models, list) else []
 
     async def check(self) -> None:
         await self.models()
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        self._connections.close()
 
     @asynccontextmanager
-    async def _post(self, path: str, request: Mapping[str, Any], call_id: str) -> AsyncIterator[Response]:
-        """Send a request; the block gets the response once its head is there."""
-        url, body = f"{self.base_url}{path}", orjson.dumps(request)
+    async def _exchange(
+        self, method: str, path: str, body: bytes = b"", call_id: str = ""
+    ) -> AsyncIterator[Connection]:
+        """An exchange with the server, whose failures say what they mean to an agent."""
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
-        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")}
-        with self._errors_named():
-            async with AsyncExitStack() as stack:
-                builder = self._open_client().post(url).headers(headers).body_bytes(body)
-                try:
-                    response = await stack.enter_async_context(builder.build_streamed())
-                except NetworkError:
-                    # Nothing of an answer has arrived: an idle connection that the server had closed, or a restart.
-                    builder = self._open_client().post(url).headers(headers).body_bytes(body)
-                    response = await stack.enter_async_context(builder.build_streamed())
-                yield response
-
-    def _open_client(self) -> Client:
-        if self._client is None:
-            builder = ClientBuilder().follow_redirects(False).connect_timeout(self._connect_timeout)
-            builder = builder.read_timeout(self._read_timeout).timeout(self._total_timeout)
-            if is_loopback(urlsplit(self.base_url).hostname or ""):
-                builder = builder.no_proxy()  # A proxy named in the environment cannot reach this machine's loopback.
-            self._client = builder.build()
-        return self._client
-
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        """Name the HTTP client's errors after what they mean to an agent."""
+        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")} if call_id else self._headers
         try:
-            yield
-        except RequestTimeoutError as error:
+            async with self._connections.exchange(method, path, headers, body) as answer:
+                yield answer
+        except TimeoutError as error:
             raise UpstreamError(
-                f"the upstream {self.base_url} did not answer in time ({_causes(error)}): see whether it is overloaded, "
-                "or raise the read timeout",
+                f"the upstream {self.base_url} did not answer in time: see whether it is overloaded, or raise the timeouts",
                 status_code=504,
             ) from error
-        except PyreqwestError as error:
+        except OSError as error:
             raise UpstreamError(
-                f"the upstream {self.base_url} broke off or cannot be reached ({_causes(error)}): "
+                f"the upstream {self.base_url} broke off or cannot be reached ({error}): "
                 "see whether the inference server is running at this address"
             ) from error
 
@@ -169,13 +143,6 @@ def normalized_base_url(url: str) -> str:
         )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
-
-
-def _causes(error: PyreqwestError) -> str:
-    """The client's message with the innermost cause, which says what happened (`Connection refused`)."""
-    details = error.args[1] if len(error.args) > 1 and isinstance(error.args[1], dict) else {}
-    causes = [cause["message"] for cause in details.get("causes") or []]
-    return ": ".join([error.message, *causes[-1:]])
 
 
 def _json_object(status: int, body: bytes) -> dict[str, Any]:
@@ -211,10 +178,6 @@ def _parse_chunks(payloads: list[bytes]) -> list[dict[str, Any]]:
         if "error" in chunk:
             raise _reported(chunk["error"], 502)
     return list(chunks)
-
-
-def _is_event_stream(response: Response) -> bool:
-    return (response.get_header("content-type") or "").lower().startswith("text/event-stream")
 
 
 def _not_a_stream(status: int, body: bytes) -> UpstreamError:

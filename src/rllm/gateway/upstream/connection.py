@@ -1,0 +1,206 @@
+"""HTTP/1.1 to one server over kept-alive connections: just what forwarding a call needs.
+
+The client is what a gateway spends its time in, so this is a protocol on the parser that the server side uses too, and not
+a general library: no redirects, cookies, compression or proxies. A read hands over whatever has arrived, however many HTTP
+chunks that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+_MAX_BUFFERED = 1024 * 1024
+"""Bytes that may wait for a slow reader before the server is made to wait."""
+
+
+class HTTPConnections:
+    """Sends requests to one server. Belongs to the event loop that first uses it, until it is closed."""
+
+    def __init__(
+        self, base_url: str, *, connect_timeout_s: float, read_timeout_s: float, total_timeout_s: float
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path = parts.path
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._total_timeout_s = total_timeout_s
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def exchange(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> AsyncIterator[Connection]:
+        """Send a request; the block begins once the head of the answer is there, and reads its body.
+
+        Leaving the block before the body has been read breaks the connection off, which tells the server to stop.
+
+        Raises:
+            TimeoutError: if the server is silent for too long, or not done in the total time.
+            OSError: if it cannot be reached, breaks off, or does not speak HTTP. If that happens to a request before any
+                byte of the answer, it is sent once more: an idle connection may have been closed under it.
+        """
+        lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        deadline = time.monotonic() + self._total_timeout_s
+        connection = self._idle.pop() if self._idle else await self._connect()
+        try:
+            try:
+                await connection.send(request, self._read_timeout_s, deadline)
+            except ConnectionError:
+                if connection.answering:
+                    raise
+                connection.close()
+                connection = await self._connect()
+                await connection.send(request, self._read_timeout_s, deadline)
+            yield connection
+        finally:
+            if connection.reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close idle connections; those in use close when their exchange ends."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await loop.create_connection(self._new_connection, self._host, self._port, ssl=self._ssl)
+        return connection
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._idle)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and the answer to the request that was last sent on it."""
+
+    def __init__(self, idle: list[Connection]) -> None:
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.answering = False
+        """Whether any byte of the answer has arrived."""
+        self._has_head = self._complete = self._keeps_alive = False
+        self._parts: list[bytes] = []
+        self._num_buffered = 0
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the whole answer has arrived and the server keeps the connection open."""
+        return self._complete and self._keeps_alive and self._failure is None
+
+    async def send(self, request: bytes, read_timeout_s: float, deadline: float) -> None:
+        """Send a request, and wait for the head of its answer."""
+        if self._failure is not None:
+            raise self._failure
+        self._reset()
+        self._read_timeout_s, self._deadline = read_timeout_s, deadline
+        self._transport.write(request)
+        while not self._has_head:
+            await self._more()
+
+    async def read_some(self) -> bytes:
+        """What has arrived of the body since the last read, waiting for something; empty at its end."""
+        while not self._parts and not self._complete:
+            await self._more()
+        return self._take()
+
+    async def read(self) -> bytes:
+        """The rest of the body."""
+        pieces = []
+        while piece := await self.read_some():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Break off at once."""
+        self._failure = self._failure or ConnectionAbortedError("the connection was closed")
+        self._transport.abort()
+
+    async def _more(self) -> None:
+        """Wait until something arrives."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = self._loop.create_future()
+        async with asyncio.timeout(min(self._read_timeout_s, self._deadline - time.monotonic())):
+            await self._waiter
+
+    def _take(self) -> bytes:
+        taken = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        if self._num_buffered > _MAX_BUFFERED:
+            self._transport.resume_reading()
+        self._num_buffered = 0
+        return taken
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods and another parent.
+
+    def data_received(self, data: bytes) -> None:
+        self.answering = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._failure = ConnectionError(f"the server does not speak HTTP: {error}; its answer begins {data[:60]!r}")
+            self._transport.abort()
+        if self._num_buffered > _MAX_BUFFERED:
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        if self._has_head and not framed:
+            self._complete = True  # The end of the connection is the end of the body.
+        self._failure = self._failure or error or ConnectionResetError("the server closed the connection")
+        self._wake()
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = self.status >= 200
+        self._keeps_alive = bool(self._parser.should_keep_alive())
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._num_buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._complete = True
+        else:  # An interim answer, such as 100 Continue.
+            self.headers.clear()

@@ -1,0 +1,62 @@
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+
+@dataclass
+class Served:
+    """A running gateway over a scripted engine, in process or behind HTTP."""
+
+    server: GatewayServer
+    engine: ScriptedEngine
+    store: Any
+    upstream: ScriptedServer | None
+    http: httpx.Client
+    stack: ExitStack
+
+    def client(self, session_id: str = "s", *, base_url: str | None = None) -> OpenAI:
+        base_url = base_url or self.server.session_url(session_id)
+        return self.stack.enter_context(OpenAI(base_url=base_url, api_key="unused", max_retries=0))
+
+    def post(self, path: str = "/sessions/s/v1/chat/completions", json: Any = None, **options: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} if json is None else json
+        return self.http.post(path, json=body, **options)
+
+
+@pytest.fixture
+def serve():
+    """Start gateways that end with the test: `serve(script, upstream="engine" | "http", config=...)`."""
+    with ExitStack() as stack:
+
+        def start(script=("hello",), *, upstream="engine", config=None, store=None, **engine_options) -> Served:
+            engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, **engine_options)
+            store = store or MemoryTraceStore()
+            scripted = None
+            if upstream == "http":
+                scripted = stack.enter_context(ScriptedServer(engine))
+                source = HTTPUpstream(scripted.base_url)
+            else:
+                source = EngineUpstream(engine, "scripted")
+            config = config or GatewayConfig(shutdown_timeout_s=1.0)
+            server = stack.enter_context(GatewayServer(store, source, config))
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+            return Served(server=server, engine=engine, store=store, upstream=scripted, http=client, stack=stack)
+
+        yield start
+
+
+@pytest.fixture(params=["engine", "http"])
+def upstream(request):
+    """Both kinds of upstream in turn."""
+    return request.param

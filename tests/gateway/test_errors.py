@@ -1,0 +1,155 @@
+"""Bad requests and bad upstreams: always an OpenAI error object, never a lost or a false trace."""
+
+import openai
+import pytest
+
+from rllm.errors import InferenceError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import HTTPUpstream
+from rllm.store.memory import MemoryTraceStore
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = "/sessions/s/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("{", "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[1]", "JSON array"),
+        ("null", "JSON null"),
+        ("{}", "'messages' is missing"),
+        ('{"messages": []}', "'messages' is empty"),
+        ('{"messages": "hi"}', "JSON string"),
+        ('{"messages": ["hi"]}', "messages[0]='hi'"),
+        ('{"messages": [{"content": "hi"}]}', "'role'"),
+        ('{"messages": [{"role": "user"}], "n": 0}', "n=0"),
+        ('{"messages": [{"role": "user"}], "n": true}', "n=True"),
+        ('{"messages": [{"role": "user"}], "stream": "yes"}', "stream='yes'"),
+        ('{"messages": [{"role": "user"}], "temperature": "hot"}', "temperature='hot'"),
+        ('{"messages": [{"role": "user"}], "temperature": -1}', "temperature=-1"),
+    ],
+)
+def test_a_malformed_request_says_what_is_wrong(serve, body, named):
+    served = serve()
+    refused = served.http.post(CHAT, content=body)
+    assert refused.status_code == 400
+    assert named in refused.json()["error"]["message"]
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert served.engine.num_calls == 0
+    assert served.store.by_session("s") == []
+
+
+def test_unknown_members_and_nulls_are_let_through(serve, upstream):
+    served = serve(upstream=upstream)
+    body = {"model": "m", "messages": MESSAGES, "seed": None, "self": 1, "tools": None, "x": {"y": []}, "n": None}
+    assert served.post(json=body).status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused(serve):
+    served = serve(config=GatewayConfig(max_body_bytes=1000, shutdown_timeout_s=1))
+    assert served.post(json={"messages": [{"role": "user", "content": "x" * 2000}]}).status_code == 413
+
+
+def test_unknown_paths_and_methods_answer_in_openais_shape(serve):
+    served = serve()
+    assert served.http.get("/nowhere").json()["error"]["code"] == "not_found"
+    wrong = served.http.get(CHAT)
+    assert wrong.status_code == 405
+    assert "GET" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [("html", 502, "Bad Gateway"), ("error", 500, "engine core"), ("malformed", 502, "begins with")],
+)
+def test_a_broken_upstream_is_told_and_recorded(serve, fault, status, told, stream):
+    served = serve(upstream="http")
+    served.upstream.fault = fault
+    with pytest.raises(openai.InternalServerError, match=told) as failed:
+        served.client().chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+    assert failed.value.status_code == status
+    [trace] = served.store.by_session("s")
+    assert told in trace.error
+    assert (trace.response_ids, trace.finish_reason) == ([], "error")
+    served.upstream.fault = None
+    assert served.post().status_code == 200
+
+
+def test_a_stream_that_dies_is_told_in_the_stream_and_keeps_what_arrived(serve):
+    served = serve(["hello"], upstream="http")
+    served.upstream.fault = "cut"
+    stream = served.client().chat.completions.create(model="m", messages=MESSAGES, stream=True)
+    with pytest.raises(openai.APIError, match="upstream"):
+        list(stream)
+    [trace] = served.store.by_session("s")
+    assert trace.response_ids == [*b"he"]
+    assert trace.finish_reason == "error"
+    assert "upstream" in trace.error
+
+
+def test_an_upstream_that_is_down_is_told_and_recorded():
+    store = MemoryTraceStore()
+    upstream = HTTPUpstream("http://127.0.0.1:9")
+    with GatewayServer(store, upstream, GatewayConfig(shutdown_timeout_s=1)) as gateway:
+        with openai.OpenAI(base_url=gateway.session_url("s"), api_key="x", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="inference server is running") as failed:
+                client.chat.completions.create(model="m", messages=MESSAGES)
+            assert failed.value.status_code == 502
+    assert store.by_session("s")[0].error is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_status_of_an_engines_error_is_kept(serve, upstream, stream):
+    served = serve([InferenceError("paused", status_code=503)], upstream=upstream)
+    refused = served.post(json={"messages": MESSAGES, "stream": stream})
+    assert refused.status_code == 503
+    assert "paused" in refused.json()["error"]["message"]
+    assert served.store.by_session("s")[0].error == "paused"
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(serve):
+    served = serve(context_length=10)
+    refused = served.post()
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_contradict_each_other_are_never_passed_on_as_good(serve, stream):
+    served = serve(["hello"], upstream="http")
+    served.upstream.fault = "mismatch"
+    body = {"messages": MESSAGES, "stream": stream}
+    answered = served.post(json=body)
+    assert "every sampled id needs one log-probability" in answered.text
+    assert stream or answered.status_code == 502
+    [trace] = served.store.by_session("s")
+    assert trace.error is not None
+    assert trace.response_ids == []
+
+
+def test_an_answer_without_tokens_is_passed_on_and_its_trace_says_why_it_is_useless(serve):
+    served = serve(["hello"], upstream="http")
+    served.upstream.fault = "no_tokens"
+    assert served.post().json()["choices"][0]["message"]["content"] == "hello"
+    [trace] = served.store.by_session("s")
+    assert "return_token_ids" in trace.error
+
+
+def test_an_answer_without_tokens_is_refused_where_tokens_are_required(serve):
+    served = serve(["hello"], upstream="http", config=GatewayConfig(require_tokens=True, shutdown_timeout_s=1))
+    served.upstream.fault = "no_tokens"
+    refused = served.post()
+    assert refused.status_code == 502
+    assert refused.json()["error"]["code"] == "tokens_unusable"
+
+
+def test_a_store_that_cannot_write_means_no_acknowledgement(serve):
+    served = serve()
+    served.store.close()
+    refused = served.post()
+    assert refused.status_code == 500
+    assert "not stored" in refused.json()["error"]["message"]

@@ -1,0 +1,176 @@
+import json
+from urllib.parse import quote
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PLAIN = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("path", ["/sessions/a/v1/chat/completions", "/sessions/a/chat/completions"])
+def test_the_path_names_the_session(serve, path):
+    served = serve()
+    assert served.post(path).headers["x-rllm-session"] == "a"
+    assert len(served.store.by_session("a")) == 1
+
+
+@pytest.mark.parametrize("path", [PLAIN, "/chat/completions"])
+@pytest.mark.parametrize(
+    "headers", [{"x-rllm-session": "a"}, {"authorization": "Bearer rllm-a"}, {"authorization": "bearer rllm-a"}]
+)
+def test_header_and_key_name_the_session(serve, path, headers):
+    served = serve()
+    assert served.post(path, headers=headers).headers["x-rllm-session"] == "a"
+    assert len(served.store.by_session("a")) == 1
+
+
+def test_path_and_header_overrule_the_key(serve):
+    served = serve()
+    key = {"authorization": "Bearer rllm-key"}
+    assert served.post("/sessions/a/v1/chat/completions", headers=key).headers["x-rllm-session"] == "a"
+    assert served.post(PLAIN, headers={**key, "x-rllm-session": "b"}).headers["x-rllm-session"] == "b"
+
+
+def test_path_and_header_must_agree(serve):
+    served = serve()
+    path = "/sessions/a/v1/chat/completions"
+    assert served.post(path, headers={"x-rllm-session": "a"}).status_code == 200
+    refused = served.post(path, headers={"x-rllm-session": "b"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "conflicting_session"
+    assert served.engine.num_calls == 1
+
+
+def test_a_call_without_a_session_gets_one_of_its_own(serve):
+    served = serve()
+    first, second = (served.post(PLAIN, headers={"authorization": "Bearer sk-other"}) for _ in range(2))
+    assert first.headers["x-rllm-session"] != second.headers["x-rllm-session"]
+    [trace] = served.store.by_session(first.headers["x-rllm-session"])
+    assert trace.id == first.json()["id"]
+
+
+def test_a_session_id_may_hold_what_a_url_escapes(serve):
+    served = serve()
+    base_url = served.server.open_session("täsk 1:0".replace(" ", "+"))
+    served.client(base_url=base_url).chat.completions.create(**HI)
+    assert len(served.store.by_session("täsk+1:0")) == 1
+
+
+@pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257])
+def test_an_id_that_cannot_stand_in_a_url_is_refused(serve, session_id):
+    with pytest.raises(ConfigError, match="session id"):
+        serve().server.open_session(session_id)
+
+
+def test_metadata_of_a_call_is_kept_with_its_trace(serve):
+    served = serve()
+    metadata = {"agent": "söl ver", "step": 3}
+    served.post(headers={"x-rllm-metadata": quote(json.dumps(metadata))})
+    assert served.store.by_session("s")[0].metadata == metadata
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "%7B%22a%22", "3"])
+def test_malformed_metadata_is_refused(serve, value):
+    served = serve()
+    refused = served.post(headers={"x-rllm-metadata": value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "invalid_metadata"
+    assert served.engine.num_calls == 0
+
+
+def test_a_session_is_created_shown_listed_and_deleted_over_http(serve):
+    served = serve()
+    created = served.http.post("/sessions", json={"id": "a", "metadata": {"task": 7}, "sampling": {"temperature": 0.7}})
+    assert created.json() == {"id": "a", "base_url": f"{served.server.url}/sessions/a/v1"}
+    served.client(base_url=created.json()["base_url"]).chat.completions.create(**HI)
+    shown = served.http.get("/sessions/a").json()
+    assert (shown["num_traces"], shown["metadata"], shown["sampling"]) == (1, {"task": 7}, {"temperature": 0.7})
+    assert [session["id"] for session in served.http.get("/sessions").json()["sessions"]] == ["a"]
+    [trace] = served.http.get("/sessions/a/traces").json()["traces"]
+    promised = "id session_id model prompt_ids response_ids logprobs finish_reason weight_version messages response"
+    assert set(promised.split()) <= trace.keys()
+    assert served.http.delete("/sessions/a").json()["num_traces"] == 1
+    assert served.http.get("/sessions/a").status_code == 404
+
+
+def test_a_session_without_an_id_gets_one(serve):
+    served = serve()
+    created = served.http.post("/sessions").json()
+    assert created["id"] in created["base_url"]
+    assert served.http.get(f"/sessions/{created['id']}/traces").json() == {"traces": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ('{"id": 3}', "id=3"),
+        ("[]", "not a JSON object"),
+        ("{", "not valid JSON"),
+        ('{"name": "x"}', "'name'"),
+        ('{"sampling": {"temprature": 1}}', "temprature"),
+        ('{"sampling": {"temperature": -1}}', "temperature=-1"),
+        ('{"id": "a/b"}', "a/b"),
+    ],
+)
+def test_a_malformed_session_is_refused(serve, body, named):
+    refused = serve().http.post("/sessions", content=body)
+    assert refused.status_code == 400
+    assert named in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/sessions/nobody", "/sessions/nobody/traces"])
+def test_an_unknown_session_is_an_openai_error(serve, path):
+    missing = serve().http.get(path)
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "session_not_found"
+    assert "nobody" in missing.json()["error"]["message"]
+
+
+def test_traces_come_in_call_order(serve):
+    served = serve(lambda messages: messages[-1]["content"])
+    for number in range(5):
+        served.post(json={**HI, "messages": [{"role": "user", "content": str(number)}]})
+    traces = served.http.get("/sessions/s/traces").json()["traces"]
+    assert [trace["response"]["content"] for trace in traces] == ["0", "1", "2", "3", "4"]
+
+
+def test_the_sessions_sampling_wins_and_both_are_recorded(serve, upstream):
+    served = serve(["a long answer"], upstream=upstream)
+    base_url = served.server.open_session("s", sampling={"temperature": 0.7, "max_tokens": 3})
+    client = served.client(base_url=base_url)
+    for limit in ({"max_tokens": 100}, {"max_completion_tokens": 100}):
+        answer = client.chat.completions.create(**HI, temperature=0.1, **limit)
+        assert answer.usage.completion_tokens == 3
+    for trace in served.store.by_session("s"):
+        assert (trace.sampling["temperature"], trace.sampling["max_tokens"]) == (0.7, 3)
+        assert trace.requested_sampling["temperature"] == 0.1
+
+
+def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
+    store, engine = MemoryTraceStore(), ScriptedEngine(["one", "two"])
+    served = serve(engine, store=store)
+    served.server.open_session("s", sampling={"temperature": 0.7})
+    first = served.post().json()
+    served.server.stop()
+    messages = [*HI["messages"], first["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    restarted = serve(engine, store=store)
+    restarted.post(json={"messages": messages})
+    trace = store.by_session("s")[-1]
+    assert trace.sampling["temperature"] == 0.7
+    assert trace.parent_id == first["id"]
+
+
+def test_opening_twice_adds_metadata_and_replaces_sampling(serve):
+    served = serve()
+    served.server.open_session("s", metadata={"a": 1}, sampling={"temperature": 0.7})
+    served.server.open_session("s", metadata={"sampling": "the user's own"})
+    served.post()
+    served.server.open_session("s", sampling={})
+    served.post()
+    shown = served.http.get("/sessions/s").json()
+    assert shown["metadata"] == {"a": 1, "sampling": "the user's own"}
+    assert [trace.sampling["temperature"] for trace in served.store.by_session("s")] == [0.7, 1.0]
