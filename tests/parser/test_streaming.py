@@ -45,12 +45,12 @@ def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
     ],
 )
 def test_text_that_may_still_become_something_else_is_held_back(text: str, shown: str) -> None:
-    assert visible_content(text, ["STOP", *HermesToolParser.markers]) == shown
+    assert visible_content(text, stop=["STOP"], markers=HermesToolParser.markers) == shown
 
 
 def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
-    assert visible_content("hm", [], starts_open=True) == ""
-    assert visible_content("hm</think>yes", [], starts_open=True) == "yes"
+    assert visible_content("hm", starts_open=True) == ""
+    assert visible_content("hm</think>yes", starts_open=True) == "yes"
 
 
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP", "ST", ' {"name": "a"}', "x", " "]
@@ -63,7 +63,7 @@ def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open
     whole = text if stop < 0 else text[:stop]
     content = parser.parse(split_reasoning(whole, starts_open=starts_open).answer).content
     for length in range(len(text) + 1):
-        shown = visible_content(text[:length], ["STOP", *parser.markers], starts_open=starts_open)
+        shown = visible_content(text[:length], stop=["STOP"], markers=parser.markers, starts_open=starts_open)
         assert content.startswith(shown)
 
 

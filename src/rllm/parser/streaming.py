@@ -26,11 +26,14 @@ def _length_before(text: str, marker: str) -> int:
     return len(text)
 
 
-def visible_content(text: str, markers: Sequence[str], *, starts_open: bool = False) -> str:
+def visible_content(
+    text: str, *, stop: Sequence[str] = (), markers: Sequence[str] = (), starts_open: bool = False
+) -> str:
     """The part of an unfinished answer's content that stays as it is, whatever the model writes next.
 
-    `markers` begin a tool call or are stop strings. Reasoning is not content.
+    `stop` strings end the whole text; `markers` begin a tool call. Reasoning is not content.
     """
+    text = text[: safe_length(text, stop)]
     body = text.lstrip()
     if starts_open or body.startswith(OPEN):
         if CLOSE not in text:

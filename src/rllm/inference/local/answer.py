@@ -33,7 +33,7 @@ class AnswerReader:
         self._decoder = decoder
         self._stop = tuple(stop)
         self._tool_parser = tool_parser
-        self._markers = (*self._stop, *(tool_parser.markers if tool_parser else ()))
+        self._markers = tool_parser.markers if tool_parser else ()
         prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
         self._starts_open = prompt_end.endswith(OPEN)
         self._so_far = IncrementalText(decoder)
@@ -41,7 +41,9 @@ class AnswerReader:
 
     def show(self, ids: Sequence[int]) -> str:
         """Take the next ids in; returns the content that can be shown in addition."""
-        content = visible_content(self._so_far.extend(ids), self._markers, starts_open=self._starts_open)
+        content = visible_content(
+            self._so_far.extend(ids), stop=self._stop, markers=self._markers, starts_open=self._starts_open
+        )
         new = content[self._num_shown :]
         self._num_shown += len(new)
         return new
