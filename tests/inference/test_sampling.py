@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.inference.engine import SamplingParams
-from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, sample, uniforms
+from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, sample, streams, uniforms
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
 DRAWS = 20_000
@@ -85,7 +85,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(values: list[float], top_p: flo
 
 
 def test_uniforms_depend_on_seed_and_counter_only() -> None:
-    seeds = np.array([1, 2, 1], dtype=np.uint64)
+    seeds = streams(np.array([1, 2, 1], dtype=np.uint64))
     first = uniforms(seeds, np.array([0, 0, 1], dtype=np.uint64))
     assert len(set(first.tolist())) == 3
     assert uniforms(seeds[:1], np.zeros(1, dtype=np.uint64))[0] == first[0]

@@ -1,7 +1,7 @@
 """Keys and values of token prefixes that were computed before: siblings of a group and later turns start from them.
 
 Prefixes form a tree of blocks; a block holds the states of `BLOCK` tokens that follow its parent's. Blocks live in one
-growable pool and are given up least recently used first, children before parents.
+pool and are given up least recently used first, children before parents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rllm.inference.local.kv_cache import CacheShape
 
 BLOCK = 8
 """Tokens a block; at most `BLOCK - 1` shared tokens are computed again."""
-_FIRST_BLOCKS = 128
 
 
 @dataclass(eq=False, slots=True)
@@ -38,26 +37,21 @@ class PrefixCache:
     """The tree, and the pool of states [block, layer, key or value, head, BLOCK, dim]."""
 
     def __init__(self, shape: CacheShape, *, max_bytes: int) -> None:
-        self._shape = shape
         self._max_blocks = max_bytes // (shape.bytes_per_token * BLOCK)
+        # All of it at once: main memory is only taken where it is written to, and a GPU's cannot be grown in place.
+        self._pool = torch.empty(
+            (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        self._round = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget everything; the weights have changed."""
         self._root = Block(index=-1, ready=True)
-        self._round = 0
         # A path is touched from its end to its start, so the first block here never has children.
         self._by_use: OrderedDict[Block, None] = OrderedDict()
-        self._free: list[int] = []
-        self._pool = self._new_pool(0)
-
-    def _new_pool(self, blocks: int) -> torch.Tensor:
-        shape = self._shape
-        return torch.zeros(
-            (blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
 
     def begin_round(self) -> None:
         """Whatever is matched or made from here on is kept until the next round begins."""
@@ -108,7 +102,7 @@ class PrefixCache:
                 block.ready = True
 
     def _indices(self, blocks: Sequence[Block]) -> torch.Tensor:
-        return torch.tensor([block.index for block in blocks], device=self._shape.device)
+        return torch.tensor([block.index for block in blocks], device=self._pool.device)
 
     def _touch(self, path: list[Block]) -> None:
         for block in reversed(path):
@@ -116,21 +110,9 @@ class PrefixCache:
             self._by_use.move_to_end(block)
 
     def _take_index(self) -> int | None:
-        if not self._free and not self._grow():
-            return self._evict()
-        return self._free.pop()
-
-    def _grow(self) -> bool:
-        old = self._pool
-        size = min(max(_FIRST_BLOCKS, 2 * len(old)), self._max_blocks)
-        if size <= len(old):
-            return False
-        self._pool = self._new_pool(size)
-        self._pool[: len(old)] = old
-        self._free = list(range(size - 1, len(old) - 1, -1))
-        return True
-
-    def _evict(self) -> int | None:
+        """A free place in the pool, or that of the block that was not used for the longest time."""
+        if len(self._by_use) < self._max_blocks:
+            return len(self._by_use)
         oldest = next(iter(self._by_use), None)
         if oldest is None or oldest.used == self._round:
             return None

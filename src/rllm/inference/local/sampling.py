@@ -32,8 +32,8 @@ class RowSettings:
     """[B], at least 1; `None` where no row restricts it."""
     top_p: torch.Tensor | None
     """[B]; `None` where no row restricts it."""
-    seeds: NDArray[np.uint64]
-    """[B]"""
+    streams: NDArray[np.uint64]
+    """[B]: where each row's random numbers begin; see `streams`."""
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class RowSettings:
             all_greedy=all(greedy),
             top_k=tensor(top_k, min(top_k, default=vocabulary) < vocabulary),
             top_p=tensor(top_p, min(top_p, default=1.0) < 1.0),
-            seeds=np.array(seeds, dtype=np.uint64),
+            streams=streams(np.array(seeds, dtype=np.uint64)),
         )
 
 
@@ -74,21 +74,19 @@ def sample(
         logits = keep_top_k(logits, settings.top_k)
     if settings.top_p is not None:
         logits = keep_top_p(logits, settings.top_p)
-    best, argbest = logits.max(dim=-1)
-    weights = (logits - best.unsqueeze(1)).exp_()
-    precise = torch.float32 if logits.device.type == "mps" else torch.float64
     if settings.all_greedy:
-        return argbest, -weights.sum(-1, dtype=precise).log()
-    cumulative = weights.cumsum(-1, dtype=precise)
-    total = cumulative[:, -1:]
-    draws = torch.from_numpy(uniforms(settings.seeds, num_sampled)).to(logits.device, precise)
-    # `right` skips tokens of weight zero, which share their cumulative weight with the token before them.
-    tokens = torch.searchsorted(cumulative, draws.unsqueeze(1) * total, right=True).squeeze(1)
+        best, tokens = logits.max(dim=-1)
+        return tokens, best - logits.logsumexp(dim=-1)
+    probabilities = logits.softmax(dim=-1)
+    precise = torch.float32 if logits.device.type == "mps" else torch.float64
+    cumulative = probabilities.cumsum(-1, dtype=precise)
+    draws = torch.from_numpy(uniforms(settings.streams, num_sampled)).to(logits.device, precise)
+    # `right` skips tokens of probability zero, which share their cumulative value with the token before them.
+    tokens = torch.searchsorted(cumulative, draws.unsqueeze(1) * cumulative[:, -1:], right=True).squeeze(1)
     tokens = tokens.clamp_(max=logits.shape[1] - 1)
     if settings.greedy is not None:
-        tokens = torch.where(settings.greedy, argbest, tokens)
-    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    return tokens, chosen - best - total.squeeze(1).log()
+        tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
+    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
 
 
 def keep_top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
@@ -121,9 +119,14 @@ def keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seeds: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Independent uniform numbers in [0, 1), one per (seed, counter): SplitMix64 (Steele, Lea and Flood, 2014)."""
-    state = _mix(seeds + _GAMMA) + (counters + np.uint64(1)) * _GAMMA
+def streams(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Seeds spread out, so that neighbouring seeds have nothing in common."""
+    return _mix(seeds + _GAMMA)
+
+
+def uniforms(streams: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Independent uniform numbers in [0, 1), one per (stream, counter): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    state = streams + (counters + np.uint64(1)) * _GAMMA
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
