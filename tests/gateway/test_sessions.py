@@ -4,6 +4,7 @@ from urllib.parse import quote
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.gateway.sessions import with_fixed_sampling
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 
@@ -174,3 +175,10 @@ def test_opening_twice_adds_metadata_and_replaces_sampling(serve):
     shown = served.http.get("/sessions/s").json()
     assert shown["metadata"] == {"a": 1, "sampling": "the user's own"}
     assert [trace.sampling["temperature"] for trace in served.store.by_session("s")] == [0.7, 1.0]
+
+
+def test_fixed_sampling_replaces_the_agents_under_either_name():
+    asked = {"temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8, "messages": []}
+    assert with_fixed_sampling(asked, {}) == asked
+    assert with_fixed_sampling(asked, {"temperature": 1.0})["max_tokens"] == 9
+    assert with_fixed_sampling(asked, {"max_tokens": 3}) == {"temperature": 0.1, "max_tokens": 3, "messages": []}

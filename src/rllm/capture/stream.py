@@ -25,7 +25,12 @@ class SSEDecoder:
             self._after_cr = False
         if not received:
             return []
-        lines = (self._rest + received).splitlines(keepends=True)
+        text = self._rest + received
+        plain = None if self._data else _plain_events(text)
+        if plain is not None:
+            payloads, self._rest = plain
+            return payloads
+        lines = text.splitlines(keepends=True)
         self._after_cr = received.endswith(b"\r")
         self._rest = b"" if received.endswith((b"\r", b"\n")) else lines.pop()
         payloads = []
@@ -40,6 +45,17 @@ class SSEDecoder:
 
 
 _LINE_ENDS = (b"\n", b"\r\n", b"\r")
+
+
+def _plain_events(text: bytes) -> tuple[list[bytes], bytes] | None:
+    """Payloads and remainder, if every event is one `data: ` line, as nearly all servers send them: no line by line."""
+    if b"\r" in text:
+        return None
+    whole, _, rest = text.rpartition(b"\n\n")
+    events = whole.split(b"\n\n")
+    if whole.count(b"\n") != 2 * (len(events) - 1) or not all(event.startswith(b"data: ") for event in events):
+        return None
+    return [event[6:] for event in events], rest
 
 
 class ChatStream:

@@ -1,0 +1,93 @@
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+
+def run(*arguments, timeout=30):
+    command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_it_says_where_it_listens_serves_and_ends_on_a_signal(tmp_path):
+    database = tmp_path / "traces.db"
+    with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
+        arguments = [
+            "--upstream",
+            upstream.base_url,
+            "--store",
+            f"sqlite:///{database}",
+            "--port",
+            "0",
+            "--model",
+            "big",
+        ]
+        command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            greeting = [process.stdout.readline() for _ in range(6)]
+            url = re.search(r"http://\S+", greeting[0]).group()
+            assert f"{url}/sessions/SESSION/v1" in "".join(greeting)
+            assert str(database) in "".join(greeting)
+            body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+            answer = httpx.post(f"{url}/sessions/s/v1/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "hello"
+            assert upstream.requests[0]["model"] == "big"
+            assert len(httpx.get(f"{url}/sessions/s/traces").json()["traces"]) == 1
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "every acknowledged call is in the store" in output
+        assert errors == ""
+
+
+def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
+    arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rllm", "gateway", *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(7)]
+        assert "WARNING" in lines[6]
+        assert "http://127.0.0.1:9/v1" in lines[6]
+        url = re.search(r"http://\S+", lines[0]).group()
+        assert httpx.get(f"{url}/readyz").status_code == 503
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run("--upstream", "http://127.0.0.1:9", "--port", port, "--store", f"sqlite:///{tmp_path / 't.db'}")
+    assert ended.returncode == 2
+    assert f"port={port}" in ended.stderr
+    assert "choose another port" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--upstream", "localhost:8000"], "localhost:8000"),
+        (["--upstream", "http://127.0.0.1:9", "--host", "0.0.0.0"], "--api-key"),
+        (["--upstream", "http://127.0.0.1:9", "--store", "redis://x"], "redis"),
+    ],
+)
+def test_wrong_arguments_are_sentences_and_not_tracebacks(arguments, named):
+    ended = run("--port", "0", *arguments)
+    assert ended.returncode == 2
+    assert named in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_upstream_is_required():
+    ended = run()
+    assert ended.returncode == 2
+    assert "--upstream" in ended.stderr

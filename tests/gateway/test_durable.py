@@ -1,0 +1,41 @@
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from rllm.errors import StoreError
+from rllm.gateway.durable import DurableWrites
+
+
+async def test_a_thousand_writes_finished_in_another_thread_wake_everyone():
+    writes = DurableWrites()
+    futures = [Future() for _ in range(1000)]
+
+    def finish():
+        for future in futures:
+            future.set_result(None)
+
+    waiting = asyncio.gather(*(writes.wait(future) for future in futures))
+    await asyncio.sleep(0)
+    assert writes.pending == 1000
+    thread = threading.Thread(target=finish)
+    thread.start()
+    await asyncio.wait_for(waiting, 10)
+    thread.join()
+    assert writes.pending == 0
+
+
+async def test_a_failed_write_raises_where_it_is_waited_for_and_a_cancelled_wait_harms_nobody():
+    writes = DurableWrites()
+    failing, fine, left = Future(), Future(), Future()
+    leaver = asyncio.create_task(writes.wait(left))
+    others = [asyncio.create_task(writes.wait(future)) for future in (failing, fine)]
+    await asyncio.sleep(0)
+    leaver.cancel()
+    left.set_result(None)
+    failing.set_exception(StoreError("disk full"))
+    fine.set_result(None)
+    with pytest.raises(StoreError, match="disk full"):
+        await others[0]
+    await others[1]

@@ -1,0 +1,184 @@
+"""Forwarding over HTTP, against servers that behave in every way a socket can."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream import HTTPUpstream
+from rllm.gateway.upstream.http import normalized_base_url
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ANSWER = b'{"choices":[{"index":0}]}'
+FRAMED = HEAD + b"content-length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
+
+
+class Server:
+    """Answers the k-th request that it gets with the k-th list of pieces; `None` breaks the connection off."""
+
+    def __init__(self, *answers, pause_s=0.0):
+        self.answers = list(answers)
+        self.pause_s = pause_s
+        self.requests = []
+        self.num_connections = 0
+        self._serving = []
+
+    def _accept(self, reader, writer):
+        self.num_connections += 1
+        self._serving.append(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader, writer):
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                for piece in self.answers.pop(0):
+                    if piece is None:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(self.pause_s)
+
+    @contextlib.asynccontextmanager
+    async def upstream(self, **options):
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        upstream = HTTPUpstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", **options)
+        try:
+            yield upstream
+        finally:
+            await upstream.close()
+            server.close()
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+async def complete(upstream):
+    return await upstream.complete(REQUEST, call_id="chatcmpl-abc")
+
+
+async def test_connections_are_kept_and_the_call_is_named():
+    server = Server([FRAMED], [FRAMED])
+    async with server.upstream(api_key="key") as upstream:
+        assert await complete(upstream) == {"choices": [{"index": 0}]}
+        await complete(upstream)
+    assert server.num_connections == 1
+    assert server.requests[0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert b"x-request-id: abc\r\n" in server.requests[0]
+    assert b"authorization: Bearer key\r\n" in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [FRAMED[:20], FRAMED[20:70], FRAMED[70:]],
+        [HEAD + b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (len(ANSWER), ANSWER)],
+        [HEAD + b"connection: close\r\n\r\n" + ANSWER, None],
+        [b"HTTP/1.1 100 Continue\r\n\r\n", FRAMED],
+    ],
+    ids=["in pieces", "chunked", "until the end of the connection", "after an interim answer"],
+)
+async def test_every_framing_of_an_answer_is_understood(pieces):
+    async with Server(pieces, pause_s=0.01).upstream() as upstream:
+        assert await complete(upstream) == {"choices": [{"index": 0}]}
+
+
+async def test_an_idle_connection_that_the_server_closed_is_replaced():
+    server = Server([FRAMED, None], [FRAMED])
+    async with server.upstream() as upstream:
+        await complete(upstream)
+        await asyncio.sleep(0.05)
+        await complete(upstream)
+    assert server.num_connections == 2
+
+
+async def test_a_request_is_sent_once_more_if_nothing_of_an_answer_came():
+    server = Server([None], [FRAMED])
+    async with server.upstream() as upstream:
+        await complete(upstream)
+    assert len(server.requests) == 2
+
+
+async def test_a_request_is_not_sent_a_third_time():
+    server = Server([None], [None], [FRAMED])
+    async with server.upstream() as upstream:
+        with pytest.raises(UpstreamError, match="broke off"):
+            await complete(upstream)
+    assert len(server.requests) == 2
+
+
+async def test_an_answer_that_breaks_off_is_not_asked_for_again():
+    server = Server([FRAMED[:-5], None], [FRAMED])
+    async with server.upstream() as upstream:
+        with pytest.raises(UpstreamError, match="broke off"):
+            await complete(upstream)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("deadline", ["read_timeout_s", "total_timeout_s"])
+async def test_a_silent_server_meets_a_deadline(deadline):
+    async with Server([FRAMED[:30], FRAMED[30:]], pause_s=5).upstream(**{deadline: 0.1}) as upstream:
+        with pytest.raises(UpstreamError, match="in time") as late:
+            await complete(upstream)
+    assert late.value.status_code == 504
+
+
+async def test_a_server_that_does_not_speak_http_is_named():
+    async with Server([b"SSH-2.0-OpenSSH\r\n"], [b"SSH-2.0-OpenSSH\r\n"]).upstream() as upstream:
+        with pytest.raises(UpstreamError, match="does not speak HTTP"):
+            await complete(upstream)
+
+
+async def test_a_redirect_is_not_followed():
+    moved = b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n"
+    async with Server([moved]).upstream() as upstream:
+        with pytest.raises(UpstreamError, match="status 302") as refused:
+            await complete(upstream)
+    assert refused.value.status_code == 502
+
+
+async def test_events_are_handed_over_as_they_arrive():
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    def http_chunk(text):
+        return b"%x\r\n%s\r\n" % (len(text), text)
+
+    first = http_chunk(b'data: {"a":1}\n\n') + http_chunk(b'data: {"a":2}\n\n')
+    second = http_chunk(b'data: {"a"') + http_chunk(b":3}\n\ndata: [DONE]\n\n") + b"0\r\n\r\n"
+    async with Server([head + first, second], pause_s=0.05).upstream() as upstream:
+        batches = [batch async for batch in upstream.stream({**REQUEST, "stream": True}, call_id="c")]
+    assert batches == [[{"a": 1}, {"a": 2}], [{"a": 3}]]
+
+
+async def test_a_reader_that_is_slow_makes_the_server_wait():
+    body = b"x" * 8_000_000
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    async with Server([answer]).upstream() as upstream, upstream._exchange("GET", "/big") as exchange:
+        first = await exchange.read_some()
+        await asyncio.sleep(0.1)
+        assert len(first) + exchange._num_buffered < len(body)
+        assert len(first) + len(await exchange.read()) == len(body)
+
+
+@pytest.mark.parametrize(
+    ("url", "base_url"),
+    [
+        ("http://h:1", "http://h:1/v1"),
+        ("http://h:1/", "http://h:1/v1"),
+        ("https://h/v1/", "https://h/v1"),
+        ("http://h/api/v1", "http://h/api/v1"),
+        ("http://[::1]:8000", "http://[::1]:8000/v1"),
+    ],
+)
+def test_the_upstreams_url_is_completed(url, base_url):
+    assert normalized_base_url(url) == base_url
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://h/v1", "http://", "http://h:x/v1", "http://h/v1?a=1"])
+def test_what_is_not_a_web_address_is_refused(url):
+    with pytest.raises(ConfigError, match="base URL"):
+        normalized_base_url(url)

@@ -1,0 +1,105 @@
+import socket
+import threading
+
+import httpx
+import pytest
+
+from rllm.errors import ConfigError, RLLMError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+
+
+def gateway(**config):
+    upstream = EngineUpstream(ScriptedEngine(["hello"]), "m")
+    return GatewayServer(MemoryTraceStore(), upstream, GatewayConfig(shutdown_timeout_s=1, **config))
+
+
+def test_it_starts_on_a_free_port_and_leaves_nothing_behind():
+    before = threading.active_count()
+    with gateway() as server:
+        assert httpx.get(f"{server.url}/healthz").json() == {"status": "ok"}
+        url = server.url
+    assert threading.active_count() == before
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/healthz")
+
+
+def test_stopping_twice_is_allowed_and_an_unstarted_server_has_no_url():
+    server = gateway()
+    server.stop()
+    with pytest.raises(RLLMError, match="start"):
+        _ = server.url
+
+
+def test_a_port_in_use_is_named_and_no_thread_is_left():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        before = threading.active_count()
+        with pytest.raises(ConfigError, match=f"port={port}.*choose another port"):
+            gateway(port=port).start()
+        assert threading.active_count() == before
+
+
+def test_a_host_that_is_not_ours_is_named():
+    with pytest.raises(ConfigError, match=r"host='nowhere\.invalid'"):
+        gateway(host="nowhere.invalid", api_key="k").start()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "myhost"])
+def test_other_hosts_need_a_key(host):
+    with pytest.raises(ConfigError, match="--api-key"):
+        GatewayConfig(host=host)
+    assert GatewayConfig(host=host, api_key="k").host == host
+
+
+@pytest.mark.parametrize("config", [{"port": 70000}, {"port": -1}, {"api_key": ""}, {"api_key": "a\nb"}])
+def test_wrong_settings_are_refused(config):
+    with pytest.raises(ConfigError):
+        GatewayConfig(**config)
+
+
+def test_with_a_key_everything_but_health_needs_it():
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 200
+        for path in ("/sessions", "/metrics", "/v1/models", "/sessions/a/traces"):
+            assert client.get(path).status_code == 401
+        refused = client.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        key = {"authorization": "Bearer secret:rllm-a"}
+        assert client.post("/v1/chat/completions", json=body, headers=key).headers["x-rllm-session"] == "a"
+        assert client.get("/sessions/a/traces", headers=key).status_code == 200
+
+
+def test_readiness_asks_the_upstream_and_the_store(serve):
+    served = serve(upstream="http")
+    assert served.http.get("/readyz").json() == {"ready": True, "problems": {}}
+    served.upstream.fault = "html"
+    answer = served.http.get("/readyz")
+    assert answer.status_code == 503
+    assert "Bad Gateway" in answer.json()["problems"]["upstream"]
+    served.upstream.fault = None
+    served.store.close()
+    assert served.http.get("/readyz").json()["problems"].keys() == {"store"}
+
+
+def test_an_upstream_that_is_down_means_not_ready():
+    with GatewayServer(MemoryTraceStore(), HTTPUpstream("http://127.0.0.1:9")) as server:
+        assert httpx.get(f"{server.url}/readyz").status_code == 503
+        assert httpx.get(f"{server.url}/v1/models").status_code == 502
+
+
+def test_metrics_count_calls_traces_and_tokens(serve):
+    served = serve(["hello"])
+    served.post()
+    served.post(json={"messages": []})
+    text = served.http.get("/metrics").text
+    assert 'rllm_gateway_requests_total{mode="json",status="200"} 1\n' in text
+    assert 'rllm_gateway_requests_total{mode="json",status="400"} 1\n' in text
+    assert "rllm_gateway_traces_total 1\n" in text
+    assert "rllm_gateway_response_tokens_total 6\n" in text
+    assert "rllm_gateway_requests_in_flight 0\n" in text

@@ -1,0 +1,153 @@
+"""What is particular to streams: relayed as they come, ended only when durable, cancelled when the client leaves."""
+
+import json
+import threading
+import time
+from concurrent.futures import Future
+
+import httpx
+import pytest
+
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import TURN_END
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+CHAT = "/sessions/s/v1/chat/completions"
+
+
+def events_of(text):
+    return [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+
+
+class HeldStore(MemoryTraceStore):
+    """Finishes no write before it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.release = threading.Event()
+        self.asked = threading.Event()
+
+    def add(self, traces):
+        super().add(traces)
+        held = Future()
+        held.set_running_or_notify_cancel()
+        self.asked.set()
+
+        def finish():
+            self.release.wait(10)
+            held.set_result(None)
+
+        threading.Thread(target=finish, daemon=True).start()
+        return held
+
+
+def test_text_is_relayed_while_the_answer_is_still_being_made(serve):
+    served = serve(["abcdefgh"], latency_s=0.6)
+    with served.http.stream("POST", CHAT, json=BODY) as answer:
+        arrivals = [(time.monotonic(), piece) for piece in answer.iter_raw()]
+    deltas = [at for at, piece in arrivals if b'"content":"' in piece]
+    assert len(deltas) >= 2
+    assert deltas[-1] - deltas[0] > 0.1  # Half of the time that the engine really took.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_is_acknowledged_before_its_trace_is_durable(serve, upstream, stream):
+    store = HeldStore()
+    served = serve(["hello"], upstream=upstream, store=store)
+    seen = []
+
+    def call():
+        with httpx.stream("POST", f"{served.server.url}{CHAT}", json={**BODY, "stream": stream}, timeout=20) as answer:
+            seen.append(answer.status_code)
+            for piece in answer.iter_text():
+                seen.append(piece)
+
+    agent = threading.Thread(target=call)
+    agent.start()
+    assert store.asked.wait(10)
+    time.sleep(0.1)
+    early = "".join(map(str, seen))
+    assert "stop" not in early
+    assert "[DONE]" not in early
+    assert bool(early) == stream
+    store.release.set()
+    agent.join(10)
+    whole = "".join(map(str, seen))
+    assert '"finish_reason":"stop"' in whole
+    assert whole.endswith("data: [DONE]\n\n") == stream
+
+
+def test_a_client_that_leaves_cancels_the_generation_and_leaves_a_partial_trace(serve):
+    served = serve(["abcdefgh" * 100], latency_s=30)
+    with served.http.stream("POST", CHAT, json=BODY) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        next(pieces)
+    traces = wait_for(lambda: served.store.by_session("s"))
+    assert traces[0].finish_reason == "abort"
+    assert traces[0].error is not None
+    assert bytes(traces[0].response_ids[:4]) == b"abcd"
+    assert len(traces[0].response_ids) == len(traces[0].logprobs)
+    assert served.engine.outputs == []
+
+
+def test_a_client_that_leaves_an_http_upstream_closes_the_stream_there(serve):
+    served = serve(["abcdefgh" * 200_000], upstream="http")
+    with served.http.stream("POST", CHAT, json=BODY) as answer:
+        next(answer.iter_raw())
+    wait_for(lambda: served.upstream.num_cancelled)
+    [trace] = wait_for(lambda: served.store.by_session("s"))
+    assert trace.finish_reason == "abort"
+    assert TURN_END not in trace.response_ids
+
+
+def test_a_client_that_leaves_before_the_answer_cancels_it(serve):
+    served = serve(["never"], latency_s=30)
+    with pytest.raises(httpx.ReadTimeout):
+        served.post(timeout=0.3)
+    [trace] = wait_for(lambda: served.store.by_session("s"))
+    assert (trace.finish_reason, trace.response_ids) == ("abort", [])
+    assert served.engine.outputs == []
+
+
+def test_every_chunk_is_a_standard_one(serve, upstream):
+    served = serve([{"content": "hello", "tool_calls": [{"name": "f", "arguments": {}}]}], upstream=upstream)
+    answer = served.http.post(CHAT, json=BODY)
+    assert answer.headers["content-type"] == "text/event-stream"
+    chunks = events_of(answer.text)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for chunk in chunks:
+        assert chunk["object"] == "chat.completion.chunk"
+        assert {"id", "created", "model", "choices"} <= chunk.keys()
+        assert chunk["choices"][0]["index"] == 0
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    [call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert (call["index"], call["type"]) == (0, "function")
+    assert chunks[-1]["choices"][0]["delta"] == {}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_engine_that_cannot_stream_gives_its_answer_in_one_delta(serve):
+    class Whole:
+        def __init__(self, engine):
+            self.get_model_response = engine.get_model_response
+
+    served = serve(["hello"])
+    served.server.stop()
+    from rllm.gateway.config import GatewayConfig
+    from rllm.gateway.server import GatewayServer
+    from rllm.gateway.upstream import EngineUpstream
+
+    upstream = EngineUpstream(Whole(served.engine), "m")
+    with GatewayServer(served.store, upstream, GatewayConfig(shutdown_timeout_s=1)) as gateway:
+        chunks = events_of(httpx.post(f"{gateway.url}{CHAT}", json=BODY).text)
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == ["hello", None]
+    assert served.store.by_session("s")[0].response_ids == [*b"hello", TURN_END]
+
+
+def wait_for(read, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := read()):
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.01)
+    return value
