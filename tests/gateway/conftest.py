@@ -1,5 +1,6 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -34,26 +35,35 @@ class Served:
         return self.http.post(path, json=body, **options)
 
 
+def start(stack, script=("hello",), *, upstream="engine", config=None, store=None, **engine_options) -> Served:
+    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, **engine_options)
+    store = store or MemoryTraceStore()
+    scripted = None
+    if upstream == "http":
+        scripted = stack.enter_context(ScriptedServer(engine))
+        source = HTTPUpstream(scripted.base_url)
+    else:
+        source = EngineUpstream(engine, "scripted")
+    config = config or GatewayConfig(shutdown_timeout_s=1.0)
+    server = stack.enter_context(GatewayServer(store, source, config))
+    http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+    return Served(server=server, engine=engine, store=store, upstream=scripted, http=http, stack=stack)
+
+
 @pytest.fixture
 def serve():
     """Start gateways that end with the test: `serve(script, upstream="engine" | "http", config=...)`."""
     with ExitStack() as stack:
+        yield partial(start, stack)
 
-        def start(script=("hello",), *, upstream="engine", config=None, store=None, **engine_options) -> Served:
-            engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, **engine_options)
-            store = store or MemoryTraceStore()
-            scripted = None
-            if upstream == "http":
-                scripted = stack.enter_context(ScriptedServer(engine))
-                source = HTTPUpstream(scripted.base_url)
-            else:
-                source = EngineUpstream(engine, "scripted")
-            config = config or GatewayConfig(shutdown_timeout_s=1.0)
-            server = stack.enter_context(GatewayServer(store, source, config))
-            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
-            return Served(server=server, engine=engine, store=store, upstream=scripted, http=client, stack=stack)
 
-        yield start
+@pytest.fixture(scope="module")
+def refusing():
+    """One gateway for all the requests of a module that never reach its engine."""
+    with ExitStack() as stack:
+        served = start(stack)
+        yield served
+        assert served.engine.num_calls == 0
 
 
 @pytest.fixture(params=["engine", "http"])

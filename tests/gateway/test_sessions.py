@@ -62,9 +62,9 @@ def test_a_session_id_may_hold_what_a_url_escapes(serve):
 
 
 @pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257])
-def test_an_id_that_cannot_stand_in_a_url_is_refused(serve, session_id):
+def test_an_id_that_cannot_stand_in_a_url_is_refused(refusing, session_id):
     with pytest.raises(ConfigError, match="session id"):
-        serve().server.open_session(session_id)
+        refusing.server.open_session(session_id)
 
 
 def test_metadata_of_a_call_is_kept_with_its_trace(serve):
@@ -75,12 +75,10 @@ def test_metadata_of_a_call_is_kept_with_its_trace(serve):
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", "%7B%22a%22", "3"])
-def test_malformed_metadata_is_refused(serve, value):
-    served = serve()
-    refused = served.post(headers={"x-rllm-metadata": value})
+def test_malformed_metadata_is_refused(refusing, value):
+    refused = refusing.post(headers={"x-rllm-metadata": value})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_metadata"
-    assert served.engine.num_calls == 0
 
 
 def test_a_session_is_created_shown_listed_and_deleted_over_http(serve):
@@ -117,15 +115,15 @@ def test_a_session_without_an_id_gets_one(serve):
         ('{"id": "a/b"}', "a/b"),
     ],
 )
-def test_a_malformed_session_is_refused(serve, body, named):
-    refused = serve().http.post("/sessions", content=body)
+def test_a_malformed_session_is_refused(refusing, body, named):
+    refused = refusing.http.post("/sessions", content=body)
     assert refused.status_code == 400
     assert named in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/sessions/nobody", "/sessions/nobody/traces"])
-def test_an_unknown_session_is_an_openai_error(serve, path):
-    missing = serve().http.get(path)
+def test_an_unknown_session_is_an_openai_error(refusing, path):
+    missing = refusing.http.get(path)
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "session_not_found"
     assert "nobody" in missing.json()["error"]["message"]

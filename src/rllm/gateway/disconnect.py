@@ -7,6 +7,9 @@ from types import TracebackType
 
 from starlette.types import Receive
 
+_WATCH_AFTER_S = 0.02
+"""Most calls of a fast server are over by then, and never pay for a task that watches their connection."""
+
 
 class ClientDisconnected(Exception):
     """The client closed its connection before it had the whole answer."""
@@ -20,26 +23,31 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._watcher: asyncio.Task[None] | None = None
         self._gone = False
 
     async def __aenter__(self) -> None:
         worker = asyncio.current_task()
         assert worker is not None
-        self._watcher = asyncio.create_task(self._watch(worker))
+        self._worker = worker
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start_watching)
 
-    async def _watch(self, worker: asyncio.Task[object]) -> None:
+    def _start_watching(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        worker.cancel()
+        self._worker.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._gone:
-            worker = asyncio.current_task()
-            assert worker is not None
-            worker.uncancel()
+            self._worker.uncancel()
             if kind is asyncio.CancelledError:
                 raise ClientDisconnected from error
