@@ -17,50 +17,71 @@ def coalesced(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(chunks) < 2:
         return chunks
     kept: list[dict[str, Any]] = []
-    texts: list[str] = []
-    first: dict[str, Any] | None = None
+    run: _Run | None = None
     for chunk in chunks:
-        choice = _plain_choice(chunk)
-        if choice is not None and first is not None and _extend(first, choice):
-            texts.append(choice["delta"]["content"])
+        if run is not None and run.takes(chunk):
             continue
-        if first is not None:
-            first["delta"]["content"] = "".join(texts)
+        if run is not None:
+            run.close()
+        run = _Run(chunk) if _is_plain(chunk) else None
         kept.append(chunk)
-        first = choice
-        texts = [] if choice is None else [choice["delta"]["content"]]
-    if first is not None:
-        first["delta"]["content"] = "".join(texts)
+    if run is not None:
+        run.close()
     return kept
 
 
-def _plain_choice(chunk: dict[str, Any]) -> dict[str, Any] | None:
-    """The one choice of a chunk that carries nothing but text and its tokens."""
+def _is_plain(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk carries text of one choice, its tokens, and nothing else."""
     choices = chunk.get("choices")
     if type(choices) is not list or len(choices) != 1 or not chunk.keys() <= _HEAD:
-        return None
+        return False
     choice = choices[0]
-    if type(choice) is not dict or not choice.keys() <= _CHOICE or choice.get("finish_reason") is not None:
-        return None
+    return type(choice) is dict and choice.keys() <= _CHOICE and "index" in choice and _text_of(choice) is not None
+
+
+def _text_of(choice: dict[str, Any]) -> str | None:
+    """The text of a choice whose delta is nothing but text, and which has not ended."""
     delta = choice.get("delta")
-    if type(delta) is not dict or len(delta) != 1 or type(delta.get("content")) is not str:
+    if type(delta) is not dict or len(delta) != 1 or choice.get("finish_reason") or choice.get("stop_reason"):
         return None
-    return choice
+    text = delta.get("content")
+    return text if type(text) is str else None
 
 
-def _extend(first: dict[str, Any], choice: dict[str, Any]) -> bool:
-    """Append a choice's tokens to those of the first of its run; `False` if they do not belong or do not look alike."""
-    if first.get("index") != choice.get("index"):
-        return False
-    ids, more_ids = first.get("token_ids"), choice.get("token_ids")
-    logprobs, more_logprobs = first.get("logprobs"), choice.get("logprobs")
-    if type(ids) is not type(more_ids) or type(logprobs) is not type(more_logprobs):
-        return False
-    if logprobs is not None and more_logprobs is not None:
-        entries, more_entries = logprobs.get("content"), more_logprobs.get("content")
-        if type(entries) is not list or type(more_entries) is not list:
+class _Run:
+    """Plain chunks of one choice and one shape, gathered in the first of them."""
+
+    __slots__ = ("_choice", "_entries", "_head", "_ids", "_shape", "_texts")
+
+    def __init__(self, chunk: dict[str, Any]) -> None:
+        self._choice = chunk["choices"][0]
+        self._head, self._shape = tuple(chunk), tuple(self._choice)
+        self._texts = [self._choice["delta"]["content"]]
+        self._ids = self._choice.get("token_ids")
+        self._entries = _entries_of(self._choice)
+
+    def takes(self, chunk: dict[str, Any]) -> bool:
+        """Append this chunk, if it goes on in the same way: the same members in the same order, of the same kinds."""
+        choices = chunk.get("choices")
+        if not choices or len(choices) != 1 or tuple(chunk) != self._head:
             return False
-        entries += more_entries
-    if ids is not None and more_ids is not None:
-        ids += more_ids
-    return True
+        choice = choices[0]
+        if type(choice) is not dict or tuple(choice) != self._shape or choice["index"] != self._choice["index"]:
+            return False
+        text, ids, entries = _text_of(choice), choice.get("token_ids"), _entries_of(choice)
+        if text is None or type(ids) is not type(self._ids) or type(entries) is not type(self._entries):
+            return False
+        self._texts.append(text)
+        if ids:
+            self._ids += ids
+        if entries:
+            self._entries += entries
+        return True
+
+    def close(self) -> None:
+        self._choice["delta"]["content"] = "".join(self._texts)
+
+
+def _entries_of(choice: dict[str, Any]) -> Any:
+    logprobs = choice.get("logprobs")
+    return logprobs.get("content") if logprobs else None
