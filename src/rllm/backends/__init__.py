@@ -1,0 +1,1 @@
+"""Whatever holds the weights and updates them."""

@@ -7,7 +7,9 @@ import sys
 import typer
 
 from rllm import __version__
+from rllm.cli.demo import demo
 from rllm.cli.gateway import gateway
+from rllm.cli.train import train
 from rllm.errors import ConfigError, RLLMError
 
 app = typer.Typer(
@@ -17,7 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(gateway)
+for command in (demo, train, gateway):
+    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""The demo: a shop assistant that learns to look things up instead of guessing."""

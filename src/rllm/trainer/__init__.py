@@ -1,0 +1,1 @@
+"""The training loop, from a configuration to a trained policy. Read `loop.py` first."""

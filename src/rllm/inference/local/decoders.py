@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from rllm.inference.local.attention import use_grouped_attention
 from rllm.inference.local.decoder import Added, Decoder, last_logits_only, plain_logits
 from rllm.inference.local.kv_cache import CacheShape
+from rllm.inference.local.short_forward import ShortForward, suits
 from rllm.inference.local.slot_decoder import SlotDecoder
 
 logger = logging.getLogger(__name__)
@@ -35,14 +36,21 @@ def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes
     What is tried is the model at hand and not its name, so a new architecture is either served exactly or falls back.
     """
 
-    def slots() -> Decoder:
+    def slots(short: bool) -> Decoder:
         use_grouped_attention(model)
-        shape = _cache_shape(model)
-        return SlotDecoder(model, shape, max_sequences=max_sequences, max_length=max_length, max_bytes=max_bytes)
+        return SlotDecoder(
+            model,
+            _cache_shape(model),
+            max_sequences=max_sequences,
+            max_length=max_length,
+            max_bytes=max_bytes,
+            short_forward=ShortForward(model) if short else None,
+        )
 
-    candidates: list[Callable[[], Decoder]] = [lambda: DynamicDecoder(model)]
+    candidates: list[Callable[[], Decoder]] = []
     if _has_full_attention(model):
-        candidates.insert(0, slots)
+        candidates += [lambda short=short: slots(short) for short in (True, False) if not short or suits(model)]
+    candidates.append(lambda: DynamicDecoder(model))
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():

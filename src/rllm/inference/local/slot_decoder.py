@@ -11,6 +11,7 @@ import torch
 from rllm.inference.local.decoder import Added, last_logits_only
 from rllm.inference.local.kv_cache import CacheShape, SlotCache
 from rllm.inference.local.prefix_cache import BLOCK, Block, PrefixCache
+from rllm.inference.local.short_forward import ShortForward
 
 _PREFILL_TOKENS = 2048
 """Tokens of one prefill pass, padding included."""
@@ -23,8 +24,18 @@ _WORTH_WAITING = 16
 class SlotDecoder:
     """Batched decoding with a slot cache, and with prefixes that are computed once."""
 
-    def __init__(self, model: Any, shape: CacheShape, *, max_sequences: int, max_length: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        shape: CacheShape,
+        *,
+        max_sequences: int,
+        max_length: int,
+        max_bytes: int,
+        short_forward: ShortForward | None = None,
+    ) -> None:
         self._model = model
+        self._short_forward = short_forward
         self._device = shape.device
         self._cache = SlotCache(shape, max_slots=max_sequences, max_columns=max_length, max_bytes=max_bytes * 3 // 4)
         self._prefixes = PrefixCache(shape, max_bytes=max_bytes // 4)
@@ -102,8 +113,10 @@ class SlotDecoder:
             # Padding is written behind the sequence, where decoding overwrites it; its positions only have to exist.
             self._forward(inputs, columns.minimum(ends - 1), mask.unsqueeze(1), **self._options)
 
-    def _forward(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, **options: Any) -> Any:
-        return self._model(
+    def _forward(
+        self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self._model(
             input_ids=inputs,
             position_ids=positions,
             attention_mask=mask,
@@ -111,6 +124,7 @@ class SlotDecoder:
             use_cache=True,
             **options,
         ).logits
+        return logits
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         count = len(tokens)
@@ -118,11 +132,15 @@ class SlotDecoder:
         positions = self._positions[:count]
         self._mask.view(-1).index_fill_(0, self._mask_start[:count] + positions[:, 0], 0)
         num_read = self._cache.aim(0, count, positions, max(self._lengths) + 1)
-        inputs = torch.tensor(tokens, device=self._device).unsqueeze(1)
-        logits: torch.Tensor = self._forward(inputs, positions, self._mask[:count, ..., :num_read])
+        inputs = torch.tensor(tokens, device=self._device)
+        mask = self._mask[:count, ..., :num_read]
+        if self._short_forward is not None:
+            logits = self._short_forward(inputs, positions[:, 0], mask, self._cache)
+        else:
+            logits = self._forward(inputs.unsqueeze(1), positions, mask)[:, -1]
         positions += 1
         self._lengths = [length + 1 for length in self._lengths]
-        return logits[:, -1]
+        return logits
 
     def remove(self, number: int, ids: Sequence[int]) -> None:
         known = ids[: self._lengths[number]]

@@ -1,0 +1,5 @@
+"""The configuration of a training run."""
+
+from rllm.trainer.config.load import ConfigSource as ConfigSource
+from rllm.trainer.config.load import load_config as load_config
+from rllm.trainer.config.schema import TrainConfig as TrainConfig

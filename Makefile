@@ -1,0 +1,52 @@
+# Everything runs in .venv, which the targets make and fill as they need it; a second run finds it done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format benchmarks clean
+
+help:  ## Show this list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "rllm needs Python 3.11 or newer; this is $$($(PYTHON) --version). Use: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing rllm with what training needs (once) ..."
+	$(PIP) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "Installing what the tests need (once) ..."
+	$(PIP) -e '.[train,dev]'
+	@touch $@
+
+demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
+	$(BIN)/rllm demo
+
+test: $(VENV)/.dev  ## The fast test suite: about three minutes.
+	$(BIN)/pytest
+
+check: $(VENV)/.dev  ## Formatting, lint, types, layers.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Format the code and fix what can be fixed.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+benchmarks: $(VENV)/.dev  ## Measure: gateway, store, sampler, start-up, training.
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/sampler.py
+	$(BIN)/python benchmarks/training.py
+
+clean:  ## Remove the environment and caches; runs stay.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

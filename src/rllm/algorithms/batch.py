@@ -1,0 +1,165 @@
+"""What the optimiser is fed: token sequences, and one number for each of their trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rllm.algorithms.tree import TokenTree, build_tree
+from rllm.errors import TokenMismatchError
+
+Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSpan:
+    """Which trained tokens of a sequence one step sampled."""
+
+    step_id: str
+    start: int
+    """Position in the sequence of the first token that the step sampled."""
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """One or more steps whose tokens extend each other, as one sequence. Built only by `trainer.sequences`."""
+
+    ids: list[int]
+    """Prompt, sampled and inserted tokens (tool results, user turns) in order."""
+    spans: list[StepSpan]
+    """What was sampled, in order and apart; these tokens, and no others, are trained on."""
+    logprobs: list[float]
+    """The sampler's log-probability of each sampled token; as long as the spans together."""
+
+    def __post_init__(self) -> None:
+        sampled = sum(span.stop - span.start for span in self.spans)
+        if sampled != len(self.logprobs):
+            raise TokenMismatchError(f"{sampled} sampled tokens have {len(self.logprobs)} log-probabilities")
+        end = 1  # a token has a probability only behind another one
+        for span in self.spans:
+            if not end <= span.start <= span.stop <= len(self.ids):
+                raise TokenMismatchError(
+                    f"step {span.step_id} sampled tokens {span.start} to {span.stop} of {len(self.ids)}: steps must lie "
+                    "behind a prompt, in order and apart"
+                )
+            end = span.stop
+
+    def sampled_positions(self) -> list[int]:
+        """The positions of the sampled tokens, in order."""
+        return [position for span in self.spans for position in range(span.start, span.stop)]
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Sequences to train on, and what is known of their tokens.
+
+    **The alignment rule**: a tensor of shape [N] has one entry for each *sampled* token, sequence after sequence, in the
+    order of the tokens. Entry n is about that very token: `logprobs[n]` is its log-probability given all tokens before
+    it, `advantages[n]` is what having chosen it was worth. There is no padding and no shift.
+    """
+
+    sequences: list[TokenSequence]
+    ids: Tensor  # [N] the sampled token ids
+    sequence_of: Tensor  # [N] index of the sequence that each belongs to
+    sampler_logprobs: Tensor  # [N]
+    advantages: Tensor  # [N]
+    weights: Tensor  # [N] what each token's loss counts; see `with_weights`
+    old_logprobs: Tensor | None = None  # [N] the trainer's, before the first update on this batch
+    temperature: float = 1.0
+    """The temperature that the tokens were sampled with; trainer log-probabilities are taken at the same one."""
+    _tree: TokenTree | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], *, temperature: float = 1.0) -> Batch:
+        """The batch of these sequences, with zero advantages and token-mean weights."""
+        lengths = torch.tensor([len(sequence.logprobs) for sequence in sequences], dtype=torch.long)
+        total = int(lengths.sum())
+        sampled = [sequence.ids[place] for sequence in sequences for place in sequence.sampled_positions()]
+        return cls(
+            sequences=list(sequences),
+            ids=torch.tensor(sampled, dtype=torch.long),
+            sequence_of=torch.repeat_interleave(torch.arange(len(lengths)), lengths),
+            sampler_logprobs=torch.tensor(
+                [value for item in sequences for value in item.logprobs], dtype=torch.float32
+            ),
+            advantages=torch.zeros(total),
+            weights=torch.full((total,), 1.0 / max(total, 1)),
+            temperature=temperature,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, the number of sampled tokens."""
+        return len(self.ids)
+
+    @property
+    def tree(self) -> TokenTree:
+        """The sequences as prefix trees."""
+        if self._tree is None:
+            self._tree = build_tree([sequence.ids for sequence in self.sequences])
+        return self._tree
+
+    def with_weights(self, aggregation: Aggregation) -> Batch:
+        """The same batch whose loss `sum(weights * token_loss)` is the named mean over the *whole* batch.
+
+        The weights are fixed here, before the batch is split, so that the sum over any number of micro-batches is the
+        same loss.
+        """
+        return replace(self, weights=token_weights(self.sequence_of, len(self), aggregation))
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        """The part of the batch with these sequences; tokens keep their weights."""
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[list(indices)] = True
+        kept = chosen[self.sequence_of]
+        renumbered = torch.cumsum(chosen, 0) - 1
+        per_token = {
+            item.name: value[kept] for item in fields(self) if isinstance(value := getattr(self, item.name), Tensor)
+        }
+        per_token["sequence_of"] = renumbered[per_token["sequence_of"]]
+        sequences = [sequence for sequence, keep in zip(self.sequences, chosen.tolist(), strict=True) if keep]
+        return replace(self, sequences=sequences, _tree=None, **per_token)
+
+    def split(self, max_tokens: int) -> Iterator[list[int]]:
+        """Sequence indices in runs whose token trees hold about `max_tokens`; neighbours, which share prefixes, stay
+        together. A single sequence may exceed the limit."""
+        run: list[int] = []
+        size = 0
+        for index, sequence in enumerate(self.sequences):
+            new = len(sequence.ids) - (_shared(self.sequences[index - 1].ids, sequence.ids) if run else 0)
+            if run and size + new > max_tokens:
+                yield run
+                run, size, new = [], 0, len(sequence.ids)
+            run.append(index)
+            size += new
+        if run:
+            yield run
+
+
+def token_weights(sequence_of: Tensor, num_sequences: int, aggregation: Aggregation) -> Tensor:
+    """[N] weights under which a sum over tokens is the named mean.
+
+    `token-mean`: every token counts the same. `seq-mean-token-mean`: every sequence counts the same, and its tokens share
+    its weight. `seq-mean-token-sum`: every token counts 1 / number of sequences.
+    """
+    total = len(sequence_of)
+    if aggregation == "token-mean":
+        return torch.full((total,), 1.0 / max(total, 1))
+    if aggregation == "seq-mean-token-sum":
+        return torch.full((total,), 1.0 / max(num_sequences, 1))
+    lengths = torch.bincount(sequence_of, minlength=num_sequences).clamp(min=1)
+    return 1.0 / (num_sequences * lengths[sequence_of])
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -1,0 +1,71 @@
+"""What a training backend does: hold the weights, sample from them, update them, and keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
+from rllm.inference.engine import InferenceEngine
+
+BACKENDS: Mapping[str, str] = {"local": "rllm.backends.local.backend:LocalBackend"}
+"""Short names for `backend`."""
+
+
+@dataclass(kw_only=True)
+class UpdateResult:
+    """What an update did."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    logprobs: Tensor | None = None
+    """[N] the trainer's log-probabilities before the update, aligned as the batch."""
+
+
+class TrainingBackend(Protocol):
+    """Where the weights live. All methods block; the loop calls them from a thread."""
+
+    @property
+    def inference(self) -> InferenceEngine:
+        """Samples from the published weights."""
+        ...
+
+    @property
+    def weight_version(self) -> int:
+        """Counts the publishes of this run; every trace says which version sampled it."""
+        ...
+
+    def score(self, batch: Batch) -> Tensor:
+        """[N] log-probabilities of the batch's tokens under the current weights, without gradient."""
+        ...
+
+    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+        """Improve the weights on a batch."""
+        ...
+
+    def publish(self) -> int:
+        """Make the sampler use the current weights; returns the new version.
+
+        Raises:
+            WeightSyncError: if they did not arrive.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the model as an ordinary Hugging Face folder, and beside it what `load` needs to go on exactly."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+        ...
+
+    def close(self) -> None:
+        """Stop sampling and free the weights. Repeatable."""
+        ...
+
+
+Metrics = dict[str, Any]

@@ -1,0 +1,161 @@
+"""The training forward pass: hidden states over a token tree, log-probabilities only where a loss needs them.
+
+The tree is run level by level. A node's tokens attend to the keys and values of the nodes above it, which are gathered
+from what the levels before have produced; so every token is computed once, any Hugging Face model with ordinary
+attention can be used as it is, and gradients flow through the shared prefixes to all that share them.
+
+Shapes: T tokens of the tree, b nodes of one pass, L tokens of its longest node, A tokens above it, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
+
+from rllm.algorithms.tree import Node, TokenTree
+
+PASS_TOKENS = 8192
+"""Padded tokens in one pass of a level."""
+LOGIT_CHUNK = 1024
+"""Rows of logits that exist at one time, as a bound on memory: [LOGIT_CHUNK, vocabulary]."""
+
+
+class _TreeKeys(Cache):  # type: ignore[misc]
+    """Keys and values of the tree's tokens so far, handed to the model as the past of whichever nodes it runs next."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []  # per layer [tokens so far, H, D]
+        self.values: list[Tensor] = []
+        self._ancestors: Tensor | None = None  # [b, A] positions in the tokens so far
+        self._kept: Tensor | None = None  # [n] which of the pass's b * L tokens are real
+
+    def begin(self, ancestors: Tensor | None, kept: Tensor) -> None:
+        self._ancestors, self._kept = ancestors, kept
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store [b, H, L, D] of this pass, and return it behind the gathered [b, H, A, D] of the passes before."""
+        return (
+            self._extend(self.keys, key_states, layer_idx),
+            self._extend(self.values, value_states, layer_idx),
+        )
+
+    def _extend(self, store: list[Tensor], states: Tensor, layer: int) -> Tensor:
+        assert self._kept is not None
+        real = states.transpose(1, 2).flatten(0, 1).index_select(0, self._kept)  # [n, H, D]
+        if self._ancestors is None:
+            merged = states
+        else:
+            above = store[layer].index_select(0, self._ancestors.flatten())
+            above = above.view(*self._ancestors.shape, *above.shape[1:]).transpose(1, 2)  # [b, H, A, D]
+            merged = torch.cat([above, states], dim=2)
+        if layer < len(store):
+            store[layer] = torch.cat([store[layer], real])
+        else:
+            store.append(real)
+        return merged
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self._ancestors is None else self._ancestors.shape[1]
+
+
+def hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
+    """The model's last hidden state of every token of the tree: [T, hidden size]."""
+    device = next(model.parameters()).device
+    order: list[int] = []  # order[i]: which token of the tree is the i-th one computed
+    place = torch.empty(len(tree.ids), dtype=torch.long)  # its inverse
+    cache, outputs = _TreeKeys(), []
+    for nodes in _passes(tree):
+        length = max(node.length for node in nodes)
+        ids, positions, kept = _pad_nodes(tree, nodes, length)
+        ancestors, mask = _ancestors_and_mask(tree, nodes, length, place)
+        cache.begin(None if ancestors is None else ancestors.to(device), kept.to(device))
+        output = model(
+            input_ids=ids.to(device),
+            position_ids=positions.to(device),
+            attention_mask=mask.to(device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, kept.to(device)))
+        for node in nodes:
+            place[node.start : node.start + node.length] = torch.arange(len(order), len(order) + node.length)
+            order.extend(range(node.start, node.start + node.length))
+    return torch.cat(outputs).index_select(0, place.to(device))
+
+
+def _passes(tree: TokenTree) -> Iterator[list[Node]]:
+    """The nodes level by level, those of similar size together, at most `PASS_TOKENS` padded tokens at a time."""
+    for level in range(1 + max(node.level for node in tree.nodes)):
+        nodes = sorted((node for node in tree.nodes if node.level == level), key=lambda node: node.length)
+        batch: list[Node] = []
+        for node in nodes:
+            crowded = node.length * (len(batch) + 1) > PASS_TOKENS
+            if batch and (crowded or node.length > 2 * batch[0].length + 16):
+                yield batch
+                batch = []
+            batch.append(node)
+        if batch:
+            yield batch
+
+
+def _pad_nodes(tree: TokenTree, nodes: list[Node], length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [b, L], position ids [b, L], and the flat indices of the real tokens [n]."""
+    ids = torch.zeros(len(nodes), length, dtype=torch.long)
+    for row, node in enumerate(nodes):
+        ids[row, : node.length] = torch.tensor(tree.ids[node.start : node.start + node.length])
+    offsets = torch.tensor([node.offset for node in nodes])
+    lengths = torch.tensor([node.length for node in nodes])
+    steps = torch.arange(length)
+    kept = (steps < lengths[:, None]).flatten().nonzero().flatten()
+    return ids, offsets[:, None] + steps, kept
+
+
+def _ancestors_and_mask(tree: TokenTree, nodes: list[Node], length: int, place: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Where each node's ancestors lie among the computed tokens [b, A], and who may attend to whom [b, 1, L, A + L].
+
+    Padding stands behind the real tokens of a node, so the causal mask alone keeps it out of them.
+    """
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    depth = max(node.offset for node in nodes)
+    if depth == 0:
+        return None, causal.expand(len(nodes), 1, length, length)
+    ancestors = torch.zeros(len(nodes), depth, dtype=torch.long)
+    for row, node in enumerate(nodes):
+        ancestors[row, : node.offset] = place[torch.tensor(tree.ancestors(node), dtype=torch.long)]
+    offsets = torch.tensor([node.offset for node in nodes])
+    above = torch.arange(depth) < offsets[:, None]  # [b, A]
+    mask = torch.cat(
+        [above[:, None, None, :].expand(-1, 1, length, -1), causal.expand(len(nodes), 1, length, length)], dim=-1
+    )
+    return ancestors, mask
+
+
+def logprobs_and_entropy(
+    hidden: Tensor, head: torch.nn.Module, targets: Tensor, *, temperature: float, entropy: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N] of `targets` [N] under softmax(head(hidden) / temperature), and entropies [N] in nats.
+
+    Works through `LOGIT_CHUNK` rows at a time and computes them again in the backward pass, so that memory does not grow
+    with N x vocabulary. The entropies carry no gradient.
+    """
+
+    def chunk(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(rows).float() / temperature
+        logprobs = functional.log_softmax(logits, dim=-1)
+        with torch.no_grad():
+            spread = -(logprobs.exp() * logprobs).sum(-1) if entropy else logprobs.new_zeros(len(rows))
+        return logprobs.gather(-1, wanted[:, None]).squeeze(-1), spread
+
+    pieces = [
+        checkpoint(chunk, rows, wanted, use_reentrant=False) if torch.is_grad_enabled() else chunk(rows, wanted)
+        for rows, wanted in zip(hidden.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK), strict=True)
+    ]
+    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])

@@ -1,0 +1,89 @@
+"""AdamW over float32 master weights, whatever number format the model runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """What the local backend needs to know to update weights; see `OptimConfig` for the meaning of each."""
+
+    lr: float = 1e-6
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    """Updates after which the learning rate has fallen to zero; `None` keeps it."""
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    max_grad_norm: float = 1.0
+    num_minibatches: int = 1
+    num_epochs: int = 1
+    micro_batch_tokens: int = 16384
+
+
+class MasterAdamW:
+    """AdamW with gradient clipping, and a learning rate that rises and falls linearly.
+
+    A bfloat16 weight cannot take in an update of less than 1/256 of itself, so models in that format are updated through
+    a float32 copy; float32 models are their own.
+    """
+
+    def __init__(self, model: torch.nn.Module, settings: OptimizerSettings) -> None:
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._masters = [
+            weight if weight.dtype == torch.float32 else weight.detach().float().requires_grad_()
+            for weight in self._weights
+        ]
+        self._adamw = torch.optim.AdamW(
+            self._masters,
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+        self._settings = settings
+        self._num_steps = 0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the latest step."""
+        settings = self._settings
+        rising = min(self._num_steps / settings.warmup_steps, 1.0) if settings.warmup_steps else 1.0
+        falling = max(1.0 - (self._num_steps - 1) / settings.decay_steps, 0.0) if settings.decay_steps else 1.0
+        return settings.lr * min(rising, falling)
+
+    def step(self) -> float:
+        """Update the weights from their gradients, and clear these; returns the gradient's norm before clipping."""
+        self._num_steps += 1
+        for weight, master in self._copies():
+            master.grad = None if weight.grad is None else weight.grad.float()
+        norm = torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.lr
+        self._adamw.step()
+        with torch.no_grad():
+            for weight, master in self._copies():
+                weight.copy_(master)
+        for tensor in (*self._weights, *self._masters):
+            tensor.grad = None
+        return float(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        masters = [master.detach() for _, master in self._copies()]
+        return {"adamw": self._adamw.state_dict(), "masters": masters, "num_steps": self._num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._adamw.load_state_dict(state["adamw"])
+        self._num_steps = state["num_steps"]
+        with torch.no_grad():
+            for (_, master), saved in zip(self._copies(), state["masters"], strict=True):
+                master.copy_(saved)
+
+    def _copies(self) -> list[tuple[Tensor, Tensor]]:
+        """The weights that have a float32 copy, with it."""
+        pairs = zip(self._weights, self._masters, strict=True)
+        return [(weight, master) for weight, master in pairs if weight is not master]

@@ -1,0 +1,68 @@
+"""An agent function out of a user's file: `FILE.py:function`, or out of an installed package: `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rllm.errors import AgentError, ConfigError
+from rllm.registry import load_object
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """Import the function.
+
+    Raises:
+        ConfigError: if the file or the function is not there.
+        AgentError: if the file raises on import, with the traceback of the user's own lines.
+    """
+    place, separator, name = spec.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigError(f"agent={spec!r}: use FILE.py:function or package.module:function")
+    if not place.endswith(".py"):
+        found = load_object(spec, kind="agent")
+    else:
+        module = _module_of(Path(place).expanduser())
+        if not hasattr(module, name):
+            raise ConfigError(
+                f"agent={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
+            )
+        found = getattr(module, name)
+    if not callable(found):
+        raise ConfigError(f"agent={spec!r} is {type(found).__name__}, not a function")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module_of(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"agent file {str(path)!r} does not exist (looked in {Path.cwd()})")
+    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when it is run
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise AgentError(f"{path} cannot be imported:\n{_own_frames(error, path)}") from error
+    return module
+
+
+def _own_frames(error: Exception, path: Path) -> str:
+    """The traceback from the user's file on; how we came to import it is no help."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(frames) if Path(frame.filename) == path]
+    lines = traceback.format_list(frames[own[0] :] if own else [])
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _functions(module: ModuleType) -> str:
+    own = [name for name, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
+    return ", ".join(own)

@@ -1,0 +1,167 @@
+"""`rllm demo`: an unmodified agent learns on this machine, in minutes and without network."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rllm.trainer.config import TrainConfig
+    from rllm.types import Episode
+
+SETTINGS = [
+    "num_steps=30",
+    "tasks_per_step=8",
+    "rollout.group_size=8",
+    "rollout.timeout_s=60",
+    "optim.lr=5e-4",
+    "optim.schedule=linear",
+    "eval.every=10",
+    "save_every=10",
+]
+NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Another seed gives other tasks and another run.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to go on from.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+) -> None:
+    """Train a tiny model to use its tools instead of guessing: a plain `openai` agent, its exact tokens, and GRPO.
+
+    Builds the model on first use. Everything happens on this machine.
+    """
+    started = time.perf_counter()
+    from rich.console import Console
+
+    from rllm.cli.training import accuracies, print_json, quiet_libraries, stopped
+
+    quiet_libraries()
+    console = Console(stderr=as_json, highlight=False)
+    config = _config(seed, resume)
+    assert config.run_dir is not None
+    samples = _FirstAndLast()
+    try:
+        _train(console, config, samples, resume=resume is not None)
+    except KeyboardInterrupt:
+        stopped(console, config.run_dir, ["rllm", "demo", "--resume", str(config.run_dir)])
+        sys.exit(130)
+    measured = accuracies(config.run_dir)
+    outcome = {
+        "accuracy_before": measured[0][1],
+        "accuracy_after": measured[-1][1],
+        "seconds": round(time.perf_counter() - started, 1),
+        "run_dir": str(config.run_dir),
+    }
+    _report(console, samples, config, outcome)
+    if as_json:
+        print_json(outcome)
+
+
+class _FirstAndLast:
+    """A tracker that keeps the first and the last held-out episodes."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[Sequence[Episode]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers are shown elsewhere."""
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        if split == "eval":
+            self.evaluations = [*self.evaluations[:1], episodes]
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Progress is shown elsewhere."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def _config(seed: int, resume: Path | None) -> TrainConfig:
+    from rllm.trainer.config import load_config
+
+    if resume is not None:
+        config = load_config(resume / "config.yaml")
+        config.run_dir = resume
+        return config
+    run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+    return load_config([*SETTINGS, f"seed={seed}", f"run_dir={run_dir}"])
+
+
+def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, resume: bool) -> None:
+    from rllm.cli.training import display, lead_to_gateway
+    from rllm.demo.tasks import shop_tasks
+    from rllm.trainer.agent_trainer import AgentTrainer
+
+    lead_to_gateway(config)
+    from rllm.demo import agent  # makes its client as it is imported, so it comes after the line above
+
+    config.model.path = str(_policy(console))
+    trainer = AgentTrainer(
+        agent_run_func=agent.shop_assistant,
+        train_dataset=shop_tasks(NUM_TRAIN_TASKS, seed=config.seed),
+        val_dataset=shop_tasks(NUM_HELD_OUT_TASKS, seed=-1 - config.seed),
+        config=config,
+        resume=resume,
+    )
+    console.print(
+        f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) is asked for prices and stock. It has "
+        "tools, but its model\nmostly guesses. Its calls go through the gateway, which keeps their exact tokens; "
+        f"{config.rollout.group_size} answers to each\nquestion are compared (GRPO), and the weights follow what paid.\n"
+    )
+    trainer.trackers = [*display(console, config), samples]
+    trainer.train()
+
+
+def _policy(console: Console) -> Path:
+    from rich.progress import Progress
+
+    from rllm.demo import agent
+    from rllm.demo.policy import demo_policy
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("building a tiny model (once)", total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        return demo_policy(agent.SYSTEM, agent.TOOLS, show)
+
+
+def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:
+    """What came of it, seen in one conversation, and what to do next."""
+    from rllm.cli.display import conversation
+
+    pair = _same_task(samples.evaluations)
+    for title, episode in zip(("Before", "After"), pair, strict=False):
+        console.print(f"\n[bold]{title}[/]")
+        console.print(conversation(episode))
+    console.print(
+        f"\nHeld-out accuracy: [bold]{outcome['accuracy_before']:.0%} -> {outcome['accuracy_after']:.0%}[/] "
+        f"in {outcome['seconds']:.0f} s"
+    )
+    console.print(
+        f"The run, with every token and its reward: {config.run_dir} (metrics.jsonl, traces.db, checkpoints/)"
+    )
+    console.print(
+        "\nNext, train an agent of your own; it only has to return its reward:\n"
+        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B"
+    )
+
+
+def _same_task(evaluations: Sequence[Sequence[Episode]]) -> list[Episode]:
+    """A held-out task that was answered wrongly at first and rightly at last, in both versions."""
+    if len(evaluations) < 2:
+        return []
+    for before, after in zip(*evaluations, strict=True):
+        if not before.is_correct and after.is_correct and not before.failed:
+            return [before, after]
+    return []

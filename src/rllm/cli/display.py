@@ -1,0 +1,105 @@
+"""What a person sees while a run goes on: a live display on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rllm.types import Episode
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_ROLLOUT_SHARE = 0.8
+"""How much of a step's time its rollouts are taken to be, so that the bar moves evenly."""
+
+
+class LiveDisplay:
+    """A tracker for a terminal: progress and time left, reward and its trend, held-out accuracy, tokens per second."""
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._rewards: list[float] = []
+        self._accuracies: list[tuple[int, float]] = []
+        self._latest: dict[str, float] = {}
+        self._phase = "starting"
+        self._progress = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("training", total=num_steps, completed=0)
+        self._done = 0
+        self._live = Live(self._render(), console=console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._latest.update(metrics)
+        if "rollout/reward" in metrics:
+            self._rewards.append(metrics["rollout/reward"])
+        if "eval/accuracy" in metrics:
+            self._accuracies.append((step, metrics["eval/accuracy"]))
+        self._done = step
+        self._progress.update(self._task, completed=step)
+        self._live.update(self._render())
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        """The display shows numbers."""
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self._phase = f"{phase} {done}/{total}" if total > 1 else phase
+        if phase == "roll out":
+            self._progress.update(self._task, completed=self._done + _ROLLOUT_SHARE * done / max(total, 1))
+        self._live.update(self._render())
+
+    def close(self) -> None:
+        self._phase = "done" if self._done >= self._num_steps else f"stopped at step {self._done}"
+        self._live.update(self._render(), refresh=True)
+        self._live.stop()
+
+    def _render(self) -> Group:
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("reward", self._reward())
+        facts.add_row("held-out accuracy", self._accuracy())
+        facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} sampled tokens/s")
+        failed = int(self._latest.get("rollout/num_failed", 0))
+        facts.add_row("now", f"{self._phase}{f'; {failed} rollouts of the last step failed' if failed else ''}")
+        return Group(self._progress, facts)
+
+    def _reward(self) -> Text:
+        if not self._rewards:
+            return Text("-")
+        return Text(f"{self._rewards[-1]:.3f}  ").append(trend(self._rewards), style="green")
+
+    def _accuracy(self) -> str:
+        return "  ".join(f"{value:.0%} (step {step})" for step, value in self._accuracies[-6:]) or "-"
+
+
+def trend(values: Sequence[float], width: int = 40) -> str:
+    """The latest values as a line of bars; the lowest of them is the shortest."""
+    shown = list(values)[-width:]
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(_BARS[1 + round((value - low) / span * (len(_BARS) - 2))] for value in shown)
+
+
+def conversation(episode: Episode) -> Group:
+    """An episode's longest trajectory, readable."""
+    steps = max((path.steps for path in episode.trajectories), key=len, default=[])
+    messages = steps[-1].chat_completions if steps else []
+    lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), _said(message)) for message in messages]
+    verdict = Text(
+        "      right" if episode.is_correct else "      wrong", style="green" if episode.is_correct else "red"
+    )
+    return Group(*lines, verdict)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or []]
+    return " ".join([*filter(None, [str(message.get("content") or "").strip()]), *calls])

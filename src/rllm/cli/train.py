@@ -1,0 +1,78 @@
+"""`rllm train`: train the policy behind any agent function."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    agent: Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings, such as optim.lr=1e-5.", metavar="[KEY=VALUE]...")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Tasks to learn from: .jsonl or .json.", show_default=False)] = None,
+    val: Annotated[Path | None, typer.Option(help="Held-out tasks.", show_default=False)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.", show_default=False)] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run folder to go on from, with its settings.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+) -> None:
+    """Train the policy behind any agent: an ordinary function that returns its reward.
+
+    The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL, which
+    is set for it.
+    """
+    from rich.console import Console
+
+    from rllm.cli.agent_file import load_function
+    from rllm.cli.training import accuracies, display, lead_to_gateway, print_json, quiet_libraries, stopped
+    from rllm.errors import ConfigError
+    from rllm.trainer.config import load_config
+
+    started = time.perf_counter()
+    if data is None:
+        raise ConfigError("--data is missing: name a .jsonl file with one task a line")
+    if resume is not None and config is not None:
+        raise ConfigError("--resume takes the settings of the run; leave out --config")
+    overrides = [*(settings or []), *([f"model.path={model}"] if model else [])]
+    chosen = load_config(resume / "config.yaml" if resume else config, overrides)
+    if resume is not None:
+        chosen.run_dir = resume
+    lead_to_gateway(chosen)
+    function = load_function(agent)
+    quiet_libraries()
+    from rllm.trainer.agent_trainer import AgentTrainer
+
+    console = Console(stderr=True, highlight=False)
+    trainer = AgentTrainer(
+        agent_run_func=function, train_dataset=data, val_dataset=val, config=chosen, resume=resume is not None
+    )
+    console.print(f"Run folder: {trainer.run_dir}")
+    trainer.trackers = display(console, chosen)
+    try:
+        result = trainer.train()
+    except KeyboardInterrupt:
+        again = ["rllm", "train", agent, "--data", str(data), *(["--val", str(val)] if val else [])]
+        stopped(console, trainer.run_dir, [shlex.join(again), "--resume", str(trainer.run_dir)])
+        sys.exit(130)
+    measured = accuracies(result.run_dir)
+    console.print(f"\nTrained model: {result.checkpoint}")
+    if as_json:
+        print_json(
+            {
+                "accuracy_before": measured[0][1] if measured else None,
+                "accuracy_after": measured[-1][1] if measured else None,
+                "seconds": time.perf_counter() - started,
+                "run_dir": str(result.run_dir),
+            }
+        )

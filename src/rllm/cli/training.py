@@ -1,0 +1,61 @@
+"""What `rllm train` and `rllm demo` have in common: find the gateway's address early, show progress, end well."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rllm.cli.display import LiveDisplay
+from rllm.tracking.base import Tracker
+from rllm.trainer.config import TrainConfig
+
+
+def lead_to_gateway(config: TrainConfig) -> None:
+    """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
+    that the module makes as it is imported reads the variable then."""
+    from rllm.sdk.propagation import environment
+
+    if config.gateway.port == 0:
+        with socket.create_server((config.gateway.host, 0)) as listener:
+            config.gateway.port = listener.getsockname()[1]
+    variables = environment(f"http://{config.gateway.host}:{config.gateway.port}")
+    keep = {name for name in variables if name.endswith("_API_KEY") and os.environ.get(name)}
+    os.environ.update({name: value for name, value in variables.items() if name not in keep})
+
+
+def display(console: Console, config: TrainConfig) -> list[Tracker]:
+    """A live display where there is a terminal; elsewhere the configured trackers print lines."""
+    if not console.is_terminal:
+        return []
+    config.trackers = [name for name in config.trackers if name != "console"]
+    return [LiveDisplay(console, config.num_steps)]
+
+
+def accuracies(run_dir: Path) -> list[tuple[int, float]]:
+    """(step, held-out accuracy) of every evaluation of a run."""
+    lines = (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
+
+
+def quiet_libraries() -> None:
+    """Keep the progress bars of transformers out of ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """The last line of `--json`."""
+    print(json.dumps(values), flush=True)
+
+
+def stopped(console: Console, run_dir: Path, command: Sequence[str]) -> None:
+    """What to say after Ctrl-C."""
+    console.print(f"\nStopped. The last whole step is saved; go on with: [bold]{' '.join(command)}[/]")
+    console.print(f"The run so far is in {run_dir}")

@@ -1,0 +1,3 @@
+"""Tasks: where they come from, and in which order they are trained on."""
+
+from rllm.data.dataset import Dataset as Dataset

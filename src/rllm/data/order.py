@@ -1,0 +1,19 @@
+"""Which tasks a training step takes: a pure function of (seed, step), so that there is no loader state to lose."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+
+def tasks_of_step(step: int, *, num_tasks: int, per_step: int, seed: int) -> list[int]:
+    """Row numbers for a step; every task comes once an epoch, in an order that is new in each epoch."""
+    first = step * per_step
+    return [_order(seed, place // num_tasks, num_tasks)[place % num_tasks] for place in range(first, first + per_step)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, num_tasks: int) -> list[int]:
+    order = list(range(num_tasks))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return order

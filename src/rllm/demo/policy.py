@@ -1,0 +1,23 @@
+"""The demo's model: a tiny policy that can do the task, and has fallen into the habit of guessing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rllm.demo.tasks import CAREFUL, SLOPPY, Clerk, conversations
+from rllm.testing.tiny_policy import tiny_policy
+from rllm.testing.warmup import OnProgress
+from rllm.types import Message
+
+
+def demo_policy(system: str, tools: Sequence[Mapping[str, Any]], on_progress: OnProgress | None = None) -> Path:
+    """The folder of the demo's model, built on first use."""
+    speech = partial(_speech, system=system)
+    return tiny_policy(partial(speech, CAREFUL), partial(speech, SLOPPY), tools, on_progress=on_progress)
+
+
+def _speech(clerk: Clerk, seed: int, *, system: str) -> Iterator[list[Message]]:
+    return conversations(clerk, system=system, seed=seed)

@@ -1,0 +1,92 @@
+"""The demo's tasks, and the conversations of a sloppy clerk from which the tiny policy first learns to talk."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rllm.types import Message, Task
+
+ITEMS = (
+    "apple banana bread butter candle carrot cheese cherry coffee egg fig flour garlic ginger grape honey jam juice "
+    "kiwi leek lemon lentil lime mango melon milk mint mushroom noodle nut oat olive onion orange papaya pasta peach "
+    "pear pepper plum potato radish rice salt soap spinach sugar tea tomato vinegar walnut yogurt"
+).split()
+
+QUESTIONS = {
+    "get_price": ['What does "{}" cost?', 'How much is "{}"?', 'Tell me the price of "{}".'],
+    "get_stock": ['How many "{}" are left?', 'Count the "{}" in stock.', 'Is there any "{}" left?'],
+}
+ASIDES = ["", "", 'I do not need "{}". ', 'Yesterday I took "{}". ']
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clerk:
+    """How often the clerk of the example conversations makes each decision rightly."""
+
+    calls_tool: float = 1.0
+    """Otherwise it guesses a number."""
+    right_tool: float = 1.0
+    right_item: float = 1.0
+    right_copy: float = 1.0
+    """Of the tool's result into the answer."""
+
+
+CAREFUL = Clerk()
+SLOPPY = Clerk(calls_tool=0.4, right_tool=0.85, right_item=0.9, right_copy=0.95)
+"""Right in 0.4 x 0.92 x 0.93 x 0.95, about a third of its answers: mostly it guesses, which hardly ever pays."""
+
+
+def shop_tasks(count: int, *, seed: int) -> list[Task]:
+    """`count` questions with the shelves that answer them. The numbers are new in every task: nobody can know them."""
+    rng = random.Random(seed)
+    return [_shop_task(rng) for _ in range(count)]
+
+
+def _shop_task(rng: random.Random) -> Task:
+    items = rng.sample(ITEMS, 4)
+    prices, stock = ({item: rng.randint(10, 99) for item in items} for _ in range(2))
+    tool = rng.choice(list(QUESTIONS))
+    question = rng.choice(ASIDES).format(items[1]) + rng.choice(QUESTIONS[tool]).format(items[0])
+    answer = (prices if tool == "get_price" else stock)[items[0]]
+    return {"question": question, "answer": answer, "prices": prices, "stock": stock}
+
+
+def conversations(clerk: Clerk, *, system: str, seed: int) -> Iterator[list[Message]]:
+    """Endless conversations of a clerk, each ending with an answer."""
+    rng = random.Random(seed)
+    while True:
+        yield _conversation(_shop_task(rng), clerk, system, rng)
+
+
+def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> list[Message]:
+    messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": task["question"]}]
+    if rng.random() >= clerk.calls_tool:
+        return [*messages, {"role": "assistant", "content": f"About {rng.randint(10, 99)}"}]
+    tool, item = _asked(task)
+    if rng.random() >= clerk.right_tool:
+        tool = rng.choice(list(QUESTIONS))
+    if rng.random() >= clerk.right_item:
+        item = rng.choice(list(task["prices"]))
+    number = (task["prices"] if tool == "get_price" else task["stock"])[item]
+    said = number if rng.random() < clerk.right_copy else rng.randint(10, 99)
+    function = {"name": tool, "arguments": json.dumps({"item": item})}
+    return [
+        *messages,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call", "content": str(number)},
+        {"role": "assistant", "content": str(said)},
+    ]
+
+
+def _asked(task: Task) -> tuple[str, str]:
+    """The tool and the item that the question is about."""
+    item = next(iter(task["prices"]))
+    tool = "get_price" if any(text.format(item) in task["question"] for text in QUESTIONS["get_price"]) else "get_stock"
+    return tool, item

@@ -1,0 +1,66 @@
+"""What a tracker does, and the fan-out to several of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rllm.registry import resolve
+from rllm.tracking import TRACKERS
+from rllm.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Receives what a run has to say. Made with the run's folder."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a training step; a step may be logged in several parts."""
+        ...
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        """The episodes that the metrics of this step were taken from; `split` is `train` or `eval`."""
+        ...
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """How far the current phase is: `evaluate`, `roll out`, `update`."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left. Repeatable."""
+        ...
+
+
+class Trackers:
+    """Several trackers as one. One that fails at its start stops the run; one that fails later is dropped, and named."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    @classmethod
+    def start(cls, names: Sequence[str], run_dir: Path, extra: Sequence[Tracker] = ()) -> Trackers:
+        """The named trackers, started, and `extra` ones."""
+        return cls([*(resolve(name, TRACKERS, kind="trackers")(run_dir) for name in names), *extra])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._tell(lambda tracker: tracker.log(step, metrics))
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        self._tell(lambda tracker: tracker.log_episodes(step, split, episodes))
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self._tell(lambda tracker: tracker.progress(phase, done, total))
+
+    def close(self) -> None:
+        self._tell(lambda tracker: tracker.close())
+
+    def _tell(self, tell: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                tell(tracker)
+            except Exception:  # a tracker is somebody else's code, and training is worth more than a chart
+                logger.exception("%s failed and is left out from here on", type(tracker).__name__)
+                self._trackers.remove(tracker)

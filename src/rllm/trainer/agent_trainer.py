@@ -1,0 +1,211 @@
+"""`AgentTrainer`: a configuration in, the right engine, backend and loop out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm.algorithms import ALGORITHMS
+from rllm.algorithms.base import Algorithm
+from rllm.backends.base import BACKENDS, TrainingBackend
+from rllm.data.dataset import Dataset
+from rllm.engine.agent_function_engine import AgentFunctionEngine
+from rllm.engine.runner import RolloutRunner
+from rllm.engine.signature import check_signature
+from rllm.errors import ConfigError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream.engine import EngineUpstream
+from rllm.registry import resolve
+from rllm.store import open_store
+from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.jsonl import forget_after
+from rllm.trainer.checkpoint import Checkpoints, read_state
+from rllm.trainer.config import ConfigSource, TrainConfig, load_config
+from rllm.trainer.loop import TrainingLoop
+
+logger = logging.getLogger(__name__)
+
+MODEL_NAME = "policy"
+"""What the gateway calls the model; agents may send any name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """Where a finished run lies."""
+
+    run_dir: Path
+    checkpoint: Path
+    """The trained model, as a Hugging Face folder."""
+    num_steps: int
+
+
+class AgentTrainer:
+    """Trains the policy behind an agent.
+
+    `agent_run_func` is any sync or async function; it is called as `f(**task)` for every task and returns its reward
+    (or trajectories, see `rllm.engine.returned`). Its model calls are whatever it sends to `OPENAI_BASE_URL`.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent_run_func: Callable[..., Any],
+        train_dataset: Iterable[Mapping[str, Any]] | str | Path,
+        val_dataset: Iterable[Mapping[str, Any]] | str | Path | None = None,
+        config: ConfigSource = None,
+        trackers: Sequence[Tracker] = (),
+        resume: bool = False,
+    ) -> None:
+        """Check everything that can be checked before work starts.
+
+        Args:
+            agent_run_func: the agent.
+            train_dataset: tasks to learn from: rows, or the path of a `.jsonl` or `.json` file.
+            val_dataset: held-out tasks, likewise.
+            config: a `TrainConfig`, a mapping, a YAML path, or a list of `key=value`.
+            trackers: more places for metrics, beside those of `config.trackers`.
+            resume: go on from the newest checkpoint of `config.run_dir`.
+
+        Raises:
+            ConfigError: naming what is wrong, its value and the remedy.
+        """
+        self.config = load_config(config)
+        self.train_data = _dataset(train_dataset, "train_dataset")
+        self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
+        self.agent_run_func = agent_run_func
+        self.algorithm = make_algorithm(self.config)
+        for data in (self.train_data, self.val_data):
+            if data is not None:
+                check_signature(agent_run_func, data.columns())
+        if not self.config.model.path:
+            raise ConfigError(
+                "model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B"
+            )
+        self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.trackers = list(trackers)
+        """More places for metrics, beside those of `config.trackers`."""
+        self._resume = resume
+
+    def train(self) -> TrainResult:
+        """Run the training to its end. May be called where an event loop is already running.
+
+        Raises:
+            RolloutError: if every rollout of a step failed.
+            KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._train())
+        return _in_own_loop(self._train)
+
+    async def _train(self) -> TrainResult:
+        checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints)
+        start_from = self._starting_point(checkpoints)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        steps_done = 0 if start_from is None else int(read_state(start_from)["step"])
+        forget_after(self.run_dir / "metrics.jsonl", steps_done)
+        (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))
+        with ExitStack() as stack:
+            backend: TrainingBackend = resolve(self.config.backend, BACKENDS, kind="backend").from_config(self.config)
+            stack.callback(backend.close)
+            if start_from is not None:
+                backend.load(start_from)
+            store = open_store(str(self.run_dir / "traces.db"))
+            stack.callback(store.close)
+            gateway = stack.enter_context(self._gateway(store, backend))
+            engine = stack.enter_context(AgentFunctionEngine(self.agent_run_func, gateway=gateway, store=store))
+            trackers = Trackers.start(self.config.trackers, self.run_dir, self.trackers)
+            stack.callback(trackers.close)
+            rollout = self.config.rollout
+            loop = TrainingLoop(
+                config=self.config,
+                backend=backend,
+                algorithm=self.algorithm,
+                runner=RolloutRunner(
+                    engine,
+                    max_concurrent=rollout.max_concurrent,
+                    timeout_s=rollout.timeout_s,
+                    num_retries=rollout.num_retries,
+                ),
+                store=store,
+                trackers=trackers,
+                checkpoints=checkpoints,
+                train_data=self.train_data,
+                val_data=self.val_data,
+                steps_done=steps_done,
+            )
+            await loop.run()
+        latest = checkpoints.latest()
+        assert latest is not None, "the loop saves when it ends"
+        return TrainResult(run_dir=self.run_dir, checkpoint=latest, num_steps=loop.steps_done)
+
+    def _starting_point(self, checkpoints: Checkpoints) -> Path | None:
+        latest = checkpoints.latest()
+        if self._resume and latest is None:
+            raise ConfigError(f"run_dir={str(self.run_dir)!r} holds no checkpoint to resume from")
+        if latest is not None and not self._resume:
+            raise ConfigError(f"run_dir={str(self.run_dir)!r} already holds a run: resume it, or choose another folder")
+        return latest
+
+    def _gateway(self, store: Any, backend: TrainingBackend) -> GatewayServer:
+        settings = self.config.gateway
+        upstream = EngineUpstream(backend.inference, MODEL_NAME)
+        return GatewayServer(store, upstream, GatewayConfig(host=settings.host, port=settings.port))
+
+
+def make_algorithm(config: TrainConfig) -> Algorithm:
+    """The configured algorithm, checked against the rest of the configuration.
+
+    Raises:
+        ConfigError: if it or one of its settings is not known, or does not fit.
+    """
+    settings = dict(config.algorithm)
+    name = settings.pop("name", "grpo")
+    kind = resolve(name, ALGORITHMS, kind="algorithm.name")
+    known = {item.name for item in fields(kind)}
+    for key in settings.keys() - known:
+        raise ConfigError(f"algorithm.{key} is not a setting of {name}; known here: {', '.join(sorted(known))}")
+    algorithm: Algorithm = kind(**settings)
+    if config.rollout.group_size < algorithm.min_group_size:
+        raise ConfigError(
+            f"rollout.group_size={config.rollout.group_size}: {name} compares siblings; "
+            f"use at least {algorithm.min_group_size}"
+        )
+    return algorithm
+
+
+def _dataset(source: Iterable[Mapping[str, Any]] | str | Path, name: str) -> Dataset:
+    data = source if isinstance(source, Dataset) else Dataset.load(source) if isinstance(source, str | Path) else None
+    data = Dataset(source, name=name) if data is None else data  # type: ignore[arg-type]
+    if not len(data):
+        raise ConfigError(f"{name} is empty: give it at least one task")
+    return data
+
+
+def _in_own_loop(train: Callable[[], Any]) -> TrainResult:
+    """Run in a thread with an event loop of its own, for callers (notebooks) that already have one in theirs."""
+    outcome: list[TrainResult | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(train()))
+        except BaseException as error:  # handed to the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="rllm training")
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,105 @@
+"""A configuration from whatever the user has: nothing, a mapping, a YAML file, or a list of key=value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rllm.errors import ConfigError
+from rllm.trainer.config.schema import TrainConfig
+
+ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
+
+
+def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> TrainConfig:
+    """The configuration of `source` (a YAML path, a mapping, a list of `key=value`), with `key=value` overrides last.
+
+    Raises:
+        ConfigError: naming the key, the value and the remedy.
+    """
+    if isinstance(source, TrainConfig):
+        values = source.model_dump()
+    elif source is None:
+        values = {}
+    elif isinstance(source, Mapping):
+        values = _plain(source)
+    elif isinstance(source, str | Path):
+        values = _from_yaml(Path(source))
+    else:
+        values = {}
+        overrides = [*source, *overrides]
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
+
+
+def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested plain dicts of a nested mapping."""
+    return {str(key): _plain(value) if isinstance(value, Mapping) else value for key, value in mapping.items()}
+
+
+def _from_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config={str(path)!r} is not valid YAML: {error}") from error
+    if not isinstance(values or {}, dict):
+        raise ConfigError(f"config={str(path)!r} holds a {type(values).__name__}: use `key: value` lines")
+    return values or {}
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set one dotted key; the value is read as YAML, so numbers, booleans, null and lists mean themselves."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"{override!r} is not a setting: use key=value, such as optim.lr=1e-5")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{override!r}: {parent!r} is a value, not a section")
+    values[last] = _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):  # YAML 1.1 does not know 1e-5
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as key, value and remedy."""
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(error["loc"][:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"{path} is not a setting; {hint}"
+    return f"{path}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _known_keys(path: tuple[Any, ...]) -> list[str]:
+    model: type[BaseModel] = TrainConfig
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        model = annotation
+    return sorted(model.model_fields)

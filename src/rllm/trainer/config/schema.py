@@ -1,0 +1,119 @@
+"""Every setting of a training run, with its meaning and default. An unknown key is an error, never ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, and assigned values are checked."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The policy and how it is run."""
+
+    path: str = ""
+    """Folder or hub id of a Hugging Face causal language model with a chat template."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the forward passes; auto is bfloat16 on CUDA and float32 elsewhere."""
+    device: str = "auto"
+    """auto takes the first of CUDA, MPS and CPU; or a torch device such as cuda:1."""
+    max_length: PositiveInt | None = None
+    """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
+    tool_parser: str = "hermes"
+    """Format in which the model writes tool calls."""
+
+
+class RolloutConfig(Section):
+    """How episodes are made."""
+
+    group_size: PositiveInt = 8
+    """Rollouts of each task in a training step."""
+    temperature: PositiveFloat = 1.0
+    """Imposed on every model call of a training rollout, whatever the agent asks for."""
+    max_tokens: PositiveInt | None = None
+    """Imposed bound on each answer; None leaves it to the agent."""
+    max_concurrent: PositiveInt = 64
+    """Rollouts under way at a time."""
+    timeout_s: PositiveFloat = 600.0
+    """A rollout that takes longer is recorded as failed."""
+    num_retries: NonNegativeInt = 1
+    """New tries after the inference server failed; an agent that raises is not tried again."""
+
+
+class EvalConfig(Section):
+    """How the policy is judged on the held-out tasks."""
+
+    every: NonNegativeInt = 10
+    """Training steps between evaluations; 0 evaluates before the first and after the last step only."""
+    num_rollouts: PositiveInt = 1
+    """Rollouts of each held-out task."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """1 judges the policy that is trained; 0 judges its most likely answers."""
+
+
+class OptimConfig(Section):
+    """How the weights are updated (AdamW; Loshchilov & Hutter 2019)."""
+
+    lr: PositiveFloat = 1e-6
+    """Learning rate after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Updates over which the learning rate rises from zero."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """What the learning rate does after the warm-up; linear lets it fall to zero over the run."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Decoupled weight decay."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Decay of the gradient's running mean."""
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """Decay of the squared gradient's running mean."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients with a larger global norm are scaled down to it."""
+    num_minibatches: PositiveInt = 1
+    """Updates that each batch is divided into."""
+    num_epochs: PositiveInt = 1
+    """Times that each batch is gone through."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Tokens in one forward and backward pass; bounds the memory and never changes the result."""
+
+
+class GatewaySettings(Section):
+    """Where agents reach the policy."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: NonNegativeInt = 0
+    """0 takes any free port."""
+
+
+class TrainConfig(Section):
+    """A training run."""
+
+    run_dir: Path | None = None
+    """Folder of everything that the run writes; None makes runs/<time>."""
+    seed: int = 0
+    """Decides the order of tasks and the sampling."""
+    num_steps: PositiveInt = 100
+    """Training steps."""
+    tasks_per_step: PositiveInt = 16
+    """Tasks in a training step; each is rolled out group_size times."""
+    save_every: NonNegativeInt = 20
+    """Training steps between checkpoints; 0 saves at the end only."""
+    keep_checkpoints: PositiveInt = 2
+    """How many of the newest checkpoints stay."""
+    backend: str = "local"
+    """What holds the weights."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
+    """`name` and the algorithm's own settings."""
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
+    """Where metrics go."""

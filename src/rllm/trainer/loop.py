@@ -1,0 +1,195 @@
+"""The training loop: the file to read first.
+
+Each step rolls tasks out, turns the episodes into a batch, updates the weights on it and publishes them. The loop knows
+no backend, no agent and no algorithm by name; what it needs of them are the protocols that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rllm.algorithms.base import Algorithm
+from rllm.backends.base import TrainingBackend, UpdateResult
+from rllm.data.dataset import Dataset
+from rllm.data.order import tasks_of_step
+from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.errors import RolloutError
+from rllm.store.base import TraceStore
+from rllm.tracking.base import Trackers
+from rllm.trainer.assemble import Assembled, assemble
+from rllm.trainer.checkpoint import Checkpoints
+from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.measure import batch_metrics, episode_metrics, eval_metrics, failure_report, rates
+from rllm.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """Everything that a run consists of."""
+
+    config: TrainConfig
+    backend: TrainingBackend
+    algorithm: Algorithm
+    runner: RolloutRunner
+    store: TraceStore
+    trackers: Trackers
+    checkpoints: Checkpoints
+    train_data: Dataset
+    val_data: Dataset | None = None
+    steps_done: int = 0
+    """Where a resumed run goes on."""
+
+    async def run(self) -> None:
+        """Train until `num_steps` are done. However it ends, the last whole step is saved."""
+        try:
+            if self.steps_done == 0:
+                await self.evaluate()
+            while self.steps_done < self.config.num_steps:
+                await self.step()
+                if self._due(self.config.eval.every):
+                    await self.evaluate()
+                if self._due(self.config.save_every):
+                    await self.save()
+        finally:
+            await self.save()
+
+    async def step(self) -> None:
+        """One training step. Once its update has begun it is finished, also when the run is being stopped."""
+        times: dict[str, float] = {}
+        with _timed(times, "rollout"):
+            episodes = await self._roll_out("roll out", self._training_attempts())
+        await _to_the_end(self._learn(episodes, times))
+
+    async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
+        """Update the weights on these episodes, publish them, and tell."""
+        assembled = assemble(
+            episodes, self.algorithm, step=self.steps_done, temperature=self.config.rollout.temperature
+        )
+        self.trackers.progress("update", 0, 1)
+        with _timed(times, "update"):
+            update = await asyncio.to_thread(self.backend.update, assembled.batch, self.algorithm)
+        with _timed(times, "publish"):
+            version = await asyncio.to_thread(self.backend.publish)
+        self.steps_done += 1
+        with _timed(times, "explain"):
+            await self._explain(assembled, update)
+        metrics = {**episode_metrics(episodes), **batch_metrics(assembled), **update.metrics, **rates(times, episodes)}
+        self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
+        self.trackers.log_episodes(self.steps_done, "train", episodes)
+
+    async def evaluate(self) -> list[Episode]:
+        """Roll the held-out tasks out and log how well the policy does."""
+        if not self.val_data:
+            return []
+        started = time.perf_counter()
+        episodes = await self._roll_out("evaluate", self._eval_attempts(self.val_data))
+        metrics = {**eval_metrics(episodes), "timing/eval_s": time.perf_counter() - started}
+        self.trackers.log(self.steps_done, metrics)
+        self.trackers.log_episodes(self.steps_done, "eval", episodes)
+        return episodes
+
+    async def save(self) -> None:
+        """Keep the weights and all that is needed to go on from here."""
+        latest = self.checkpoints.latest()
+        if latest is None or not latest.name.endswith(f"-{self.steps_done:06d}"):
+            state = {"config": self.config.model_dump(mode="json")}
+            await asyncio.to_thread(self.checkpoints.save, self.steps_done, self.backend.save, state)
+
+    def _training_attempts(self) -> list[Attempt]:
+        config = self.config
+        rows = tasks_of_step(
+            self.steps_done, num_tasks=len(self.train_data), per_step=config.tasks_per_step, seed=config.seed
+        )
+        sampling = {"temperature": config.rollout.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
+        return [
+            # A task that a step takes twice is two groups: its place in the step keeps them apart.
+            _attempt(self.train_data, row, index, "train", sampling, suffix=f"@{self.steps_done}.{place}")
+            for place, row in enumerate(rows)
+            for index in range(config.rollout.group_size)
+        ]
+
+    def _eval_attempts(self, data: Dataset) -> list[Attempt]:
+        sampling = {"temperature": self.config.eval.temperature, "max_tokens": self.config.rollout.max_tokens}
+        return [
+            replace(_attempt(data, row, index, "eval", sampling), trainable=False)
+            for row in range(len(data))
+            for index in range(self.config.eval.num_rollouts)
+        ]
+
+    async def _roll_out(self, phase: str, attempts: Sequence[Attempt]) -> list[Episode]:
+        """Make the attempts.
+
+        Raises:
+            RolloutError: if every one of them failed, with the reasons.
+        """
+        with _counted(self.runner, lambda done: self.trackers.progress(phase, done, len(attempts))):
+            episodes = await self.runner.run(attempts)
+        if all(episode.failed for episode in episodes):
+            raise RolloutError(failure_report(phase, episodes))
+        return episodes
+
+    async def _explain(self, assembled: Assembled, update: UpdateResult) -> None:
+        """Keep beside each trace what became of it."""
+        logprobs = _logprobs_by_step(assembled, update)
+        explained = [replace(credit, trainer_logprobs=logprobs.get(credit.trace_id)) for credit in assembled.credits]
+        await asyncio.wrap_future(self.store.annotate(explained))
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and (self.steps_done % every == 0 or self.steps_done == self.config.num_steps)
+
+
+def _attempt(data: Dataset, row: int, index: int, split: str, sampling: Mapping[str, Any], suffix: str = "") -> Attempt:
+    given = {name: value for name, value in sampling.items() if value is not None}
+    return Attempt(task=data[row], task_id=data.task_id(row) + suffix, index=index, split=split, sampling=given)
+
+
+def _logprobs_by_step(assembled: Assembled, update: UpdateResult) -> dict[str, list[float]]:
+    """The trainer's log-probabilities of each step's tokens, by step id."""
+    if update.logprobs is None:
+        return {}
+    values = iter(update.logprobs.tolist())
+    spans = (span for sequence in assembled.batch.sequences for span in sequence.spans)
+    return {span.step_id: [next(values) for _ in range(span.stop - span.start)] for span in spans}
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that must not be left half done; being cancelled meanwhile takes effect behind it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - started
+
+
+@contextmanager
+def _counted(runner: RolloutRunner, tell: Callable[[int], None]) -> Iterator[None]:
+    """Tell how many episodes are done, as they are."""
+    done = 0
+
+    def count(episode: Episode) -> None:
+        nonlocal done
+        done += 1
+        tell(done)
+
+    tell(0)
+    runner.on_episode = count
+    try:
+        yield
+    finally:
+        runner.on_episode = None

@@ -1,0 +1,90 @@
+"""Episodes and batches to named metrics. Failed rollouts are counted by reason and stay in the denominator of accuracy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from rllm.trainer.assemble import Assembled
+from rllm.types import Episode
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`rollout/...` of the episodes of a training step."""
+    rewards = _rewards(episodes)
+    steps = [step for episode in episodes for path in episode.trajectories for step in path.steps]
+    lengths = [len(step.response_ids) for step in steps if step.response_ids]
+    return {
+        **_mean("rollout/reward", rewards),
+        **_mean("rollout/accuracy", [float(episode.is_correct) for episode in episodes]),
+        **_mean("rollout/response_tokens", lengths),
+        "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
+        "rollout/truncated": sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1),
+        "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
+        "rollout/num_unscored": float(len([path for item in episodes for path in item.trajectories]) - len(rewards)),
+        **_custom(episodes),
+    }
+
+
+def batch_metrics(assembled: Assembled) -> dict[str, float]:
+    """`batch/...`: what the optimiser was fed, and what was left out."""
+    return {
+        "batch/num_sequences": float(len(assembled.batch)),
+        "batch/num_groups": float(assembled.num_groups),
+        "batch/zero_variance": assembled.num_uniform_groups / max(assembled.num_groups, 1),
+        "tokens/drift": assembled.num_forks / max(assembled.num_steps, 1),
+        **{f"dropped/{reason}": float(count) for reason, count in assembled.dropped.items()},
+    }
+
+
+def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`eval/...` of the held-out tasks."""
+    return {
+        "eval/accuracy": fmean(float(episode.is_correct) for episode in episodes),
+        **_mean("eval/reward", _rewards(episodes)),
+        "eval/num_episodes": float(len(episodes)),
+        "eval/num_failed": float(sum(episode.failed for episode in episodes)),
+    }
+
+
+def rates(times: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+    """`timing/..._s` of a step's phases and their sum, and sampled tokens per second of it."""
+    sampled = sum(len(step.response_ids) for item in episodes for path in item.trajectories for step in path.steps)
+    total = sum(times.values())
+    return {
+        **{f"timing/{name}_s": seconds for name, seconds in times.items()},
+        "timing/step_s": total,
+        "tokens/sampled": float(sampled),
+        "tokens/per_second": sampled / total,
+    }
+
+
+def failure_report(phase: str, episodes: Sequence[Episode]) -> str:
+    """Why all of these failed, most frequent reason first."""
+    reasons = Counter(
+        f"{item.info['error']['type']}: {item.info['error']['message']}" for item in episodes if item.failed
+    )
+    lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(3)]
+    return "\n".join([f"{phase}: all {len(episodes)} rollouts failed, so there is nothing to learn from:", *lines])
+
+
+def _rewards(episodes: Iterable[Episode]) -> list[float]:
+    found = (path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories)
+    return [reward for reward in found if reward is not None]
+
+
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean under its name; nothing where there are no values, since a mean of nothing is not zero."""
+    return {name: fmean(values)} if values else {}
+
+
+def _custom(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means of what the agents themselves reported in `Episode.metrics`."""
+    names = {name for episode in episodes for name in episode.metrics}
+    return {
+        name if "/" in name else f"rollout/{name}": fmean(
+            item.metrics[name] for item in episodes if name in item.metrics
+        )
+        for name in sorted(names)
+    }

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.algorithms.tree import TokenTree, build_tree
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=8)
+"""Three tokens only, so that many prefixes are shared."""
+
+
+def spelt(tree: TokenTree) -> list[list[int]]:
+    """Each sequence, read from the tree."""
+    return [[tree.ids[position] for position in tree.positions(index)] for index in range(len(tree.paths))]
+
+
+def num_prefixes(sequences: list[list[int]]) -> int:
+    """How many nodes a trie of single tokens has."""
+    return len({tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)})
+
+
+@given(SEQUENCES, st.integers(1, 20))
+def test_a_tree_spells_its_sequences(sequences: list[list[int]], min_saved: int) -> None:
+    assert spelt(build_tree(sequences, min_saved=min_saved)) == sequences
+
+
+@given(SEQUENCES)
+def test_a_tree_that_merges_all_it_can_holds_every_shared_token_once(sequences: list[list[int]]) -> None:
+    assert len(build_tree(sequences, min_saved=1).ids) == num_prefixes(sequences)
+
+
+@given(SEQUENCES, st.integers(1, 20))
+def test_nodes_know_where_they_are(sequences: list[list[int]], min_saved: int) -> None:
+    tree = build_tree(sequences, min_saved=min_saved)
+    for path in tree.paths:
+        above: list[int] = []
+        for level, index in enumerate(path):
+            node = tree.nodes[index]
+            assert node.parent == (path[level - 1] if level else -1)
+            assert node.parent < index, "parents first"
+            assert (node.level, node.offset) == (level, len(above))
+            assert tree.ancestors(node) == above
+            above += range(node.start, node.start + node.length)
+
+
+@given(SEQUENCES, st.integers(1, 20))
+def test_a_node_belongs_to_several_sequences_only_if_that_saves_enough(
+    sequences: list[list[int]], min_saved: int
+) -> None:
+    tree = build_tree(sequences, min_saved=min_saved)
+    for index, node in enumerate(tree.nodes):
+        users = sum(index in path for path in tree.paths)
+        assert users == 1 or (users - 1) * node.length >= min_saved
+
+
+def test_the_samples_of_two_prompts() -> None:
+    one, other = [1, 2, 3, 4], [1, 2, 7, 8]
+    tree = build_tree([[*one, 5], [*one, 6], other, [*other, 9]], min_saved=1)
+    assert tree.paths == [[0, 1, 2], [0, 1, 3], [0, 4], [0, 4, 5]]
+    assert tree.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_first_token_that_many_share_does_not_hide_the_longer_prefixes_of_few() -> None:
+    one, other = [1] + [2] * 30, [1] + [3] * 30
+    tree = build_tree([[*one, 4], [*one, 5], [*other, 4], [*other, 5]])
+    assert len(tree.ids) == 2 * 31 + 4, "each prompt once, the shared first token twice: one token is not worth a node"
+
+
+def test_equal_sequences_share_everything() -> None:
+    tree = build_tree([[1] * 20, [1] * 20])
+    assert tree.paths == [[0], [0]]
+    assert len(tree.ids) == 20
+
+
+def test_a_sequence_that_is_the_beginning_of_another() -> None:
+    tree = build_tree([[1] * 20, [1] * 20 + [2]])
+    assert tree.paths == [[0], [0, 1]]
+
+
+def test_no_sequences() -> None:
+    assert build_tree([]).ids == []
