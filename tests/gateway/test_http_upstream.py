@@ -157,7 +157,7 @@ async def test_events_are_handed_over_as_they_arrive():
 async def test_a_reader_that_is_slow_makes_the_server_wait():
     body = b"x" * 8_000_000
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    async with Server([answer]).upstream() as upstream, upstream._exchange("GET", "/big") as exchange:
+    async with Server([answer]).upstream() as upstream, upstream._chat(REQUEST, "c") as exchange:
         first = await exchange.read_some()
         await asyncio.sleep(0.1)
         assert len(first) + exchange._num_buffered < len(body)

@@ -124,7 +124,7 @@ def serve(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: float = 
     streamed answer makes thousands of short-lived objects, and searching them for cycles doubles its cost.
     """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(200_000, 50, 100)
     _run(_Server(uvicorn_config(app, shutdown_timeout_s)), listener)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -38,22 +37,22 @@ class HTTPConnections:
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
 
-    @asynccontextmanager
-    async def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> AsyncIterator[Connection]:
-        """Send a request; the block begins once the head of the answer is there, and reads its body.
+    def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Exchange:
+        """`async with` it to send a request: the block begins once the head of the answer is there, and reads its body.
 
         Leaving the block before the body has been read breaks the connection off, which tells the server to stop.
 
-        Raises:
+        Raises (on entering, and on reading):
             TimeoutError: if the server is silent for too long, or not done in the total time.
             OSError: if it cannot be reached, breaks off, or does not speak HTTP. If that happens to a request before any
                 byte of the answer, it is sent once more: an idle connection may have been closed under it.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        return Exchange(self, "\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    async def send(self, request: bytes) -> Connection:
+        """Send a request on an idle or a new connection; returns it with the head of the answer."""
         deadline = time.monotonic() + self._total_timeout_s
         connection = self._idle.pop() if self._idle else await self._connect()
         try:
@@ -65,12 +64,17 @@ class HTTPConnections:
                 connection.close()
                 connection = await self._connect()
                 await connection.send(request, self._read_timeout_s, deadline)
-            yield connection
-        finally:
-            if connection.reusable:
-                self._idle.append(connection)
-            else:
-                connection.close()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, if it can carry one."""
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     def close(self) -> None:
         """Close idle connections; those in use close when their exchange ends."""
@@ -85,6 +89,23 @@ class HTTPConnections:
 
     def _new_connection(self) -> Connection:
         return Connection(self._idle)
+
+
+class Exchange:
+    """A request on its way; a context manager of its own because a generator-based one costs more than the parsing."""
+
+    __slots__ = ("_connection", "_connections", "_request")
+
+    def __init__(self, connections: HTTPConnections, request: bytes) -> None:
+        self._connections = connections
+        self._request = request
+
+    async def __aenter__(self) -> Connection:
+        self._connection = await self._connections.send(self._request)
+        return self._connection
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._connections.release(self._connection)
 
 
 class Connection(asyncio.Protocol):
@@ -145,8 +166,16 @@ class Connection(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
-        async with asyncio.timeout(min(self._read_timeout_s, self._deadline - time.monotonic())):
+        allowed_s = min(self._read_timeout_s, self._deadline - time.monotonic())
+        timer = self._loop.call_later(allowed_s, self._expire)
+        try:
             await self._waiter
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(TimeoutError("the server was silent for too long"))
 
     def _take(self) -> bytes:
         taken = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)

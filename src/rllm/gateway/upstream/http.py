@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -12,7 +11,7 @@ import orjson
 from rllm.capture import SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.connection import Connection, HTTPConnections
+from rllm.gateway.upstream.connection import Exchange, HTTPConnections
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -77,25 +76,36 @@ class HTTPUpstream:
         return sent
 
     async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
-        async with self._exchange("POST", "/chat/completions", orjson.dumps(request), call_id) as answer:
-            return _json_object(answer.status, await answer.read())
+        try:
+            async with self._chat(request, call_id) as answer:
+                body = await answer.read()
+        except OSError as error:
+            raise self._named(error) from error
+        return _json_object(answer.status, body)
 
     async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
-        async with self._exchange("POST", "/chat/completions", orjson.dumps(request), call_id) as answer:
-            if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                raise _not_a_stream(answer.status, await answer.read())
-            # Reads to the very end, beyond [DONE], so that the connection can be used again.
-            while received := await answer.read_some():
-                payloads = decoder.feed(received)
-                if _DONE in payloads[-1:]:
-                    payloads.pop()
-                if payloads:
-                    yield _parse_chunks(payloads)
+        try:
+            async with self._chat(request, call_id) as answer:
+                if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise _not_a_stream(answer.status, await answer.read())
+                # Reads to the very end, beyond [DONE], so that the connection can be used again.
+                while received := await answer.read_some():
+                    payloads = decoder.feed(received)
+                    if _DONE in payloads[-1:]:
+                        payloads.pop()
+                    if payloads:
+                        yield _parse_chunks(payloads)
+        except OSError as error:
+            raise self._named(error) from error
 
     async def models(self) -> list[dict[str, Any]]:
-        async with self._exchange("GET", "/models") as answer:
-            models = _json_object(answer.status, await answer.read()).get("data")
+        try:
+            async with self._connections.exchange("GET", "/models", self._headers) as answer:
+                body = await answer.read()
+        except OSError as error:
+            raise self._named(error) from error
+        models = _json_object(answer.status, body).get("data")
         return models if isinstance(models, list) else []
 
     async def check(self) -> None:
@@ -104,26 +114,22 @@ class HTTPUpstream:
     async def close(self) -> None:
         self._connections.close()
 
-    @asynccontextmanager
-    async def _exchange(
-        self, method: str, path: str, body: bytes = b"", call_id: str = ""
-    ) -> AsyncIterator[Connection]:
-        """An exchange with the server, whose failures say what they mean to an agent."""
+    def _chat(self, request: Mapping[str, Any], call_id: str) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
-        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")} if call_id else self._headers
-        try:
-            async with self._connections.exchange(method, path, headers, body) as answer:
-                yield answer
-        except TimeoutError as error:
-            raise UpstreamError(
+        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")}
+        return self._connections.exchange("POST", "/chat/completions", headers, orjson.dumps(request))
+
+    def _named(self, error: OSError) -> UpstreamError:
+        """A failure of the connection as what it means to an agent."""
+        if isinstance(error, TimeoutError):
+            return UpstreamError(
                 f"the upstream {self.base_url} did not answer in time: see whether it is overloaded, or raise the timeouts",
                 status_code=504,
-            ) from error
-        except OSError as error:
-            raise UpstreamError(
-                f"the upstream {self.base_url} broke off or cannot be reached ({error}): "
-                "see whether the inference server is running at this address"
-            ) from error
+            )
+        return UpstreamError(
+            f"the upstream {self.base_url} broke off or cannot be reached ({error}): "
+            "see whether the inference server is running at this address"
+        )
 
 
 def normalized_base_url(url: str) -> str:
