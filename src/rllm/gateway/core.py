@@ -15,7 +15,6 @@ from typing import Any
 
 from rllm.capture import ChatStream, traces_from_chat
 from rllm.errors import RLLMError, TokenMismatchError
-from rllm.gateway.coalesce import coalesced
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import UpstreamError
@@ -86,10 +85,10 @@ class Gateway:
         rebuilt = ChatStream()
         timings: dict[str, float] = {}
         try:
-            async with aclosing(self.upstream.stream(sent, call_id=call.id)) as batches:
-                async for received in batches:
+            details = bool(call.asked.get("logprobs"))
+            async with aclosing(self.upstream.stream(sent, call_id=call.id, logprob_details=details)) as batches:
+                async for chunks in batches:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
-                    chunks = coalesced(received)
                     for chunk in chunks:
                         chunk["id"] = call.id
                         rebuilt.feed(chunk)

@@ -29,8 +29,15 @@ class Upstream(Protocol):
         """
         ...
 
-    def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+    def stream(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
+
+        Args:
+            request: a prepared one.
+            call_id: the id that the answer will have.
+            logprob_details: whether token texts and alternatives are wanted beside the log-probabilities.
 
         Raises:
             InferenceError: before the first chunks or after any.

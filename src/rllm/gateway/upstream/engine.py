@@ -42,7 +42,9 @@ class EngineUpstream:
         ids = {"prompt_token_ids": outputs[0].prompt_ids}
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
-    async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
         head = self._head(call_id, "chat.completion.chunk")
         choices = [_ChoiceChunks(index) for index in range(_num_choices(request))]
         async with aclosing(_interleaved([self._pieces(request, choice.index) for choice in choices])) as pieces:

@@ -12,6 +12,7 @@ from rllm.capture import SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.connection import Exchange, HTTPConnections
+from rllm.gateway.upstream.events import parse_events
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -83,7 +84,9 @@ class HTTPUpstream:
             raise self._named(error) from error
         return _json_object(answer.status, body)
 
-    async def stream(self, request: Mapping[str, Any], *, call_id: str) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
         try:
             async with self._chat(request, call_id) as answer:
@@ -95,7 +98,7 @@ class HTTPUpstream:
                     if _DONE in payloads[-1:]:
                         payloads.pop()
                     if payloads:
-                        yield _parse_chunks(payloads)
+                        yield _without_error(parse_events(payloads, logprob_details=logprob_details))
         except OSError as error:
             raise self._named(error) from error
 
@@ -168,22 +171,12 @@ def _json_object(status: int, body: bytes) -> dict[str, Any]:
     return answer
 
 
-def _parse_chunks(payloads: list[bytes]) -> list[dict[str, Any]]:
-    """The events of one read, parsed at once.
-
-    Raises:
-        UpstreamError: if one of them is not a JSON object, or reports an error.
-    """
-    try:
-        chunks = orjson.loads(b"[%s]" % b",".join(payloads))
-    except ValueError as error:
-        raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
+def _without_error(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These chunks; raises `UpstreamError` if one of them is an error that the upstream reports inside the stream."""
     for chunk in chunks:
-        if not isinstance(chunk, dict):
-            raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {str(chunk)[:80]!r}")
         if "error" in chunk:
             raise _reported(chunk["error"], 502)
-    return list(chunks)
+    return chunks
 
 
 def _not_a_stream(status: int, body: bytes) -> UpstreamError:

@@ -1,0 +1,147 @@
+"""The events of a stream as chunks, those that only carry text merged: work for each network read, not for each token.
+
+Nearly every event of a stream says one thing: this much more text, these tokens. Such events are decoded straight into
+four values, without a dictionary for every token, and those that arrived together become one chunk. Clients cannot tell,
+since the network merges events as it likes. Any other event is parsed as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+
+from rllm.gateway.errors import UpstreamError
+
+
+def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[str, Any]]:
+    """The chunks of these payloads, in order.
+
+    Args:
+        payloads: the data of server-sent events, one JSON object each.
+        logprob_details: whether token texts and alternatives are wanted beside the log-probabilities; merging drops them.
+
+    Raises:
+        UpstreamError: if one of them is not a JSON object.
+    """
+    if logprob_details:
+        return [_parse(payload) for payload in payloads]
+    chunks: list[dict[str, Any]] = []
+    run: _Run | None = None
+    for payload in payloads:
+        try:
+            text_chunk = _decode_text_chunk(payload)
+        except msgspec.MsgspecError:
+            run = None
+            chunks.append(_parse(payload))
+            continue
+        if run is None or not run.takes(text_chunk.choices[0]):
+            run = _Run(text_chunk)
+            chunks.append(run.chunk)
+        run.append(text_chunk.choices[0])
+    return chunks
+
+
+def _parse(payload: bytes) -> dict[str, Any]:
+    try:
+        chunk = orjson.loads(payload)
+    except ValueError as error:
+        raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
+    if not isinstance(chunk, dict):
+        raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {payload[:80]!r}")
+    return chunk
+
+
+class _Run:
+    """A chunk that grows by the text chunks of one choice that follow it."""
+
+    __slots__ = ("_delta", "_entries", "_ids", "_index", "chunk")
+
+    def __init__(self, first: _TextChunk) -> None:
+        choice = first.choices[0]
+        self._index = choice.index
+        self._delta: dict[str, str] = {"content": ""}
+        self._ids: list[int] | None = None if choice.token_ids is None else []
+        self._entries: list[dict[str, float]] | None = None if _entries_of(choice) is None else []
+        self.chunk: dict[str, Any] = {
+            "id": first.id,
+            "object": first.object,
+            "created": first.created,
+            "model": first.model,
+            "choices": [
+                {
+                    "index": choice.index,
+                    "delta": self._delta,
+                    "logprobs": None if self._entries is None else {"content": self._entries},
+                    "finish_reason": None,
+                }
+            ],
+        }
+        if self._ids is not None:
+            self.chunk["choices"][0]["token_ids"] = self._ids
+        if first.system_fingerprint is not None:
+            self.chunk["system_fingerprint"] = first.system_fingerprint
+
+    def takes(self, choice: _TextChoice) -> bool:
+        """Whether a choice goes on where this run is, with the same fields."""
+        return (
+            choice.index == self._index
+            and (choice.token_ids is None) is (self._ids is None)
+            and (_entries_of(choice) is None) is (self._entries is None)
+        )
+
+    def append(self, choice: _TextChoice) -> None:
+        self._delta["content"] += choice.delta.content
+        if self._ids is not None and choice.token_ids is not None:
+            self._ids += choice.token_ids
+        if self._entries is not None:
+            for entry in _entries_of(choice) or ():
+                self._entries.append({"logprob": entry.logprob})
+
+
+# What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry] | None = None
+
+
+class _TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    content: str
+    role: None = None
+    refusal: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: None = None
+
+
+class _TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    index: int
+    delta: _TextDelta
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+    finish_reason: None = None
+    stop_reason: None = None
+    matched_stop: None = None
+
+
+class _TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_TextChoice]
+    system_fingerprint: str | None = None
+    usage: None = None
+
+
+def _entries_of(choice: _TextChoice) -> list[_Entry] | None:
+    return None if choice.logprobs is None else choice.logprobs.content
+
+
+_decode_text_chunk = msgspec.json.Decoder(_TextChunk).decode
