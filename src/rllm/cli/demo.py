@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rllm.types import Episode
 
 SETTINGS = [
-    "num_steps=30",
+    "num_steps=24",
     "tasks_per_step=8",
     "rollout.group_size=8",
     "rollout.timeout_s=60",
     "optim.lr=5e-4",
     "optim.schedule=linear",
-    "eval.every=10",
-    "save_every=10",
+    "eval.every=8",
+    "save_every=8",
 ]
 NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 

@@ -16,14 +16,14 @@ TOOLS = [
             "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
         },
     }
-    for name, description in [("get_price", "price of an item"), ("get_stock", "items left")]
+    for name, description in [("price", "what an item costs"), ("stock", "how many are left")]
 ]
 SYSTEM = "Answer with a number."
 
 
 def shop_assistant(question: str, answer: int, prices: dict[str, int], stock: dict[str, int]) -> float:
     """Answer a customer's question; the reward is 1.0 for the right number and 0.0 otherwise."""
-    shelves = {"get_price": prices, "get_stock": stock}
+    shelves = {"price": prices, "stock": stock}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(4):
         response = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, max_tokens=48)

@@ -16,8 +16,8 @@ ITEMS = (
 ).split()
 
 QUESTIONS = {
-    "get_price": ['What does "{}" cost?', 'How much is "{}"?', 'Tell me the price of "{}".'],
-    "get_stock": ['How many "{}" are left?', 'Count the "{}" in stock.', 'Is there any "{}" left?'],
+    "price": ['What does "{}" cost?', 'How much is "{}"?', 'Tell me the price of "{}".'],
+    "stock": ['How many "{}" are left?', 'Count the "{}" in stock.', 'Is there any "{}" left?'],
 }
 ASIDES = ["", "", 'I do not need "{}". ', 'Yesterday I took "{}". ']
 
@@ -29,14 +29,13 @@ class Clerk:
     calls_tool: float = 1.0
     """Otherwise it guesses a number."""
     right_tool: float = 1.0
-    right_item: float = 1.0
     right_copy: float = 1.0
     """Of the tool's result into the answer."""
 
 
 CAREFUL = Clerk()
-SLOPPY = Clerk(calls_tool=0.4, right_tool=0.85, right_item=0.9, right_copy=0.95)
-"""Right in 0.4 x 0.92 x 0.93 x 0.95, about a third of its answers: mostly it guesses, which hardly ever pays."""
+SLOPPY = Clerk(calls_tool=0.36, right_tool=0.8, right_copy=0.97)
+"""Right in 0.36 x 0.9 x 0.97, about a third of its answers: mostly it guesses, which hardly ever pays."""
 
 
 def shop_tasks(count: int, *, seed: int) -> list[Task]:
@@ -50,7 +49,7 @@ def _shop_task(rng: random.Random) -> Task:
     prices, stock = ({item: rng.randint(10, 99) for item in items} for _ in range(2))
     tool = rng.choice(list(QUESTIONS))
     question = rng.choice(ASIDES).format(items[1]) + rng.choice(QUESTIONS[tool]).format(items[0])
-    answer = (prices if tool == "get_price" else stock)[items[0]]
+    answer = (prices if tool == "price" else stock)[items[0]]
     return {"question": question, "answer": answer, "prices": prices, "stock": stock}
 
 
@@ -68,9 +67,7 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
     tool, item = _asked(task)
     if rng.random() >= clerk.right_tool:
         tool = rng.choice(list(QUESTIONS))
-    if rng.random() >= clerk.right_item:
-        item = rng.choice(list(task["prices"]))
-    number = (task["prices"] if tool == "get_price" else task["stock"])[item]
+    number = (task["prices"] if tool == "price" else task["stock"])[item]
     said = number if rng.random() < clerk.right_copy else rng.randint(10, 99)
     function = {"name": tool, "arguments": json.dumps({"item": item})}
     return [
@@ -88,5 +85,5 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
 def _asked(task: Task) -> tuple[str, str]:
     """The tool and the item that the question is about."""
     item = next(iter(task["prices"]))
-    tool = "get_price" if any(text.format(item) in task["question"] for text in QUESTIONS["get_price"]) else "get_stock"
+    tool = "price" if any(text.format(item) in task["question"] for text in QUESTIONS["price"]) else "stock"
     return tool, item

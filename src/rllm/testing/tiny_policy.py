@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rllm.parser.chat_template import ChatTemplate
@@ -26,6 +26,7 @@ from rllm.testing.warmup import OnProgress, warm_up
 from rllm.types import Message
 
 END_OF_TURN, END_OF_TEXT, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
+TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER_SAMPLE = 2000
 """Conversations that the tokenizer is trained on."""
 
@@ -123,6 +124,8 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
+    # Single tokens that decode as text, as in the tokenizers of the models that speak this format.
+    bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TOOL_CALL_TAGS])
     return _with_template(bpe)
 
 
