@@ -1,0 +1,68 @@
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from rllm import cli
+from rllm.demo import tasks
+from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
+
+SMALL = TinyPolicyRecipe(
+    hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
+)
+AGENT = """
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def agent(question, answer):
+    messages = [{"role": "user", "content": question}]
+    response = client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
+    return float(len(response.choices[0].message.content or "") % 2)
+"""
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory):
+    """A model that speaks nonsense, made in a second."""
+    speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
+    return tiny_policy(
+        lambda seed: speech(seed=seed),
+        lambda seed: speech(seed=seed),
+        recipe=SMALL,
+        cache_dir=tmp_path_factory.mktemp("policy"),
+    )
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A user's folder with an agent and its tasks; the current directory."""
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    rows = [{"question": f"How many {item}?", "answer": "4"} for item in ("figs", "limes")]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def fails(monkeypatch, capsys):
+    """Run a command that must fail; gives its exit code and what it printed on stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rllm", *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
+def rllm(*arguments, cwd, timeout=120, env=None):
+    command = [sys.executable, "-m", "rllm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env, check=False)

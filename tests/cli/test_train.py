@@ -1,0 +1,138 @@
+import json
+import socket
+
+import pytest
+
+from rllm.store import open_store
+
+from .conftest import rllm
+
+FAST = ["num_steps=1", "tasks_per_step=2", "rollout.group_size=4", "run_dir=run"]
+
+
+def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done = rllm(
+        "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, "--json", *FAST,
+        cwd=work,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome.keys() == {"accuracy_before", "accuracy_after", "seconds", "run_dir"}
+    run = work / outcome["run_dir"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 1]
+    assert lines[1]["rollout/num_failed"] == 0
+    checkpoint = run / "checkpoints" / "step-000001"
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).config.hidden_size == 32
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+    with open_store(str(run / "traces.db"), read_only=True) as store:
+        assert len(store.sessions()) == 2 + 8 + 2  # before, the step, after
+
+
+def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
+    first = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
+    assert rllm(*first, *FAST, cwd=work).returncode == 0
+    again = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", "run", "num_steps=2", cwd=work)
+    assert again.returncode == 0, again.stderr
+    steps = [json.loads(line)["step"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "my_agent.py"], "use FILE.py:function"),
+        (["train", "no_agent.py:agent"], "'no_agent.py' does not exist"),
+        (["train", "my_agent.py:agnet"], "defines no 'agnet'; it has agent"),
+        (["train", "my_agent.py:agent", "optim.weight_deca=1"], "optim.weight_deca is not a setting; did you mean 'weight_decay'?"),
+        (["train", "my_agent.py:agent", "optim.lr=fast"], "optim.lr='fast'"),
+        (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings"),
+        (["train", "my_agent.py:agent", "algorithm.name=gpro"], "did you mean 'grpo'?"),
+        (["train", "my_agent.py:agent", "lr"], "use key=value"),
+        (["train", "my_agent.py:agent"], "model.path is not set"),
+        (["train", "my_agent.py:agent", "--model", "./no-model"], "no-model"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said):
+    code, errors = fails(*arguments, "--data", "tasks.jsonl")
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        ('{"question": "a", "answer": "b"}\n{"question": \n', "tasks.jsonl, line 2, column"),
+        ('{"question": "a"}\n', "agent needs 'answer', which is not a column"),
+        ('{"question": "a", "answer": "b", "hint": "c"}\n', "does not take the column 'hint'"),
+        ("[1]\n", "row 0 of dataset 'tasks' is [1]"),
+    ],
+)
+def test_bad_data_is_named(work, fails, content, said):
+    (work / "tasks.jsonl").write_text(content)
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert code == 2
+    assert said in errors
+
+
+def test_missing_data_is_named(work, fails):
+    assert "--data is missing" in fails("train", "my_agent.py:agent")[1]
+    code, errors = fails("train", "my_agent.py:agent", "--data", "none.jsonl")
+    assert code == 2
+    assert "'none.jsonl' cannot be read" in errors
+
+
+def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
+    (work / "my_agent.py").write_text("import json\n\nvalue = json.loads('{')\n")
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert code == 1
+    assert "line 3, in <module>" in errors
+    assert "JSONDecodeError" in errors
+    assert "agent_file.py" not in errors
+
+
+def test_a_model_without_chat_template_is_refused(work, fails, policy):
+    from transformers import AutoTokenizer
+
+    bare = work / "bare"
+    bare.mkdir()
+    for file in policy.iterdir():
+        (bare / file.name).write_bytes(file.read_bytes())
+    (bare / "chat_template.jinja").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(bare)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(bare)
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(bare), *FAST)
+    assert code == 2
+    assert "has no chat template" in errors
+
+
+def test_a_port_in_use_is_named(work, fails, policy):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, errors = fails(
+            "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), f"gateway.port={port}", *FAST
+        )
+    assert code == 2
+    assert str(port) in errors
+
+
+def test_a_run_folder_is_not_overwritten(work, fails, policy):
+    (work / "run" / "checkpoints" / "step-000003").mkdir(parents=True)
+    (work / "run" / "checkpoints" / "step-000003" / "trainer_state.json").write_text('{"step": 3}')
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
+    assert code == 2
+    assert "already holds a run: resume it" in errors
+
+
+def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy):
+    (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
+    assert code == 1
+    assert "all 8 rollouts failed" in errors
+    assert "8 x AgentError" in errors
+    assert "ValueError: no idea" in errors
