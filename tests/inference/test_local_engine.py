@@ -83,6 +83,18 @@ async def test_a_small_prefix_cache_forgets_and_stays_exact(make_engine: Any) ->
         assert_exact(engine.model, output)
 
 
+async def test_little_memory_means_fewer_at_once_and_the_same_answers(make_engine: Any) -> None:
+    roomy, tight = make_engine(), make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
+    prompts = [prompt_of(length) for length in (300, 20, 30, 90, 400, 90, 20, 300)]
+    requests = [{"prompt_ids": prompt, "max_tokens": 40, "seed": i} for i, prompt in enumerate(prompts)]
+    wanted = await asyncio.gather(*(roomy.complete(**request) for request in requests))
+    for _ in range(2):  # the second time from cached prefixes
+        outputs = await asyncio.gather(*(tight.complete(**request) for request in requests))
+        assert [item.completion_ids for item in outputs] == [item.completion_ids for item in wanted]
+        for output in outputs:
+            assert_exact(tight.model, output)
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.6}, {"temperature": 1.3, "top_k": 20, "top_p": 0.8}]
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes
 
     candidates: list[Callable[[], Decoder]] = []
     if _has_full_attention(model):
-        candidates += [lambda short=short: slots(short) for short in (True, False) if not short or suits(model)]
-    candidates.append(lambda: DynamicDecoder(model))
+        candidates += [partial(slots, True)] if suits(model) else []
+        candidates.append(partial(slots, False))
+    candidates.append(partial(DynamicDecoder, model))
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():

@@ -67,7 +67,8 @@ class SlotDecoder:
         chosen.sort(key=lambda item: item.num_missing)
         first = len(self._lengths)
         batches = _batches(chosen)
-        self._reserve(first + len(chosen), max((_width(batch) for batch in batches), default=0))
+        lengths = [*self._lengths, *(len(item.tokens) for item in chosen)]
+        self._reserve(len(lengths), max([max(lengths) + 1, *map(_width, batches)]))
         for slot, item in enumerate(chosen, start=first):
             self._prefixes.load(item.path, self._cache.states[:, :, slot])
             self._lengths.append(len(item.tokens))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.inference.local.decoder import plain_logits
+from rllm.inference.local.decoders import choose_decoder
+from rllm.inference.local.short_forward import ShortForward
+
+LIMITS = {"max_sequences": 4, "max_length": 512, "max_bytes": 1 << 24}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "used"),
+    [
+        ("Qwen3", {}, True),
+        ("Llama", {"num_key_value_heads": 4}, True),
+        ("Llama", {"num_key_value_heads": 1, "attention_bias": True}, True),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, True),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, False),
+        ("Qwen2", {}, True),
+        ("Mistral", {"sliding_window": None}, True),
+        ("Olmo2", {}, False),
+    ],
+)
+def test_it_is_used_for_the_families_it_knows(new_model: Any, family: str, options: dict[str, Any], used: bool) -> None:
+    decoder: Any = choose_decoder(new_model(family, **options), **LIMITS)
+    assert isinstance(decoder._short_forward, ShortForward) is used
+
+
+def test_a_model_that_only_looks_alike_is_not_trusted_to_it(new_model: Any) -> None:
+    model = new_model("Llama")
+    model.model.norm.forward = lambda hidden: hidden * 2  # a change that the short forward does not know of
+    decoder: Any = choose_decoder(model, **LIMITS)
+    assert decoder._short_forward is None
+
+
+@torch.no_grad()
+def test_it_stays_exact_beyond_the_columns_it_began_with(new_model: Any) -> None:
+    model = new_model("Qwen3")
+    decoder = choose_decoder(model, **LIMITS)
+    ids = [5 + i % 200 for i in range(250)]
+    decoder.add([ids])
+    for token in range(20):
+        logits = decoder.step(ids[-1:])
+        torch.testing.assert_close(logits, plain_logits(model, ids), atol=1e-4, rtol=1e-4)
+        ids.append(token)
