@@ -15,6 +15,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,12 @@ from rllm.inference.local.loading import choose_device, choose_dtype
 
 VOCABULARY = 2048
 NEW_TOKENS = 64
-REPEATS = 3
+REPEATS = 4
 BATCHES = (1, 8, 32, 64)
+
+Workload = tuple[list[list[int]], list[int]]
+"""Prompts, and how many tokens to sample for each."""
+Run = Callable[[list[list[int]], list[int]], int]
 
 
 def build_model(dtype: torch.dtype, device: torch.device) -> Any:
@@ -80,28 +85,31 @@ def generate_all(model: Any, prompts: list[list[int]], lengths: list[int]) -> in
     return sum(lengths)
 
 
-def measure(run: Callable[[list[list[int]], list[int]], int], make: Callable[[int], Any]) -> dict[str, float]:
-    """The best of a few repeats, each with prompts of its own; tokens per second of wall and of CPU time."""
-    run(*make(-1))
-    best = {"wall": 0.0, "cpu": 0.0}
-    for seed in range(REPEATS):
-        arguments = make(seed)
-        wall, cpu = time.perf_counter(), time.process_time()
-        tokens = run(*arguments)
-        best["wall"] = max(best["wall"], tokens / (time.perf_counter() - wall))
-        best["cpu"] = max(best["cpu"], tokens / (time.process_time() - cpu))
+def compare(runs: dict[str, Run], make: Callable[[int], Workload]) -> dict[str, dict[str, float]]:
+    """The best of a few repeats of each, taken in turns because other programs may share the machine; tokens per second of
+    wall and of CPU time."""
+    best = {name: {"wall": 0.0, "cpu": 0.0} for name in runs}
+    for seed in range(-1, REPEATS):
+        workload = make(seed)
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            tokens = run(*workload)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            if seed >= 0:  # the first round warms up
+                best[name]["wall"] = max(best[name]["wall"], tokens / wall)
+                best[name]["cpu"] = max(best[name]["cpu"], tokens / cpu)
     return best
 
 
-def workloads() -> dict[str, Callable[[int], tuple[list[list[int]], list[int]]]]:
-    def equal(count: int) -> Callable[[int], tuple[list[list[int]], list[int]]]:
+def workloads() -> dict[str, Callable[[int], Workload]]:
+    def equal(count: int) -> Callable[[int], Workload]:
         return lambda seed: (random_prompts(count, seed), [NEW_TOKENS] * count)
 
-    def ragged(seed: int) -> tuple[list[list[int]], list[int]]:
+    def ragged(seed: int) -> Workload:
         rng = random.Random(seed)
         return random_prompts(128, seed), [rng.randint(8, 128) for _ in range(128)]
 
-    def groups(seed: int) -> tuple[list[list[int]], list[int]]:
+    def groups(seed: int) -> Workload:
         return [prompt for prompt in random_prompts(4, seed) for _ in range(8)], [NEW_TOKENS] * 32
 
     return {
@@ -124,11 +132,14 @@ def main() -> None:
     tokenizer = build_tokenizer()
     results = {}
     for name, make in workloads().items():
-        theirs = measure(lambda prompts, lengths: generate_all(model, prompts, lengths), make)
-        slots = 32 if "slots" in name else 64
-        engine = LocalEngine(model, tokenizer, max_concurrent=slots)
-        ours = measure(lambda prompts, lengths: asyncio.run(sample_all(engine, prompts, lengths)), make)  # noqa: B023
+        engine = LocalEngine(model, tokenizer, max_concurrent=32 if "slots" in name else 64)
+
+        def sampler(prompts: list[list[int]], lengths: list[int], engine: LocalEngine = engine) -> int:
+            return asyncio.run(sample_all(engine, prompts, lengths))
+
+        best = compare({"sampler": sampler, "generate": partial(generate_all, model)}, make)
         engine.close()
+        ours, theirs = best["sampler"], best["generate"]
         results[name] = {
             "rllm_tokens_per_s": ours["wall"],
             "rllm_tokens_per_cpu_s": ours["cpu"],

@@ -95,6 +95,14 @@ async def test_little_memory_means_fewer_at_once_and_the_same_answers(make_engin
             assert_exact(tight.model, output)
 
 
+async def test_a_short_prompt_joins_a_long_sequence_in_little_memory(make_engine: Any) -> None:
+    engine = make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
+    stream = engine.stream_model_response((), prompt_token_ids=prompt_of(100), max_tokens=100, ignore_eos=True)
+    await anext(stream)
+    assert_exact(engine.model, await engine.complete(prompt_of(20), max_tokens=5, ignore_eos=True))
+    assert_exact(engine.model, [item async for item in stream][-1])
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.6}, {"temperature": 1.3, "top_k": 20, "top_p": 0.8}]
 )
