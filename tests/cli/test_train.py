@@ -44,7 +44,7 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
     ("arguments", "said"),
     [
         (["train", "my_agent.py"], "use FILE.py:function"),
-        (["train", "no_agent.py:agent"], "'no_agent.py' does not exist"),
+        (["train", "no_agent.py:agent"], "no_agent.py' does not exist"),
         (["train", "my_agent.py:agnet"], "defines no 'agnet'; it has agent"),
         (["train", "my_agent.py:agent", "optim.weight_deca=1"], "optim.weight_deca is not a setting; did you mean 'weight_decay'?"),
         (["train", "my_agent.py:agent", "optim.lr=fast"], "optim.lr='fast'"),

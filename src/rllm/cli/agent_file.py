@@ -27,7 +27,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     if not place.endswith(".py"):
         found = load_object(spec, kind="agent")
     else:
-        module = _module_of(Path(place).expanduser())
+        module = _module_of(Path(place).expanduser().resolve())
         if not hasattr(module, name):
             raise ConfigError(
                 f"agent={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
@@ -41,7 +41,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def _module_of(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"agent file {str(path)!r} does not exist (looked in {Path.cwd()})")
+        raise ConfigError(f"agent file {str(path)!r} does not exist")
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when it is run
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
 from rllm.store.codec import pack_document, pack_floats, pack_ids, unpack_document, unpack_floats, unpack_ids
@@ -11,7 +12,10 @@ from rllm.types import StepCredit, Trace
 
 SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
-INSERT_SESSION = "INSERT INTO sessions (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING"
+Row: TypeAlias = tuple[Any, ...]
+
+MAX_ROWS = 32
+"""Rows to a statement: enough that its overhead is shared, few enough that all sizes stay prepared."""
 
 _TRACE_COLUMNS = (
     "id",
@@ -47,17 +51,33 @@ _CREDIT_COLUMNS = (
 )
 
 
-def _upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    """Insert, or where the key is there already, replace its row's values and keep its place."""
+@cache
+def insert_sessions(count: int) -> str:
+    """Create sessions (id, created_at) that are not there yet."""
+    return f"INSERT INTO sessions (id, created_at) VALUES {', '.join(['(?, ?)'] * count)} ON CONFLICT (id) DO NOTHING"
+
+
+@cache
+def upsert_traces(count: int) -> str:
+    """Write rows of `trace_to_row`."""
+    return _upsert("traces", _TRACE_COLUMNS, ("session", "id"), count)
+
+
+@cache
+def upsert_credits(count: int) -> str:
+    """Write rows of `credit_to_row`."""
+    return _upsert("credits", _CREDIT_COLUMNS, ("session", "trace_id", "training_step"), count)
+
+
+def _upsert(table: str, columns: Sequence[str], key: Sequence[str], count: int) -> str:
+    """Insert rows, or where the key is there already, replace that row's values and keep its place."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    row = f"({SESSION}{', ?' * len(columns)})"
     return (
-        f"INSERT INTO {table} (session, {', '.join(columns)}) VALUES ({SESSION}{', ?' * len(columns)}) "
+        f"INSERT INTO {table} (session, {', '.join(columns)}) VALUES {', '.join([row] * count)} "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
     )
 
-
-UPSERT_TRACE = _upsert("traces", _TRACE_COLUMNS, ("session", "id"))
-UPSERT_CREDIT = _upsert("credits", _CREDIT_COLUMNS, ("session", "trace_id", "training_step"))
 
 SELECT_TRACES = f"SELECT seq, {', '.join(_TRACE_COLUMNS)} FROM traces WHERE session = {SESSION}"
 """Unordered: SQLite would copy every blob to sort the rows, and the caller need not."""
@@ -73,8 +93,8 @@ SELECT_SESSIONS = (
 )
 
 
-def trace_to_row(trace: Trace) -> tuple[Any, ...]:
-    """The values of `UPSERT_TRACE`."""
+def trace_to_row(trace: Trace) -> Row:
+    """The values that `upsert_traces` wants."""
     return (
         trace.session_id,
         trace.id,
@@ -104,8 +124,8 @@ def row_to_trace(row: Sequence[Any], session_id: str) -> Trace:
     return Trace(session_id=session_id, **values, **document)
 
 
-def credit_to_row(credit: StepCredit) -> tuple[Any, ...]:
-    """The values of `UPSERT_CREDIT`."""
+def credit_to_row(credit: StepCredit) -> Row:
+    """The values that `upsert_credits` wants."""
     return (
         credit.session_id,
         credit.trace_id,

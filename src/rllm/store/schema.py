@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rllm.errors import StoreError
+from rllm.store.rows import MAX_ROWS
 
 APPLICATION_ID = 0x724C4C4D
 """`rLLM` in ASCII."""
@@ -182,6 +183,7 @@ def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
             timeout=timeout_s,
             isolation_level=None,
             check_same_thread=False,
+            cached_statements=4 * MAX_ROWS,
         )
     except sqlite3.Error as error:
         raise named(error, path) from error

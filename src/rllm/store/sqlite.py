@@ -9,27 +9,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from rllm.errors import StoreError
 from rllm.store import rows
 from rllm.store.base import SessionInfo
 from rllm.store.codec import pack_document, unpack_document
 from rllm.store.schema import named, open_for_reading, open_for_writing
-from rllm.store.writer import GroupCommitWriter
+from rllm.store.writer import GroupCommitWriter, P, T, Work
 from rllm.types import StepCredit, Trace
-
-T = TypeVar("T")
 
 
 class SqliteTraceStore:
     """The `TraceStore` protocol over SQLite in WAL mode: one writer thread with group commit, readers beside it.
 
-    Traces are encoded by the writer thread, which keeps that work out of the caller's event loop; they must not change
-    until the future completes. Values that JSON has no form for come back as the nearest that it has.
+    Traces are encoded before `add` returns. Values that JSON has no form for come back as the nearest that it has.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
@@ -57,16 +55,22 @@ class SqliteTraceStore:
         weakref.finalize(self, _close_all, self._idle_readers)
 
     def add(self, traces: Sequence[Trace]) -> Future[None]:
-        return self._write(partial(_add, traces=traces))
+        try:
+            encoded = [rows.trace_to_row(trace) for trace in traces]
+        except StoreError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            return refused
+        return self._write(_add, encoded)
 
     def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
-        return self._write(partial(_merge_session, session_id=session_id, metadata=dict(metadata)))
+        return self._write(_merge_sessions, (session_id, dict(metadata)))
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        return self._write(partial(_annotate, credits=credits))
+        return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
 
     def delete(self, session_id: str) -> int:
-        return self._write(partial(_delete, session_id=session_id)).result()
+        return self._write(_delete, session_id).result()
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
@@ -95,10 +99,10 @@ class SqliteTraceStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, job: Callable[[sqlite3.Connection], T]) -> Future[T]:
+    def _write(self, work: Work[P, T], payload: P) -> Future[T]:
         if self._writer is None:
             raise StoreError(f"trace store {str(self.path)!r} was opened with read_only=True: open it again to write")
-        return self._writer.submit(job)
+        return self._writer.submit(work, payload)
 
     def _read(self, statement: str, *values: Any) -> list[Any]:
         with self._reader() as connection:
@@ -128,29 +132,50 @@ def _close_all(connections: list[sqlite3.Connection]) -> None:
         connections.pop().close()
 
 
+def _insert(connection: sqlite3.Connection, statement: Callable[[int], str], values: Sequence[Sequence[Any]]) -> None:
+    """Run an insertion of any number of rows, many to a statement."""
+    for start in range(0, len(values), rows.MAX_ROWS):
+        chunk = values[start : start + rows.MAX_ROWS]
+        connection.execute(statement(len(chunk)), list(chain.from_iterable(chunk)))
+
+
 def _ensure_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> None:
     now = time.time()
-    connection.executemany(rows.INSERT_SESSION, [(session_id, now) for session_id in dict.fromkeys(session_ids)])
+    _insert(connection, rows.insert_sessions, [(session_id, now) for session_id in dict.fromkeys(session_ids)])
 
 
-def _add(connection: sqlite3.Connection, traces: Sequence[Trace]) -> None:
-    _ensure_sessions(connection, (trace.session_id for trace in traces))
-    connection.executemany(rows.UPSERT_TRACE, map(rows.trace_to_row, traces))
+def _add(connection: sqlite3.Connection, batches: list[list[rows.Row]]) -> list[None]:
+    return _upsert(connection, rows.upsert_traces, batches)
 
 
-def _annotate(connection: sqlite3.Connection, credits: Sequence[StepCredit]) -> None:
-    _ensure_sessions(connection, (credit.session_id for credit in credits))
-    connection.executemany(rows.UPSERT_CREDIT, map(rows.credit_to_row, credits))
+def _annotate(connection: sqlite3.Connection, batches: list[list[rows.Row]]) -> list[None]:
+    return _upsert(connection, rows.upsert_credits, batches)
 
 
-def _merge_session(connection: sqlite3.Connection, session_id: str, metadata: dict[str, Any]) -> None:
-    _ensure_sessions(connection, [session_id])
-    [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
-    merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
-    connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
+def _upsert(
+    connection: sqlite3.Connection, statement: Callable[[int], str], batches: list[list[rows.Row]]
+) -> list[None]:
+    """Write the rows of all batches; the first value of each is its session's id."""
+    together = list(chain.from_iterable(batches))
+    _ensure_sessions(connection, (row[0] for row in together))
+    _insert(connection, statement, together)
+    return [None] * len(batches)
 
 
-def _delete(connection: sqlite3.Connection, session_id: str) -> int:
+def _merge_sessions(connection: sqlite3.Connection, sessions: list[tuple[str, dict[str, Any]]]) -> list[None]:
+    _ensure_sessions(connection, (session_id for session_id, _ in sessions))
+    for session_id, metadata in sessions:
+        [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
+        connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
+    return [None] * len(sessions)
+
+
+def _delete(connection: sqlite3.Connection, session_ids: list[str]) -> list[int]:
+    return [_delete_one(connection, session_id) for session_id in session_ids]
+
+
+def _delete_one(connection: sqlite3.Connection, session_id: str) -> int:
     num_traces = connection.execute(f"DELETE FROM traces WHERE session = {rows.SESSION}", (session_id,)).rowcount
     connection.execute(f"DELETE FROM credits WHERE session = {rows.SESSION}", (session_id,))
     connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))

@@ -1,7 +1,8 @@
 """One thread that owns a SQLite connection and commits everything that is waiting in one transaction.
 
 A durable commit costs a disk flush, however many rows it holds. While one flush runs the next jobs gather, so that the
-cost of each falls as the load rises.
+cost of each falls as the load rises. Jobs of one kind are handed over together, because every statement gives up the
+interpreter's lock and may wait milliseconds for it when another thread is busy.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import Any, TypeAlias, TypeVar
 
 from rllm.errors import StoreError
 
+P = TypeVar("P")
 T = TypeVar("T")
+
+Work: TypeAlias = Callable[[sqlite3.Connection, list[P]], list[T]]
+"""Does several jobs of one kind: a connection and their payloads, to a result for each."""
 
 MAX_WAITING = 2048
 """Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
@@ -24,7 +30,8 @@ MAX_WAITING = 2048
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    run: Callable[[sqlite3.Connection], Any]
+    work: Work[Any, Any]
+    payload: Any
     done: Future[Any] = field(default_factory=Future)
 
 
@@ -46,13 +53,13 @@ class GroupCommitWriter:
         self._thread = threading.Thread(target=self._run, name="rllm-trace-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, run: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Have the writer thread run this inside its next transaction; waits while `MAX_WAITING` others wait.
+    def submit(self, work: Work[P, T], payload: P) -> Future[T]:
+        """Have the writer thread do this inside its next transaction; waits while `MAX_WAITING` others wait.
 
         Raises:
             StoreError: if the writer is closed, or if no place in the queue came free in time.
         """
-        job = _Job(run)
+        job = _Job(work, payload)
         # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
         job.done.set_running_or_notify_cancel()
         with self._has_room:
@@ -112,10 +119,18 @@ class GroupCommitWriter:
     def _in_one_transaction(self, batch: list[_Job]) -> list[Any]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            results = [job.run(self._connection) for job in batch]
+            results = [
+                result
+                for work, jobs in groupby(batch, key=_work_of)
+                for result in work(self._connection, [job.payload for job in jobs])
+            ]
             self._connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # the first error is the one to report
                 self._connection.rollback()
             raise
         return results
+
+
+def _work_of(job: _Job) -> Work[Any, Any]:
+    return job.work
