@@ -116,7 +116,9 @@ class Batch:
         return replace(self, weights=token_weights(self.sequence_of, len(self), aggregation))
 
     def select(self, indices: Sequence[int]) -> Batch:
-        """The part of the batch with these sequences; tokens keep their weights."""
+        """The part of the batch with these sequences, in the batch's order; tokens keep their weights."""
+        if len(indices) == len(self):
+            return self  # and its tree, if that is built
         chosen = torch.zeros(len(self), dtype=torch.bool)
         chosen[list(indices)] = True
         kept = chosen[self.sequence_of]

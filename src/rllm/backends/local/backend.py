@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.backends.base import UpdateResult
-from rllm.backends.local.forward import hidden_states, logprobs_and_entropy
+from rllm.backends.local.forward import choose_forward, logprobs_and_entropy
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.local.engine import LocalEngine
@@ -49,6 +50,7 @@ class LocalBackend:
         self.device = loaded.device
         self.settings = settings
         self.optimizer = MasterAdamW(self.model, settings)
+        self._hidden_states = choose_forward(self.model.base_model)
         self._engine = LocalEngine(
             self.model,
             self.tokenizer,
@@ -88,9 +90,12 @@ class LocalBackend:
 
     def score(self, batch: Batch) -> Tensor:
         """[N] log-probabilities under the current weights, without gradient."""
+        pieces = [torch.zeros(0)]
         with torch.no_grad(), self._engine.paused():
-            parts = [self._forward(batch.select(run)) for run in batch.split(self.settings.micro_batch_tokens)]
-        return torch.cat([logprobs for logprobs, _ in parts]) if parts else torch.zeros(0)
+            for run in batch.split(self.settings.micro_batch_tokens):
+                logprobs, _ = self._forward(batch.select(run))
+                pieces.append(logprobs.cpu())
+        return torch.cat(pieces)
 
     def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
         """One optimiser step for each minibatch of each epoch."""
@@ -103,7 +108,7 @@ class LocalBackend:
         norms, first = [], None
         with self._engine.paused():
             for indices in self._minibatches(len(batch)):
-                part = batch if len(indices) == len(batch) else batch.select(indices)
+                part = batch.select(indices)
                 # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
                 scale = batch.weights.sum() / part.weights.sum()
                 logprobs, part_sums = self.accumulate(part, algorithm, scale=float(scale))
@@ -126,6 +131,7 @@ class LocalBackend:
             logprobs, entropy = self._forward(part)
             loss, reported = algorithm.loss(logprobs, _to(part, self.device))
             (loss * scale).backward()
+            self.optimizer.collect()
             sums.update({name: float(value) for name, value in reported.items()})
             sums.update({"policy/loss": float(loss.detach()) * scale, "policy/entropy": float(entropy.sum())})
             pieces.append(logprobs.detach().cpu())
@@ -161,14 +167,20 @@ class LocalBackend:
             ConfigError: if the folder is of another model, or incomplete.
         """
         try:
-            saved = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
-            state = torch.load(folder / RECOVERY_FILE, weights_only=True)
+            saved = load_model(folder, dtype=str(self.model.dtype).removeprefix("torch."), device="cpu").model
+            if type(saved) is not type(self.model):
+                raise ValueError(f"it holds a {type(saved).__name__}, and this is a {type(self.model).__name__}")
+            state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
+            version: int = state["weight_version"]
             with self._engine.paused():
                 self.model.load_state_dict(saved.state_dict())
                 self.optimizer.load_state_dict(state["optimizer"])
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise ConfigError(f"checkpoint={str(folder)!r} does not fit this model: {error}") from error
-        self._engine.publish(state["weight_version"])
+        except (OSError, RuntimeError, ValueError, LookupError, EOFError, UnpicklingError) as error:
+            raise ConfigError(
+                f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        self._engine.publish(version)
 
     def close(self) -> None:
         self._engine.close()
@@ -176,7 +188,7 @@ class LocalBackend:
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N] with gradient, and entropies [N], of the batch's tokens."""
         sources = torch.tensor(_predecessors(batch), device=self.device)
-        hidden = hidden_states(self.model.base_model, batch.tree).index_select(0, sources)
+        hidden = self._hidden_states(self.model.base_model, batch.tree).index_select(0, sources)
         return logprobs_and_entropy(
             hidden, self.model.get_output_embeddings(), batch.ids.to(self.device), temperature=batch.temperature
         )

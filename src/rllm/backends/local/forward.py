@@ -9,8 +9,9 @@ Shapes: T tokens of the tree, b nodes of one pass, L tokens of its longest node,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,12 +19,17 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
-from rllm.algorithms.tree import Node, TokenTree
+from rllm.algorithms.tree import Node, TokenTree, build_tree
+from rllm.inference.local.decoders import has_full_attention
 
+logger = logging.getLogger(__name__)
+
+HiddenStates: TypeAlias = Callable[[torch.nn.Module, TokenTree], Tensor]
+"""`(model, tree) -> [T, hidden size]`: the model's last hidden state of every token of the tree."""
 PASS_TOKENS = 8192
 """Padded tokens in one pass of a level."""
-LOGIT_CHUNK = 1024
-"""Rows of logits that exist at one time, as a bound on memory: [LOGIT_CHUNK, vocabulary]."""
+CHUNK_ELEMENTS = 2**25
+"""Logits (rows times vocabulary) that exist at one time, as a bound on memory: 128 MiB in float32."""
 
 
 class _TreeKeys(Cache):  # type: ignore[misc]
@@ -64,6 +70,45 @@ class _TreeKeys(Cache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self._ancestors is None else self._ancestors.shape[1]
+
+
+def choose_forward(model: Any) -> HiddenStates:
+    """The pass over shared prefixes where it gives what the model itself gives, else one sequence at a time.
+
+    What is tried is the model at hand and not its name: sliding windows, recurrent layers and positions taken from the
+    attention mask do not survive a prefix that is computed elsewhere.
+    """
+    size = model.get_input_embeddings().num_embeddings
+    stem = [token % size for token in (7, 3, 5, 2)]
+    tree = build_tree([[*stem, 11 % size, 13 % size, 1], [*stem, 4 % size], stem[:3]], min_saved=1)
+    if has_full_attention(model):
+        try:
+            with torch.no_grad():
+                found, expected = hidden_states(model, tree), separate_hidden_states(model, tree)
+            tolerance = 1e-4 if found.dtype.itemsize >= 4 else 5e-2
+            if (found - expected).abs().max() <= tolerance * expected.abs().max():
+                return hidden_states
+        except Exception:  # whatever a model raises on arguments that it does not know, the other way suits it
+            logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
+    logger.warning(
+        "%s does not keep plain full attention, so sequences are trained one by one: exact, but slower",
+        type(model).__name__,
+    )
+    return separate_hidden_states
+
+
+def separate_hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
+    """The same by plain forward passes, one sequence at a time, for models that need their whole sequence at once."""
+    device = next(model.parameters()).device
+    place = torch.empty(len(tree.ids), dtype=torch.long)
+    outputs, num_done = [], 0
+    for index in range(len(tree.paths)):
+        positions = torch.tensor(tree.positions(index))
+        ids = torch.tensor(tree.ids)[positions].unsqueeze(0)
+        outputs.append(model(input_ids=ids.to(device), use_cache=False).last_hidden_state[0])
+        place[positions] = torch.arange(num_done, num_done + len(positions))
+        num_done += len(positions)
+    return torch.cat(outputs).index_select(0, place.to(device))
 
 
 def hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
@@ -139,23 +184,27 @@ def _ancestors_and_mask(tree: TokenTree, nodes: list[Node], length: int, place: 
 
 
 def logprobs_and_entropy(
-    hidden: Tensor, head: torch.nn.Module, targets: Tensor, *, temperature: float, entropy: bool = True
+    hidden: Tensor, head: Any, targets: Tensor, *, temperature: float, entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N] of `targets` [N] under softmax(head(hidden) / temperature), and entropies [N] in nats.
 
-    Works through `LOGIT_CHUNK` rows at a time and computes them again in the backward pass, so that memory does not grow
-    with N x vocabulary. The entropies carry no gradient.
+    Works through `CHUNK_ELEMENTS` logits at a time and, where there are more, computes them again in the backward pass,
+    so that memory does not grow with N x vocabulary. The entropies carry no gradient.
     """
 
     def chunk(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(rows).float() / temperature
+        logits = head(rows)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         logprobs = functional.log_softmax(logits, dim=-1)
         with torch.no_grad():
             spread = -(logprobs.exp() * logprobs).sum(-1) if entropy else logprobs.new_zeros(len(rows))
         return logprobs.gather(-1, wanted[:, None]).squeeze(-1), spread
 
+    num_rows = max(CHUNK_ELEMENTS // head.out_features, 1)
+    if len(targets) <= num_rows:
+        return chunk(hidden, targets)
     pieces = [
         checkpoint(chunk, rows, wanted, use_reentrant=False) if torch.is_grad_enabled() else chunk(rows, wanted)
-        for rows, wanted in zip(hidden.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK), strict=True)
+        for rows, wanted in zip(hidden.split(num_rows), targets.split(num_rows), strict=True)
     ]
     return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])

@@ -30,13 +30,13 @@ class MasterAdamW:
     """AdamW with gradient clipping, and a learning rate that rises and falls linearly.
 
     A bfloat16 weight cannot take in an update of less than 1/256 of itself, so models in that format are updated through
-    a float32 copy; float32 models are their own.
+    a float32 copy. Weights of at least 32 bits are updated as they are.
     """
 
     def __init__(self, model: torch.nn.Module, settings: OptimizerSettings) -> None:
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._masters = [
-            weight if weight.dtype == torch.float32 else weight.detach().float().requires_grad_()
+            weight if weight.dtype.itemsize >= 4 else weight.detach().float().requires_grad_()
             for weight in self._weights
         ]
         self._adamw = torch.optim.AdamW(
@@ -56,11 +56,18 @@ class MasterAdamW:
         falling = max(1.0 - (self._num_steps - 1) / settings.decay_steps, 0.0) if settings.decay_steps else 1.0
         return settings.lr * min(rising, falling)
 
+    def collect(self) -> None:
+        """Move the gradients of a micro-batch to the float32 copies: a sum of many in bfloat16 would lose the small ones."""
+        for weight, master in self._copies():
+            if weight.grad is not None:
+                gradient = weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                weight.grad = None
+
     def step(self) -> float:
         """Update the weights from their gradients, and clear these; returns the gradient's norm before clipping."""
         self._num_steps += 1
-        for weight, master in self._copies():
-            master.grad = None if weight.grad is None else weight.grad.float()
+        self.collect()
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
@@ -68,8 +75,7 @@ class MasterAdamW:
         with torch.no_grad():
             for weight, master in self._copies():
                 weight.copy_(master)
-        for tensor in (*self._weights, *self._masters):
-            tensor.grad = None
+        self._adamw.zero_grad()
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:

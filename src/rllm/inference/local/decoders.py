@@ -49,7 +49,7 @@ def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes
         )
 
     candidates: list[Callable[[], Decoder]] = []
-    if _has_full_attention(model):
+    if has_full_attention(model):
         candidates += [partial(slots, True)] if suits(model) else []
         candidates.append(partial(slots, False))
     candidates.append(partial(DynamicDecoder, model))
@@ -68,7 +68,7 @@ def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes
     return fallback
 
 
-def _has_full_attention(model: Any) -> bool:
+def has_full_attention(model: Any) -> bool:
     """Whether every layer keeps all keys and values, by `transformers`' own account."""
     if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
         return False

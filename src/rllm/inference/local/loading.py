@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rllm.errors import ConfigError
@@ -104,7 +105,7 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
     """Call a `from_pretrained`; what it raises names neither the setting nor the remedy."""
     try:
         return load(source, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         if Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"

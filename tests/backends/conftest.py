@@ -1,0 +1,81 @@
+"""Tiny random models, and a backend over one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
+from rllm.backends.local.backend import LocalBackend
+from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.inference.local.loading import LoadedModel
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 2}
+LLAMA_SIZES: dict[str, Any] = {**SIZES, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["what is the price of an apple"] * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+    """`make_model("Qwen3", seed=1)`: two layers of 32, random."""
+
+    def make(family: str = "Qwen3", *, seed: int = 0, num_layers: int = 2, **options: Any) -> Any:
+        if family == "Qwen3":
+            return new_model(tokenizer, TinyPolicyRecipe(num_layers=num_layers, seed=seed, **SIZES)).eval()
+        torch.manual_seed(seed)
+        if family == "Mistral":
+            return MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options)).eval()
+        return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options)).eval()
+
+    return make
+
+
+@pytest.fixture
+def make_backend(
+    tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., Any]
+) -> Iterator[Callable[..., LocalBackend]]:
+    """`make_backend(lr=1e-3)`: a backend over a tiny random model; closed after the test."""
+    made: list[LocalBackend] = []
+
+    def make(model: Any = None, **settings: Any) -> LocalBackend:
+        loaded = LoadedModel(model=model or make_model(), tokenizer=tokenizer, device=torch.device("cpu"))
+        made.append(LocalBackend(loaded, OptimizerSettings(**settings)))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def sequence_of(prompt: Sequence[int], answer: Sequence[int], logprobs: Sequence[float] | None = None) -> TokenSequence:
+    span = StepSpan(step_id="step", start=len(prompt), stop=len(prompt) + len(answer))
+    return TokenSequence(ids=[*prompt, *answer], spans=[span], logprobs=list(logprobs or [-1.0] * len(answer)))
+
+
+@pytest.fixture(scope="session")
+def groups() -> Callable[..., Batch]:
+    """`groups(3, 4)`: a batch of 3 prompts with 4 answers each, of random lengths and advantages."""
+
+    def make(num_prompts: int = 3, num_answers: int = 4, *, seed: int = 0) -> Batch:
+        random = torch.Generator().manual_seed(seed)
+
+        def tokens(low: int, high: int) -> list[int]:
+            length = int(torch.randint(low, high, (1,), generator=random))
+            return torch.randint(3, 250, (length,), generator=random).tolist()
+
+        system = tokens(20, 21)
+        prompts = [system + tokens(5, 12) for _ in range(num_prompts)]
+        batch = Batch.of([sequence_of(prompt, tokens(1, 9)) for prompt in prompts for _ in range(num_answers)])
+        batch.advantages = torch.randn(len(batch), generator=random)[batch.sequence_of]
+        return batch
+
+    return make
