@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rllm.algorithms.batch import Batch
+from rllm.algorithms.grpo import GRPO
+from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
+from rllm.errors import ConfigError, WeightSyncError
+
+from .conftest import sequence_of
+
+Make = Callable[..., Any]
+MakeBackend = Callable[..., LocalBackend]
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+def gradient(backend: LocalBackend, batch: Batch) -> Tensor:
+    """The gradient that an update on this batch would use, flat."""
+    backend.accumulate(batch, GRPO())
+    found = [weight.grad.flatten() for weight in backend.model.parameters() if weight.grad is not None]
+    backend.model.zero_grad()
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-7)])
+def test_the_gradient_does_not_depend_on_the_number_of_micro_batches(
+    make_backend: MakeBackend, make_model: Make, groups: Make, dtype: torch.dtype, tolerance: float
+) -> None:
+    batch: Batch = groups(2, 7).with_weights("seq-mean-token-mean")
+    limits = {len(list(batch.split(limit))): limit for limit in range(200)}
+    noise = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(0))
+    batch.old_logprobs = make_backend(make_model()).score(batch) + 0.2 * noise
+    found = {}
+    for pieces in (1, 2, 7):
+        backend = make_backend(make_model().to(dtype), micro_batch_tokens=limits[pieces])
+        found[pieces] = gradient(backend, batch)
+    for pieces in (2, 7):
+        assert (found[pieces] - found[1]).norm() <= tolerance * found[1].norm()
+
+
+def test_cutting_sequences_without_advantage_changes_no_gradient(
+    make_backend: MakeBackend, make_model: Make, groups: Make
+) -> None:
+    batch: Batch = groups(3, 4)
+    batch.advantages[batch.sequence_of % 3 == 1] = 0.0
+    kept = [index for index in range(len(batch)) if index % 3 != 1]
+    backend = make_backend(make_model())
+    whole = gradient(backend, batch)
+    assert (gradient(backend, batch.select(kept)) - whole).norm() <= 1e-5 * whole.norm()
+
+
+def test_an_update_makes_rewarded_tokens_likelier_and_punished_ones_less_so(make_backend: MakeBackend) -> None:
+    backend = make_backend(lr=1e-2)
+    prompt = [5, 6, 7]
+    batch = Batch.of([sequence_of(prompt, [11, 12]), sequence_of(prompt, [13])])
+    batch.advantages = torch.tensor([1.0, 1.0, -1.0])
+    before = backend.score(batch)
+    result = backend.update(batch, GRPO())
+    change = backend.score(batch) - before
+    assert (change[:2] > 0).all()
+    assert change[2] < 0
+    assert result.logprobs is not None
+    torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
+
+
+def test_what_an_update_reports(make_backend: MakeBackend) -> None:
+    backend = make_backend(lr=1e-3)
+    batch = Batch.of([sequence_of(range(3, 23), [30, 31], [-2.0, -3.0]), sequence_of(range(3, 23), [32], [-4.0])])
+    batch.advantages = torch.tensor([1.0, 1.0, -2.0])
+    scored = backend.score(batch)
+    metrics = backend.update(batch, GRPO()).metrics
+    gap = (scored - torch.tensor([-2.0, -3.0, -4.0])).abs()
+    assert metrics["policy/sampler_gap_max"] == pytest.approx(gap.max().item(), abs=1e-5)
+    assert metrics["policy/sampler_gap_mean"] == pytest.approx(gap.mean().item(), abs=1e-5)
+    assert metrics["policy/loss"] == pytest.approx(0.0, abs=1e-6), "minus the mean advantage"
+    assert (metrics["policy/ratio"], metrics["policy/clip_fraction"]) == (1.0, 0.0)
+    assert 0 < metrics["policy/entropy"] <= torch.log(torch.tensor(float(backend.model.config.vocab_size)))
+    assert metrics["policy/grad_norm"] > 0
+    assert (metrics["optim/lr"], metrics["optim/num_updates"]) == (1e-3, 1.0)
+    assert (metrics["tokens/trained"], metrics["tokens/forward"]) == (3.0, 23.0)
+    assert metrics["tokens/shared"] == pytest.approx(1 - 23 / 43)
+
+
+def test_minibatches_and_epochs_are_updates_of_their_own(make_backend: MakeBackend, groups: Make) -> None:
+    backend, batch = make_backend(lr=1e-2, num_minibatches=3, num_epochs=2), groups(3, 4)
+    before = backend.score(batch)
+    result = backend.update(batch, GRPO())
+    assert result.metrics["optim/num_updates"] == 6
+    assert result.metrics["policy/ratio"] != 1.0, "later updates see a policy that has moved"
+    assert result.logprobs is not None
+    torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
+
+
+def test_more_minibatches_than_sequences(make_backend: MakeBackend, groups: Make) -> None:
+    assert make_backend(num_minibatches=9).update(groups(1, 2), GRPO()).metrics["optim/num_updates"] == 2
+
+
+def test_nothing_to_learn_from_changes_nothing(make_backend: MakeBackend) -> None:
+    backend = make_backend(lr=1.0)
+    before = weights_of(backend.model)
+    assert backend.update(Batch.of([]), GRPO()).metrics == {}
+    assert backend.score(Batch.of([])).tolist() == []
+    assert same_weights(before, weights_of(backend.model))
+
+
+async def sampled(backend: LocalBackend, prompts: list[list[int]], **params: Any) -> Batch:
+    outputs = await asyncio.gather(
+        *(backend.inference.complete(prompt, max_tokens=12, ignore_eos=True, **params) for prompt in prompts)
+    )
+    assert {output.weight_version for output in outputs} == {backend.weight_version}
+    batch = Batch.of([sequence_of(item.prompt_ids, item.completion_ids, item.logprobs) for item in outputs])
+    batch.temperature = params.get("temperature", 1.0)
+    return batch
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+async def test_trainer_and_sampler_agree_on_every_sampled_token_before_and_after_updates(
+    make_backend: MakeBackend, make_model: Make, family: str
+) -> None:
+    backend = make_backend(make_model(family), lr=1e-2)
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 8], [9] * 30]
+    old = await sampled(backend, prompts, temperature=0.8)
+    for version in (1, 2):
+        batch = await sampled(backend, prompts, temperature=0.8)
+        torch.testing.assert_close(backend.score(batch), batch.sampler_logprobs, atol=1e-4, rtol=0)
+        batch.advantages = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(version))
+        backend.update(batch, GRPO())
+        assert backend.publish() == backend.weight_version == version
+    new = await sampled(backend, prompts, temperature=0.8)
+    torch.testing.assert_close(backend.score(new), new.sampler_logprobs, atol=1e-4, rtol=0)
+    assert (backend.score(old) - old.sampler_logprobs).abs().max() > 1e-2, "the updates did move the policy"
+
+
+def test_weights_that_are_not_numbers_are_not_published(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    with torch.no_grad():
+        backend.model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+    with pytest.raises(WeightSyncError, match=r"layers\.1\.mlp\.up_proj\.weight infinite or NaN"):
+        backend.publish()
+    assert backend.weight_version == 0
+
+
+def test_a_saved_run_goes_on_bit_for_bit(
+    make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
+) -> None:
+    settings = {"lr": 1e-3, "warmup_steps": 4, "decay_steps": 9}
+    one, other = make_backend(make_model(), **settings), make_backend(make_model(seed=1), **settings)
+    for seed in range(2):
+        one.update(groups(seed=seed), GRPO())
+        one.publish()
+    one.save(tmp_path)
+    other.load(tmp_path)
+    assert other.weight_version == 2
+    assert same_weights(weights_of(one.model), weights_of(other.model))
+    last = [backend.update(groups(seed=2), GRPO()).metrics for backend in (one, other)]
+    assert last[0] == last[1]
+    assert same_weights(weights_of(one.model), weights_of(other.model))
+
+
+def test_a_bfloat16_run_goes_on_bit_for_bit(
+    make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
+) -> None:
+    one, other = (make_backend(make_model(seed=seed).bfloat16(), lr=1e-5) for seed in range(2))
+    one.update(groups(), GRPO())
+    one.save(tmp_path)
+    other.load(tmp_path)
+    for backend in (one, other):
+        for seed in range(3):
+            backend.update(groups(seed=seed), GRPO())
+    assert same_weights(weights_of(one.model), weights_of(other.model))
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder(make_backend: MakeBackend, groups: Make, tmp_path: Path) -> None:
+    backend = make_backend(lr=1e-3)
+    backend.update(groups(), GRPO())
+    backend.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same_weights(weights_of(backend.model), weights_of(model))
+    messages = [{"role": "user", "content": "what is it"}]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == backend.tokenizer.apply_chat_template(
+        messages, tokenize=False
+    )
+
+
+def cut(name: str, length: int) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:length])
+
+    return damage
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+DAMAGE = {
+    "no weights": without("model.safetensors"),
+    "no config": without("config.json"),
+    "no optimiser": without(RECOVERY_FILE),
+    **{f"{length} bytes of weights": cut("model.safetensors", length) for length in (0, 100, 50_000)},
+    **{f"{length} bytes of optimiser": cut(RECOVERY_FILE, length) for length in (0, 100, 50_000)},
+    "half a config": cut("config.json", 100),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_refused(
+    make_backend: MakeBackend, groups: Make, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    backend = make_backend()
+    backend.update(groups(1, 2), GRPO())
+    backend.save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ConfigError, match="incomplete or of another model"):
+        backend.load(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 3}, {"family": "Llama"}], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_another_model_is_refused(
+    make_backend: MakeBackend, make_model: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    make_backend(make_model(**options)).save(tmp_path)
+    with pytest.raises(ConfigError, match="incomplete or of another model"):
+        make_backend().load(tmp_path)
+
+
+def test_closing_twice_is_allowed(make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    backend.close()
+    backend.close()
