@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from pickle import UnpicklingError
@@ -51,6 +52,8 @@ class LocalBackend:
         self.settings = settings
         self.optimizer = MasterAdamW(self.model, settings)
         self._hidden_states = choose_forward(self.model.base_model)
+        self._unpublished = ExitStack()
+        """Holds the sampler still between an update and its publish."""
         self._engine = LocalEngine(
             self.model,
             self.tokenizer,
@@ -98,7 +101,9 @@ class LocalBackend:
         return torch.cat(pieces)
 
     def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """One optimiser step for each minibatch of each epoch."""
+        """One optimiser step for each minibatch of each epoch. Sampling rests from here until `publish`, so that no answer
+        is sampled from new weights under the old version."""
+        self._unpublished.enter_context(self._engine.paused())
         if len(batch) == 0:
             return UpdateResult()
         several = self.settings.num_minibatches * self.settings.num_epochs > 1
@@ -106,15 +111,14 @@ class LocalBackend:
             batch.old_logprobs = self.score(batch)
         sums: Counter[str] = Counter()
         norms, first = [], None
-        with self._engine.paused():
-            for indices in self._minibatches(len(batch)):
-                part = batch.select(indices)
-                # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
-                scale = batch.weights.sum() / part.weights.sum()
-                logprobs, part_sums = self.accumulate(part, algorithm, scale=float(scale))
-                norms.append(self.optimizer.step())
-                first = logprobs if first is None else first
-                sums.update(part_sums)
+        for indices in self._minibatches(len(batch)):
+            part = batch.select(indices)
+            # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
+            scale = batch.weights.sum() / part.weights.sum()
+            logprobs, part_sums = self.accumulate(part, algorithm, scale=float(scale))
+            norms.append(self.optimizer.step())
+            first = logprobs if first is None else first
+            sums.update(part_sums)
         seen = batch.old_logprobs if several else first
         assert seen is not None
         return UpdateResult(metrics=self._metrics(batch, sums, norms, seen), logprobs=seen)
@@ -138,18 +142,19 @@ class LocalBackend:
         return torch.cat(pieces), sums
 
     def publish(self) -> int:
-        """Bump the version.
+        """Bump the version, and let sampling go on.
 
         Raises:
             WeightSyncError: if an update left weights that are not numbers.
         """
-        for name, weight in self.model.named_parameters():
-            if not torch.isfinite(weight).all():
-                raise WeightSyncError(
-                    f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
-                    "or optim.max_grad_norm, and resume from the last checkpoint"
-                )
-        self._engine.publish(self._engine.weight_version + 1)
+        with self._unpublished:
+            for name, weight in self.model.named_parameters():
+                if not torch.isfinite(weight).all():
+                    raise WeightSyncError(
+                        f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
+                        "or optim.max_grad_norm, and resume from the last checkpoint"
+                    )
+            self._engine.publish(self._engine.weight_version + 1)
         return self._engine.weight_version
 
     def save(self, folder: Path) -> None:
@@ -183,6 +188,7 @@ class LocalBackend:
         self._engine.publish(version)
 
     def close(self) -> None:
+        self._unpublished.close()
         self._engine.close()
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +68,27 @@ class MasterAdamW:
                 weight.grad = None
 
     def step(self) -> float:
-        """Update the weights from their gradients, and clear these; returns the gradient's norm before clipping."""
+        """Update the weights from their gradients, and clear these; returns the gradient's norm before clipping.
+
+        A gradient that is not finite would spoil every weight, so it is left out.
+        """
         self._num_steps += 1
         self.collect()
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
+        if norm.isfinite():
+            self._apply()
+        else:
+            logger.warning("update %d is left out: its gradient is not finite (norm %s)", self._num_steps, float(norm))
+        self._adamw.zero_grad()
+        return float(norm)
+
+    def _apply(self) -> None:
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
         self._adamw.step()
         with torch.no_grad():
             for weight, master in self._copies():
                 weight.copy_(master)
-        self._adamw.zero_grad()
-        return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
         masters = [master.detach() for _, master in self._copies()]
