@@ -1,5 +1,9 @@
 import json
+import shlex
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -46,7 +50,10 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
         (["train", "my_agent.py"], "use FILE.py:function"),
         (["train", "no_agent.py:agent"], "no_agent.py' does not exist"),
         (["train", "my_agent.py:agnet"], "defines no 'agnet'; it has agent"),
-        (["train", "my_agent.py:agent", "optim.weight_deca=1"], "optim.weight_deca is not a setting; did you mean 'weight_decay'?"),
+        (
+            ["train", "my_agent.py:agent", "optim.weight_deca=1"],
+            "optim.weight_deca is not a setting; did you mean 'weight_decay'?",
+        ),
         (["train", "my_agent.py:agent", "optim.lr=fast"], "optim.lr='fast'"),
         (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings"),
         (["train", "my_agent.py:agent", "algorithm.name=gpro"], "did you mean 'grpo'?"),
@@ -136,3 +143,26 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
     assert "all 8 rollouts failed" in errors
     assert "8 x AgentError" in errors
     assert "ValueError: no idea" in errors
+
+
+def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
+    many = ["num_steps=500", *FAST[1:]]
+    arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *many]
+    command = [sys.executable, "-m", "rllm", *arguments]
+    with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as process:
+        printed = []
+        for line in process.stderr:
+            printed.append(line)
+            if line.startswith("step 2:"):
+                process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    said = "".join(printed)
+    assert "Traceback" not in said
+    again = said.split("go on with: ")[1].splitlines()[0]
+    [saved] = (work / "run" / "checkpoints").iterdir()
+    steps_done = int(saved.name.removeprefix("step-"))
+    assert steps_done >= 2
+    resumed = rllm(*shlex.split(again)[1:], f"num_steps={steps_done + 1}", cwd=work)
+    assert resumed.returncode == 0, resumed.stderr
+    steps = [json.loads(line)["step"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, steps_done + 2))

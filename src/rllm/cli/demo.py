@@ -114,10 +114,10 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
     )
     console.print(
         f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) is asked for prices and stock. It has "
-        "tools, but its model\nmostly guesses. Its calls go through the gateway, which keeps their exact tokens; "
-        f"{config.rollout.group_size} answers to each\nquestion are compared (GRPO), and the weights follow what paid.\n"
+        "tools, but its model mostly guesses. Its calls go through the gateway, which keeps their exact tokens; "
+        f"{config.rollout.group_size} answers to each question are compared (GRPO), and the weights follow what paid.\n"
     )
-    trainer.trackers = [*display(console, config), samples]
+    trainer.trackers = [*display(console, trainer.config), samples]
     trainer.train()
 
 
@@ -149,19 +149,24 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
         f"in {outcome['seconds']:.0f} s"
     )
     console.print(
-        f"The run, with every token and its reward: {config.run_dir} (metrics.jsonl, traces.db, checkpoints/)"
+        f"Every token and its reward: {config.run_dir} (metrics.jsonl, traces.db, checkpoints/)", soft_wrap=True
     )
     console.print(
         "\nNext, train an agent of your own; it only has to return its reward:\n"
-        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B"
+        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
+        soft_wrap=True,
     )
 
 
 def _same_task(evaluations: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """A held-out task that was answered wrongly at first and rightly at last, in both versions."""
+    """A held-out task that was answered wrongly at first and rightly at last, in both versions; a guess if there is one."""
     if len(evaluations) < 2:
         return []
-    for before, after in zip(*evaluations, strict=True):
-        if not before.is_correct and after.is_correct and not before.failed:
-            return [before, after]
-    return []
+    learned = [pair for pair in zip(*evaluations, strict=True) if not pair[0].is_correct and pair[1].is_correct]
+    guesses = [pair for pair in learned if _said_last(pair[0]).startswith("About")]
+    return list(next(iter(guesses or learned), ()))
+
+
+def _said_last(episode: Episode) -> str:
+    steps = [step for path in episode.trajectories for step in path.steps]
+    return steps[-1].model_response if steps else ""

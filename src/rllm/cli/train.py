@@ -57,8 +57,8 @@ def train(
     trainer = AgentTrainer(
         agent_run_func=function, train_dataset=data, val_dataset=val, config=chosen, resume=resume is not None
     )
-    console.print(f"Run folder: {trainer.run_dir}")
-    trainer.trackers = display(console, chosen)
+    console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
+    trainer.trackers = display(console, trainer.config)
     try:
         result = trainer.train()
     except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def train(
         stopped(console, trainer.run_dir, [shlex.join(again), "--resume", str(trainer.run_dir)])
         sys.exit(130)
     measured = accuracies(result.run_dir)
-    console.print(f"\nTrained model: {result.checkpoint}")
+    console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True)
     if as_json:
         print_json(
             {

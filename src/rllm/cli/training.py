@@ -57,5 +57,5 @@ def print_json(values: dict[str, Any]) -> None:
 
 def stopped(console: Console, run_dir: Path, command: Sequence[str]) -> None:
     """What to say after Ctrl-C."""
-    console.print(f"\nStopped. The last whole step is saved; go on with: [bold]{' '.join(command)}[/]")
-    console.print(f"The run so far is in {run_dir}")
+    console.print(f"\nStopped. The last whole step is saved; go on with: [bold]{' '.join(command)}[/]", soft_wrap=True)
+    console.print(f"The run so far is in {run_dir}", soft_wrap=True)

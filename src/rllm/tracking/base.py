@@ -43,7 +43,15 @@ class Trackers:
     @classmethod
     def start(cls, names: Sequence[str], run_dir: Path, extra: Sequence[Tracker] = ()) -> Trackers:
         """The named trackers, started, and `extra` ones."""
-        return cls([*(resolve(name, TRACKERS, kind="trackers")(run_dir) for name in names), *extra])
+        started = cls(())
+        try:
+            for name in names:
+                started._trackers.append(resolve(name, TRACKERS, kind="trackers")(run_dir))
+        except BaseException:
+            started.close()
+            raise
+        started._trackers += extra
+        return started
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._tell(lambda tracker: tracker.log(step, metrics))

@@ -32,7 +32,7 @@ class ConsoleTracker:
             if metrics.get(name) or ("failed" not in text and name in metrics)
         ]
         if parts:
-            self._console.print(f"step {step}: {', '.join(parts)}")
+            self._console.print(f"step {step}: {', '.join(parts)}", soft_wrap=True)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """A line has no room for conversations."""

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import orjson
+
 from rllm.types import Episode
 
 
@@ -16,7 +18,8 @@ class JSONLTracker:
         self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        # orjson writes what is not a number as null; `NaN` is not JSON.
+        self._file.write(orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
         self._file.flush()
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
