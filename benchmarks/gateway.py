@@ -1,10 +1,11 @@
-"""What capturing a call costs: calls a second, CPU and added latency of the gateway, against the bare upstream.
+"""What capturing a call costs: calls a second, CPU and added latency of the gateway, against the leanest one possible.
 
     python benchmarks/gateway.py [--seconds 8] [--connections 64] [--json]
 
-Four processes share the machine: a load generator and a scripted upstream, both of raw sockets so that they cost little;
-the gateway, started by its real command line on a SQLite file; and this one, which reads the clock. A call carries
-1,000 prompt ids and 200 response ids with log-probabilities. At the end every acknowledged call must be in the store.
+A load generator and a scripted upstream of raw sockets, which cost little, share the machine with two gateways that are
+measured in turns, so that both meet the same noise: ours, started by its real command line on a SQLite file, and
+`bare_gateway.py`, which parses, keeps and releases each answer and does nothing else. A call carries 1,000 prompt ids and
+200 response ids with log-probabilities. At the end every acknowledged call must be in the store.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import psutil
 
 NUM_PROMPT_IDS, NUM_RESPONSE_IDS = 1_000, 200
 CALLS_PER_SESSION = 10
+NUM_TURNS = 4
+"""Short ones, because the machine's speed changes within seconds."""
 
 
 # --- the upstream: a fixed answer in vLLM's shape, as fast as a socket takes it ---------------------------------------
@@ -228,6 +231,11 @@ def _load(port: int, prefix: str, mode: str, seconds: float, connections: int) -
     return result
 
 
+def _printed_port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
 def _milliseconds(latencies: list[float]) -> tuple[float, float]:
     return statistics.median(latencies) * 1e3, latencies[int(0.95 * len(latencies))] * 1e3
 
@@ -255,61 +263,87 @@ def _stored_ids(database: Path) -> set[str]:
         return {row[0] for row in connection.execute("SELECT id FROM traces")}
 
 
+class Tally:
+    """What several turns of load on one gateway add up to."""
+
+    def __init__(self, port: int, process: psutil.Process) -> None:
+        self.port, self.process = port, process
+        self.elapsed = self.cpu_s = 0.0
+        self.latencies: list[float] = []
+        self.ids: list[str] = []
+
+    def turn(self, mode: str, number: int, seconds: float, connections: int) -> None:
+        before = self.process.cpu_times()
+        load = _load(self.port, f"/sessions/{mode}-{number}-SESSION", mode, seconds, connections)
+        after = self.process.cpu_times()
+        self.cpu_s += after.user + after.system - before.user - before.system
+        self.elapsed += load["elapsed"]
+        self.latencies += load["latencies"]
+        self.ids += load["ids"]
+
+    def result(self, direct_latencies: list[float]) -> dict[str, float]:
+        calls = len(self.latencies)
+        (direct_p50, direct_p95), (p50, p95) = _milliseconds(direct_latencies), _milliseconds(sorted(self.latencies))
+        return {
+            "calls_per_s": round(calls / self.elapsed, 1),
+            "cpu_s_per_1000": round(1000 * self.cpu_s / calls, 4),
+            "added_p50_ms": round(p50 - direct_p50, 2),
+            "added_p95_ms": round(p95 - direct_p95, 2),
+            "calls": calls,
+        }
+
+
 def measure(
-    mode: str, upstream_port: int, port: int, gateway: psutil.Process, seconds: float, connections: int
+    mode: str, upstream_port: int, gateways: dict[str, tuple[int, psutil.Process]], seconds: float, connections: int
 ) -> dict[str, Any]:
-    """One mode (`json` or `stream`): the bare upstream, a short warm-up, then the gateway."""
-    direct = _load(upstream_port, "", mode, min(seconds, 3.0), connections)
-    warm_up = _load(port, "/sessions/warm-SESSION", mode, min(seconds, 2.0), connections)
-    before = gateway.cpu_times()
-    through = _load(port, f"/sessions/{mode}-SESSION", mode, seconds, connections)
-    after = gateway.cpu_times()
-    calls = len(through["latencies"])
-    cpu_s = after.user + after.system - before.user - before.system
-    (direct_p50, direct_p95), (p50, p95) = _milliseconds(direct["latencies"]), _milliseconds(through["latencies"])
+    """One mode (`json` or `stream`): the upstream alone, a short warm-up, then the gateways in turns."""
+    direct = _load(upstream_port, "", mode, min(seconds, 2.0), connections)
+    tallies = {name: Tally(port, process) for name, (port, process) in gateways.items()}
+    acknowledged = {
+        name: _load(port, "/sessions/warm-SESSION", mode, 1.0, connections)["ids"]
+        for name, (port, _) in gateways.items()
+    }
+    for number in range(NUM_TURNS):
+        for tally in tallies.values():
+            tally.turn(mode, number, seconds / NUM_TURNS, connections)
+    results = {name: tally.result(direct["latencies"]) for name, tally in tallies.items()}
+    ours, bare = results["rllm"], results["bare"]
     return {
         "mode": mode,
-        "calls_per_s": round(calls / through["elapsed"], 1),
-        "cpu_s_per_1000": round(1000 * cpu_s / calls, 4),
-        "added_p50_ms": round(p50 - direct_p50, 2),
-        "added_p95_ms": round(p95 - direct_p95, 2),
+        **ours,
+        "bare": bare,
+        "cpu_ratio_to_bare": round(ours["cpu_s_per_1000"] / bare["cpu_s_per_1000"], 3),
+        "throughput_ratio_to_bare": round(ours["calls_per_s"] / bare["calls_per_s"], 3),
         "direct_calls_per_s": round(len(direct["latencies"]) / direct["elapsed"], 1),
-        "calls": calls,
-        "ids": through["ids"] + warm_up["ids"],
+        "ids": {name: acknowledged[name] + tallies[name].ids for name in gateways},
     }
 
 
 def run(seconds: float, connections: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="rllm-bench-") as folder:
-        database = Path(folder) / "traces.db"
+        databases = {name: Path(folder) / f"{name}.db" for name in ("rllm", "bare")}
         upstream = _spawn(__file__, "--role", "upstream")
-        assert upstream.stdout is not None
-        upstream_port = int(upstream.stdout.readline())
-        port = _free_port()
-        address = f"http://127.0.0.1:{upstream_port}/v1"
-        command = [
-            "-m",
-            "rllm",
-            "gateway",
-            "--upstream",
-            address,
-            "--store",
-            f"sqlite:///{database}",
-            "--port",
-            str(port),
-        ]
+        upstream_port = _printed_port(upstream)
+        bare = _spawn(str(Path(__file__).with_name("bare_gateway.py")), str(upstream_port), str(databases["bare"]))
+        address, store, port = f"http://127.0.0.1:{upstream_port}/v1", f"sqlite:///{databases['rllm']}", _free_port()
+        command = ["-m", "rllm", "gateway", "--upstream", address, "--store", store, "--port", str(port)]
         gateway = _spawn(*command, env={**os.environ, "NO_COLOR": "1"})
         try:
             _await_gateway(port, gateway)
-            process = psutil.Process(gateway.pid)
-            results = [measure(mode, upstream_port, port, process, seconds, connections) for mode in ("json", "stream")]
-            stored = _stored_ids(database)
+            gateways = {
+                "rllm": (port, psutil.Process(gateway.pid)),
+                "bare": (_printed_port(bare), psutil.Process(bare.pid)),
+            }
+            results = [measure(mode, upstream_port, gateways, seconds, connections) for mode in ("json", "stream")]
+            stored = {name: _stored_ids(database) for name, database in databases.items()}
         finally:
-            for child in (gateway, upstream):
+            for child in (gateway, bare, upstream):
                 child.terminate()
                 child.wait(timeout=30)
         for result in results:
-            result["acknowledged_but_not_stored"] = len(set(result.pop("ids")) - stored)
+            ids = result.pop("ids")
+            result["acknowledged_but_not_stored"] = len(set(ids["rllm"]) - stored["rllm"])
+            result["bare"]["acknowledged_but_not_stored"] = len(set(ids["bare"]) - stored["bare"])
     return results
 
 
@@ -340,11 +374,15 @@ def main() -> None:
 
 def report(results: list[dict[str, Any]]) -> None:
     for result in results:
+        for name, shown in (("rllm", result), ("bare", result["bare"])):
+            print(
+                f"{result['mode']:>6} {name}: {shown['calls_per_s']:7,.0f} calls/s   {shown['cpu_s_per_1000']:.3f} CPU-s per 1,000   "
+                f"added p50 {shown['added_p50_ms']:.1f} ms, p95 {shown['added_p95_ms']:.1f} ms   "
+                f"lost {shown['acknowledged_but_not_stored']} of {shown['calls']:,}"
+            )
         print(
-            f"{result['mode']:>6}: {result['calls_per_s']:8,.0f} calls/s   {result['cpu_s_per_1000']:.3f} CPU-s per 1,000   "
-            f"added p50 {result['added_p50_ms']:.1f} ms, p95 {result['added_p95_ms']:.1f} ms   "
-            f"(upstream alone {result['direct_calls_per_s']:,.0f} calls/s)   "
-            f"lost {result['acknowledged_but_not_stored']} of {result['calls']:,}"
+            f"{'':>6} ours to bare: {result['cpu_ratio_to_bare']:.2f} of the CPU, {result['throughput_ratio_to_bare']:.2f} of the calls/s   "
+            f"(upstream alone {result['direct_calls_per_s']:,.0f} calls/s)"
         )
 
 
