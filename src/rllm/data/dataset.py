@@ -29,7 +29,7 @@ class Dataset(Sequence[Task]):
         """
         source = Path(path).expanduser()
         try:
-            text = source.read_text(encoding="utf-8")
+            text = source.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"data={str(path)!r} cannot be read: {error}") from error
         if source.suffix == ".json":
@@ -37,7 +37,7 @@ class Dataset(Sequence[Task]):
             if not isinstance(rows, list):
                 raise ConfigError(f"{source} holds a {type(rows).__name__}: use a list of objects")
         elif source.suffix == ".jsonl":
-            lines = enumerate(text.splitlines(), start=1)
+            lines = enumerate(text.split("\n"), start=1)  # `splitlines` also splits at characters that strings may hold
             rows = [_parse(line, f"{source}, line {number}") for number, line in lines if line.strip()]
         else:
             raise ConfigError(f"data={str(path)!r}: files of type {source.suffix!r} are not read; use .jsonl or .json")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
@@ -27,6 +28,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.registry import resolve
 from rllm.store import open_store
+from rllm.tracking import TRACKERS
 from rllm.tracking.base import Tracker, Trackers
 from rllm.tracking.jsonl import forget_after
 from rllm.trainer.checkpoint import Checkpoints, read_state
@@ -84,6 +86,8 @@ class AgentTrainer:
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         self.agent_run_func = agent_run_func
         self.algorithm = make_algorithm(self.config)
+        for name in self.config.trackers:
+            resolve(name, TRACKERS, kind="trackers")
         for data in (self.train_data, self.val_data):
             if data is not None:
                 check_signature(agent_run_func, data.columns())
@@ -112,9 +116,13 @@ class AgentTrainer:
     async def _train(self) -> TrainResult:
         checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints)
         start_from = self._starting_point(checkpoints)
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
         steps_done = 0 if start_from is None else int(read_state(start_from)["step"])
-        forget_after(self.run_dir / "metrics.jsonl", steps_done)
+        # A run that begins anew evaluates anew, too.
+        forget_after(self.run_dir / "metrics.jsonl", steps_done or -1)
         (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))
         with ExitStack() as stack:
             backend: TrainingBackend = resolve(self.config.backend, BACKENDS, kind="backend").from_config(self.config)
@@ -172,11 +180,19 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     """
     settings = dict(config.algorithm)
     name = settings.pop("name", "grpo")
-    kind = resolve(name, ALGORITHMS, kind="algorithm.name")
-    known = {item.name for item in fields(kind)}
-    for key in settings.keys() - known:
-        raise ConfigError(f"algorithm.{key} is not a setting of {name}; known here: {', '.join(sorted(known))}")
-    algorithm: Algorithm = kind(**settings)
+    kind = resolve(str(name), ALGORITHMS, kind="algorithm.name")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ConfigError(f"algorithm.name={name!r} is no algorithm: name a subclass of rllm.algorithms.base.Algorithm")
+    types = get_type_hints(kind)
+    known = sorted(item.name for item in fields(kind))
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"algorithm.{key} is not a setting of {name}; known here: {', '.join(known)}")
+        try:
+            settings[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"algorithm.{key}={value!r}: {error.errors()[0]['msg']}") from error
+    algorithm = kind(**settings)
     if config.rollout.group_size < algorithm.min_group_size:
         raise ConfigError(
             f"rollout.group_size={config.rollout.group_size}: {name} compares siblings; "
@@ -196,16 +212,30 @@ def _dataset(source: Iterable[Mapping[str, Any]] | str | Path, name: str) -> Dat
 def _in_own_loop(train: Callable[[], Any]) -> TrainResult:
     """Run in a thread with an event loop of its own, for callers (notebooks) that already have one in theirs."""
     outcome: list[TrainResult | BaseException] = []
+    stops: list[Callable[[], object]] = []
+
+    async def stoppable() -> TrainResult:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        stops.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        result: TrainResult = await train()
+        return result
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(train()))
+            outcome.append(asyncio.run(stoppable()))
         except BaseException as error:  # handed to the caller's thread
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="rllm training")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
+        for stop in stops:
+            stop()
+        thread.join()
+        raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

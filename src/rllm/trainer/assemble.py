@@ -85,14 +85,19 @@ def assemble(episodes: Sequence[Episode], algorithm: Algorithm, *, step: int, te
 
 
 def _sample(episode: Episode, trajectory: Trajectory) -> _Sample:
-    """A trajectory with its sequences, and if it cannot be learned from, with the reason."""
-    sample = _Sample(episode=episode, trajectory=trajectory, sequences=sequences_of(trajectory.steps))
+    """A trajectory with its sequences, and if it cannot be learned from, with the reason.
+
+    Tokens of what is not trained on need not line up: a judge may be a server that gives no log-probabilities.
+    """
+    sample = _Sample(episode=episode, trajectory=trajectory)
+    if not trajectory.trainable:
+        sample.dropped = FROZEN
+        return sample
+    sample.sequences = sequences_of(trajectory.steps)
     if trajectory.final_reward() is None:
         sample.dropped = UNSCORED
     elif not sample.sequences:
         sample.dropped = NO_TOKENS
-    elif not trajectory.trainable:
-        sample.dropped = FROZEN
     return sample
 
 
@@ -121,7 +126,7 @@ def _batch(counted: Sequence[_Sample], algorithm: Algorithm, temperature: float)
     """All counted sequences weigh in the loss's mean; those without an advantage need no forward pass and are cut."""
     rows = [(sequence, sample.advantage or 0.0) for sample in counted for sequence in sample.sequences]
     whole = Batch.of([sequence for sequence, _ in rows], temperature=temperature).with_weights(algorithm.aggregation)
-    whole.advantages = torch.tensor([advantage for _, advantage in rows])[whole.sequence_of]
+    whole.advantages = torch.tensor([advantage for _, advantage in rows], dtype=torch.float32)[whole.sequence_of]
     return whole.select([index for index, (_, advantage) in enumerate(rows) if advantage != 0.0])
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from rllm.errors import ConfigError
 
-_NAME = re.compile(r"step-(\d+)$")
+_NAME = re.compile(r"step-\d+")
+_UNFINISHED = ".partial"
 STATE_FILE = "trainer_state.json"
 
 
@@ -29,8 +30,9 @@ class Checkpoints:
         `step` training steps are done; `state` is kept beside the weights. The oldest checkpoints go.
         """
         target = self._folder / f"step-{step:06d}"
-        scratch = target.with_suffix(".partial")
-        shutil.rmtree(scratch, ignore_errors=True)
+        for abandoned in self._folder.glob(f"*{_UNFINISHED}"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        scratch = target.with_suffix(_UNFINISHED)
         scratch.mkdir(parents=True)
         write(scratch)
         (scratch / STATE_FILE).write_text(json.dumps({"step": step, **state}))
@@ -38,6 +40,7 @@ class Checkpoints:
             _flush(file)
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
+        _flush(self._folder)
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -46,8 +49,8 @@ class Checkpoints:
         """Complete checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
-        found = [path for path in self._folder.iterdir() if _NAME.search(path.name) and (path / STATE_FILE).exists()]
-        return sorted(found)
+        found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and (path / STATE_FILE).exists()]
+        return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""

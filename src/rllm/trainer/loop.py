@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rllm.algorithms.base import Algorithm
@@ -25,7 +25,7 @@ from rllm.tracking.base import Trackers
 from rllm.trainer.assemble import Assembled, assemble
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config.schema import TrainConfig
-from rllm.trainer.measure import batch_metrics, episode_metrics, eval_metrics, failure_report, rates
+from rllm.trainer.measure import batch_metrics, episode_metrics, eval_metrics, failure_report, rates, why_unusable
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,11 @@ class TrainingLoop:
     val_data: Dataset | None = None
     steps_done: int = 0
     """Where a resumed run goes on."""
+    _is_whole: bool = field(default=True, init=False)
+    """Whether the weights are those of `steps_done` steps; if an update fails they may be neither old nor new."""
 
     async def run(self) -> None:
-        """Train until `num_steps` are done. However it ends, the last whole step is saved."""
+        """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it."""
         try:
             if self.steps_done == 0:
                 await self.evaluate()
@@ -59,7 +61,8 @@ class TrainingLoop:
                 if self._due(self.config.save_every):
                     await self.save()
         finally:
-            await self.save()
+            if self._is_whole:
+                await self.save()
 
     async def step(self) -> None:
         """One training step. Once its update has begun it is finished, also when the run is being stopped."""
@@ -74,11 +77,13 @@ class TrainingLoop:
             episodes, self.algorithm, step=self.steps_done, temperature=self.config.rollout.temperature
         )
         self.trackers.progress("update", 0, 1)
+        self._is_whole = False
         with _timed(times, "update"):
             update = await asyncio.to_thread(self.backend.update, assembled.batch, self.algorithm)
         with _timed(times, "publish"):
             version = await asyncio.to_thread(self.backend.publish)
         self.steps_done += 1
+        self._is_whole = True
         with _timed(times, "explain"):
             await self._explain(assembled, update)
         metrics = {**episode_metrics(episodes), **batch_metrics(assembled), **update.metrics, **rates(times, episodes)}
@@ -128,12 +133,13 @@ class TrainingLoop:
         """Make the attempts.
 
         Raises:
-            RolloutError: if every one of them failed, with the reasons.
+            RolloutError: if every one of them failed or was not scored, with the reasons.
         """
         with _counted(self.runner, lambda done: self.trackers.progress(phase, done, len(attempts))):
             episodes = await self.runner.run(attempts)
-        if all(episode.failed for episode in episodes):
-            raise RolloutError(failure_report(phase, episodes))
+        reasons = [why_unusable(episode) for episode in episodes]
+        if all(reasons):
+            raise RolloutError(failure_report(phase, reasons))
         return episodes
 
     async def _explain(self, assembled: Assembled, update: UpdateResult) -> None:

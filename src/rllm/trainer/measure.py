@@ -23,7 +23,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/truncated": sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1),
         "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
         "rollout/num_unscored": float(len([path for item in episodes for path in item.trajectories]) - len(rewards)),
-        **_custom(episodes),
+        **_reported(episodes),
     }
 
 
@@ -60,13 +60,21 @@ def rates(times: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, 
     }
 
 
-def failure_report(phase: str, episodes: Sequence[Episode]) -> str:
-    """Why all of these failed, most frequent reason first."""
-    reasons = Counter(
-        f"{item.info['error']['type']}: {item.info['error']['message']}" for item in episodes if item.failed
-    )
-    lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(3)]
-    return "\n".join([f"{phase}: all {len(episodes)} rollouts failed, so there is nothing to learn from:", *lines])
+def why_unusable(episode: Episode) -> str | None:
+    """Why an episode says nothing about the policy; `None` if it does."""
+    if episode.failed:
+        return f"{episode.info['error']['type']}: {episode.info['error']['message']}"
+    if all(path.final_reward() is None for path in episode.trajectories):
+        return (
+            f"not scored: {episode.info.get('unscored', 'it has no reward')}; return a number from the agent function"
+        )
+    return None
+
+
+def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
+    """Why none of these could be used, most frequent reason first."""
+    lines = [f"  {count} x {reason}" for reason, count in Counter(reasons).most_common(3)]
+    return "\n".join([f"{phase}: all {len(reasons)} rollouts failed, so there is nothing to learn from:", *lines])
 
 
 def _rewards(episodes: Iterable[Episode]) -> list[float]:
@@ -79,12 +87,10 @@ def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: fmean(values)} if values else {}
 
 
-def _custom(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means of what the agents themselves reported in `Episode.metrics`."""
+def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means of what the agents themselves reported in `Episode.metrics`, as `agent/...` where they name no group."""
     names = {name for episode in episodes for name in episode.metrics}
     return {
-        name if "/" in name else f"rollout/{name}": fmean(
-            item.metrics[name] for item in episodes if name in item.metrics
-        )
+        name if "/" in name else f"agent/{name}": fmean(item.metrics[name] for item in episodes if name in item.metrics)
         for name in sorted(names)
     }
