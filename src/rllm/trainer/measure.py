@@ -16,6 +16,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     steps = [step for episode in episodes for path in episode.trajectories for step in path.steps]
     lengths = [len(step.response_ids) for step in steps if step.response_ids]
     return {
+        **_reported(episodes),  # first, so that no agent can take the place of what is measured
         **_mean("rollout/reward", rewards),
         **_mean("rollout/accuracy", [float(episode.is_correct) for episode in episodes]),
         **_mean("rollout/response_tokens", lengths),
@@ -23,7 +24,6 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/truncated": sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1),
         "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
         "rollout/num_unscored": float(len([path for item in episodes for path in item.trajectories]) - len(rewards)),
-        **_reported(episodes),
     }
 
 

@@ -88,18 +88,28 @@ def _explain(error: Any) -> str:
     """One pydantic error as key, value and remedy."""
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        known = _known_keys(error["loc"][:-1])
-        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-        return f"{path} is not a setting; {hint}"
+        return f"{path} is not a setting; {_hint(error['loc'])}"
     return f"{path}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
+def _hint(path: tuple[Any, ...]) -> str:
+    """What may have been meant by a key that is none."""
+    key, known = str(path[-1]), _known_keys(path[:-1])
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    elsewhere = [f"{section}.{key}" for section in _known_keys(()) if key in _known_keys((section,))]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]!r}?"
+    return f"known here: {', '.join(known)}"
+
+
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
+    """The settings of a section; none if it is not a section but a value."""
     model: type[BaseModel] = TrainConfig
     for part in path:
         annotation = model.model_fields[str(part)].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
         model = annotation
     return sorted(model.model_fields)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.data.order import _order, tasks_of_step
+
+
+def taken(num_steps: int, *, num_tasks: int, per_step: int, seed: int = 0) -> list[int]:
+    steps = (tasks_of_step(step, num_tasks=num_tasks, per_step=per_step, seed=seed) for step in range(num_steps))
+    return [row for rows in steps for row in rows]
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 5))
+def test_every_task_comes_once_an_epoch(num_tasks: int, per_step: int, seed: int) -> None:
+    rows = taken(num_tasks * 2, num_tasks=num_tasks, per_step=per_step, seed=seed)
+    assert len(rows) == num_tasks * 2 * per_step
+    for epoch in range(2 * per_step):
+        assert sorted(rows[epoch * num_tasks : (epoch + 1) * num_tasks]) == list(range(num_tasks))
+
+
+@given(st.integers(0, 100))
+def test_a_step_is_a_function_of_seed_and_step_alone(step: int) -> None:
+    first = tasks_of_step(step, num_tasks=50, per_step=7, seed=1)
+    _order.cache_clear()
+    assert tasks_of_step(step, num_tasks=50, per_step=7, seed=1) == first
+
+
+def test_the_order_is_the_same_on_every_machine() -> None:
+    assert tasks_of_step(0, num_tasks=6, per_step=6, seed=0) == [2, 3, 1, 0, 5, 4]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    first, second = (taken(1, num_tasks=40, per_step=80)[part * 40 :][:40] for part in range(2))
+    assert first != second
+    assert first != taken(1, num_tasks=40, per_step=40, seed=1)
+
+
+def test_a_step_may_take_more_than_there_are() -> None:
+    assert Counter(taken(1, num_tasks=3, per_step=7)).most_common()[0][1] == 3

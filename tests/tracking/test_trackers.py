@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rllm.errors import ConfigError
+from rllm.tracking.base import Trackers
+from rllm.tracking.console import ConsoleTracker
+from rllm.tracking.jsonl import JSONLTracker, forget_after
+from rllm.types import Episode
+
+
+class Notes:
+    """A tracker that keeps what it hears, and fails where it is told to."""
+
+    def __init__(self, run_dir: Path | None = None, *, failing: str = "") -> None:
+        self.heard: list[object] = []
+        self.failing = failing
+
+    def _hear(self, name: str, what: object) -> None:
+        if name == self.failing:
+            raise OSError("the server is gone")
+        self.heard.append(what)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._hear("log", (step, dict(metrics)))
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        self._hear("log_episodes", (split, len(episodes)))
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self._hear("progress", (phase, done, total))
+
+    def close(self) -> None:
+        self._hear("close", "closed")
+
+
+class Broken(Notes):
+    def __init__(self, run_dir: Path) -> None:
+        raise ConnectionError("no such project")
+
+
+def lines_of(run_dir: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_all_of_them_hear_everything() -> None:
+    one, other = Notes(), Notes()
+    trackers = Trackers([one, other])
+    trackers.log(1, {"a": 2.0})
+    trackers.log_episodes(1, "eval", [Episode(task_id="t")])
+    trackers.progress("update", 0, 1)
+    trackers.close()
+    assert one.heard == other.heard == [(1, {"a": 2.0}), ("eval", 1), ("update", 0, 1), "closed"]
+
+
+@pytest.mark.parametrize("failing", ["log", "log_episodes", "progress", "close"])
+def test_one_that_fails_is_named_and_left_out(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Notes(failing=failing), Notes()
+    trackers = Trackers([bad, good])
+    for _ in range(2):
+        trackers.log(1, {})
+        trackers.log_episodes(1, "train", [])
+        trackers.progress("update", 0, 1)
+        trackers.close()
+    assert [record.message for record in caplog.records] == ["Notes failed and is left out from here on"]
+    assert "the server is gone" in caplog.text
+    assert len(good.heard) == 8
+
+
+def test_ctrl_c_is_not_a_failure_of_the_tracker() -> None:
+    class Stopping(Notes):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trackers([Stopping()]).log(1, {})
+
+
+def test_trackers_are_made_by_name_with_the_folder_of_the_run(tmp_path: Path) -> None:
+    trackers = Trackers.start(["jsonl"], tmp_path, [extra := Notes()])
+    trackers.log(3, {"x": 1.0})
+    trackers.close()
+    assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
+    assert extra.heard == [(3, {"x": 1.0}), "closed"]
+
+
+def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="no such project"):
+        Trackers.start(["jsonl", f"{__name__}:Broken"], tmp_path)
+
+
+def test_a_misspelt_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trackers='jsnl' is not known: did you mean 'jsonl'"):
+        Trackers.start(["jsnl"], tmp_path)
+
+
+def test_json_lines_append_and_are_there_at_once(tmp_path: Path) -> None:
+    for step in (1, 2):
+        tracker = JSONLTracker(tmp_path)
+        tracker.log(step, {"a/b": 0.5})
+        assert lines_of(tmp_path)[-1] == {"step": step, "a/b": 0.5}
+        tracker.close()
+        tracker.close()
+    assert len(lines_of(tmp_path)) == 2
+
+
+def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+    tracker = JSONLTracker(tmp_path)
+    tracker.log(1, {"a": math.nan, "b": math.inf, "c": np.float64(1.5)})  # type: ignore[dict-item]
+    tracker.close()
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert lines_of(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.5}]
+
+
+def test_a_resumed_run_forgets_later_steps_and_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step":0}\n{"step":20,"a":1}\n{"step":21}\n{"step":2')
+    forget_after(path, 20)
+    assert path.read_text() == '{"step":0}\n{"step":20,"a":1}\n'
+    forget_after(path, -1)
+    assert path.read_text() == ""
+
+
+def test_there_may_be_nothing_to_forget(tmp_path: Path) -> None:
+    forget_after(tmp_path / "metrics.jsonl", 3)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        ({"rollout/reward": 0.5, "rollout/num_failed": 0.0}, "step 4: reward 0.500\n"),
+        ({"rollout/reward": 0.0, "rollout/num_failed": 2.0}, "step 4: reward 0.000, failed 2\n"),
+        ({"eval/accuracy": 0.25, "tokens/per_second": 1234.5}, "step 4: held-out accuracy 25.0%, 1,234 tokens/s\n"),
+        ({"policy/loss": 1.0}, ""),
+    ],
+)
+def test_a_line_on_the_console(
+    tmp_path: Path, metrics: dict[str, float], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = ConsoleTracker(tmp_path, Console(width=200, highlight=False))
+    tracker.log(4, metrics)
+    tracker.progress("update", 0, 1)
+    tracker.close()
+    assert capsys.readouterr().out == line

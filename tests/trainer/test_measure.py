@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from rllm.algorithms.grpo import GRPO
+from rllm.trainer.assemble import assemble
+from rllm.trainer.measure import batch_metrics, episode_metrics, eval_metrics, failure_report, rates, why_unusable
+from rllm.types import Episode, Step, Trajectory
+
+
+def episode(
+    reward: float | None = None, *, correct: bool = False, num_tokens: int = 2, metrics: dict[str, float] | None = None
+) -> Episode:
+    step = Step(
+        prompt_ids=[1],
+        response_ids=[5] * num_tokens,
+        logprobs=[-1.0] * num_tokens,
+        finish_reason="length" if num_tokens > 3 else "stop",
+    )
+    return Episode(
+        task_id="t", trajectories=[Trajectory(reward=reward, steps=[step])], is_correct=correct, metrics=metrics or {}
+    )
+
+
+FAILED = Episode(
+    task_id="t", info={"error": {"type": "AgentError", "message": "f raised ValueError: 3", "traceback": ""}}
+)
+
+
+def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_leave_the_reward() -> None:
+    metrics = episode_metrics([episode(1.0, correct=True), episode(0.5, num_tokens=4), FAILED, episode(None)])
+    assert metrics == {
+        "rollout/reward": 0.75,
+        "rollout/accuracy": 0.25,
+        "rollout/response_tokens": pytest.approx(8 / 3),
+        "rollout/calls_per_episode": 0.75,
+        "rollout/truncated": pytest.approx(1 / 3),
+        "rollout/num_failed": 1.0,
+        "rollout/num_unscored": 1.0,
+    }
+
+
+def test_a_mean_of_nothing_is_not_zero() -> None:
+    assert "rollout/reward" not in episode_metrics([FAILED])
+    assert "eval/reward" not in eval_metrics([FAILED])
+
+
+def test_what_agents_report_cannot_take_the_place_of_what_is_measured() -> None:
+    agents = [{"reward": 9.0, "tool/calls": 2.0, "rollout/accuracy": 8.0}, {"tool/calls": 4.0}]
+    metrics = episode_metrics([episode(1.0, metrics=agents[0]), episode(0.0, metrics=agents[1])])
+    assert metrics["rollout/reward"] == 0.5
+    assert metrics["rollout/accuracy"] == 0.0
+    assert metrics["agent/reward"] == 9.0
+    assert metrics["tool/calls"] == 3.0
+
+
+def test_eval_metrics() -> None:
+    assert eval_metrics([episode(1.0, correct=True), episode(0.0), FAILED, FAILED]) == {
+        "eval/accuracy": 0.25,
+        "eval/reward": 0.5,
+        "eval/num_episodes": 4.0,
+        "eval/num_failed": 2.0,
+    }
+
+
+def test_batch_metrics() -> None:
+    alike = [
+        Episode(task_id="b", trajectories=[Trajectory(reward=1.0, steps=item.trajectories[0].steps)])
+        for item in (episode(1.0), episode(1.0))
+    ]
+    assembled = assemble([episode(1.0), episode(0.0), FAILED, *alike], GRPO(), step=0, temperature=1.0)
+    assert batch_metrics(assembled) == {
+        "batch/num_sequences": 2.0,
+        "batch/num_groups": 2.0,
+        "batch/zero_variance": 0.5,
+        "tokens/drift": 0.0,
+        "dropped/failed": 1.0,
+        "dropped/zero_variance": 2.0,
+    }
+
+
+def test_rates() -> None:
+    assert rates({"rollout": 3.0, "update": 1.0}, [episode(num_tokens=4), episode(num_tokens=8)]) == {
+        "timing/rollout_s": 3.0,
+        "timing/update_s": 1.0,
+        "timing/step_s": 4.0,
+        "tokens/sampled": 12.0,
+        "tokens/per_second": 3.0,
+    }
+
+
+def test_an_unscored_rollout_is_no_use_and_says_what_to_do() -> None:
+    assert why_unusable(episode(0.0)) is None
+    assert why_unusable(FAILED) == "AgentError: f raised ValueError: 3"
+    assert "return a number" in (why_unusable(episode(None)) or "")
+
+
+def test_the_report_names_the_most_frequent_reasons_first() -> None:
+    report = failure_report("roll out", ["B", "A", "A", "C", "D", "A", "B"])
+    assert report.splitlines() == [
+        "roll out: all 7 rollouts failed, so there is nothing to learn from:",
+        "  3 x A",
+        "  2 x B",
+        "  1 x C",
+    ]
