@@ -51,7 +51,7 @@ def demo(
     try:
         _train(console, config, samples, resume=resume is not None)
     except KeyboardInterrupt:
-        stopped(console, config.run_dir, ["rllm", "demo", "--resume", str(config.run_dir)])
+        stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)])
         sys.exit(130)
     measured = accuracies(config.run_dir)
     outcome = {
@@ -139,6 +139,7 @@ def _policy(console: Console) -> Path:
 def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:
     """What came of it, seen in one conversation, and what to do next."""
     from rllm.cli.display import conversation
+    from rllm.cli.training import command
 
     pair = _same_task(samples.evaluations)
     for title, episode in zip(("Before", "After"), pair, strict=False):
@@ -153,7 +154,7 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
     )
     console.print(
         "\nNext, train an agent of your own; it only has to return its reward:\n"
-        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
+        f"  {command()} train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
         soft_wrap=True,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -62,8 +61,8 @@ def train(
     try:
         result = trainer.train()
     except KeyboardInterrupt:
-        again = ["rllm", "train", agent, "--data", str(data), *(["--val", str(val)] if val else [])]
-        stopped(console, trainer.run_dir, [shlex.join(again), "--resume", str(trainer.run_dir)])
+        again = ["train", agent, "--data", str(data), *(["--val", str(val)] if val else [])]
+        stopped(console, trainer.run_dir, [*again, "--resume", str(trainer.run_dir)])
         sys.exit(130)
     measured = accuracies(result.run_dir)
     console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True)

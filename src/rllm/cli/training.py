@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +58,20 @@ def print_json(values: dict[str, Any]) -> None:
     print(json.dumps(values), flush=True)
 
 
-def stopped(console: Console, run_dir: Path, command: Sequence[str]) -> None:
-    """What to say after Ctrl-C."""
-    console.print(f"\nStopped. The last whole step is saved; go on with: [bold]{' '.join(command)}[/]", soft_wrap=True)
+def command() -> str:
+    """How this user can start `rllm`: by name where it is on the PATH, else as it was started now."""
+    if shutil.which("rllm"):
+        return "rllm"
+    started = Path(sys.argv[0])
+    if started.name != "rllm":
+        return f"{sys.executable} -m rllm"
+    here = Path.cwd()
+    return str(started.relative_to(here) if started.is_relative_to(here) else started)
+
+
+def stopped(console: Console, run_dir: Path, again: Sequence[str]) -> None:
+    """What to say after Ctrl-C; `again` are the arguments that go on with the run."""
+    console.print(
+        f"\nStopped. The last whole step is saved; go on with: [bold]{command()} {shlex.join(again)}[/]", soft_wrap=True
+    )
     console.print(f"The run so far is in {run_dir}", soft_wrap=True)
