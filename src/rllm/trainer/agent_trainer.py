@@ -86,8 +86,11 @@ class AgentTrainer:
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         self.agent_run_func = agent_run_func
         self.algorithm = make_algorithm(self.config)
+        resolve(self.config.backend, BACKENDS, kind="backend")
         for name in self.config.trackers:
             resolve(name, TRACKERS, kind="trackers")
+        if not callable(agent_run_func):
+            raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
         for data in (self.train_data, self.val_data):
             if data is not None:
                 check_signature(agent_run_func, data.columns())
@@ -121,6 +124,11 @@ class AgentTrainer:
         except OSError as error:
             raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
         steps_done = 0 if start_from is None else int(read_state(start_from)["step"])
+        if steps_done >= self.config.num_steps:
+            raise ConfigError(
+                f"num_steps={self.config.num_steps}: the run in {str(self.run_dir)!r} has already done {steps_done}; "
+                "raise num_steps to go on"
+            )
         # A run that begins anew evaluates anew, too.
         forget_after(self.run_dir / "metrics.jsonl", steps_done or -1)
         (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))

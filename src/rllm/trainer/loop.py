@@ -19,7 +19,7 @@ from rllm.backends.base import TrainingBackend, UpdateResult
 from rllm.data.dataset import Dataset
 from rllm.data.order import tasks_of_step
 from rllm.engine.runner import Attempt, RolloutRunner
-from rllm.errors import RolloutError
+from rllm.errors import RolloutError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.tracking.base import Trackers
 from rllm.trainer.assemble import Assembled, assemble
@@ -113,7 +113,9 @@ class TrainingLoop:
         rows = tasks_of_step(
             self.steps_done, num_tasks=len(self.train_data), per_step=config.tasks_per_step, seed=config.seed
         )
-        sampling = {"temperature": config.rollout.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
+        # The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it.
+        whole = {"top_p": 1.0, "top_k": -1}
+        sampling = {"temperature": config.rollout.temperature, "max_tokens": config.rollout.max_tokens, **whole}
         return [
             # A task that a step takes twice is two groups: its place in the step keeps them apart.
             _attempt(self.train_data, row, index, "train", sampling, suffix=f"@{self.steps_done}.{place}")
@@ -149,7 +151,7 @@ class TrainingLoop:
         await asyncio.wrap_future(self.store.annotate(explained))
 
     def _due(self, every: int) -> bool:
-        return every > 0 and (self.steps_done % every == 0 or self.steps_done == self.config.num_steps)
+        return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)
 
 
 def _attempt(data: Dataset, row: int, index: int, split: str, sampling: Mapping[str, Any], suffix: str = "") -> Attempt:
@@ -158,9 +160,17 @@ def _attempt(data: Dataset, row: int, index: int, split: str, sampling: Mapping[
 
 
 def _logprobs_by_step(assembled: Assembled, update: UpdateResult) -> dict[str, list[float]]:
-    """The trainer's log-probabilities of each step's tokens, by step id."""
+    """The trainer's log-probabilities of each step's tokens, by step id.
+
+    Raises:
+        TokenMismatchError: if there is not one for each token of the batch.
+    """
     if update.logprobs is None:
         return {}
+    if len(update.logprobs) != assembled.batch.num_tokens:
+        raise TokenMismatchError(
+            f"the backend gave {len(update.logprobs)} log-probabilities for {assembled.batch.num_tokens} sampled tokens"
+        )
     values = iter(update.logprobs.tolist())
     spans = (span for sequence in assembled.batch.sequences for span in sequence.spans)
     return {span.step_id: [next(values) for _ in range(span.stop - span.start)] for span in spans}

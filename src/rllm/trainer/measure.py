@@ -63,7 +63,9 @@ def rates(times: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, 
 def why_unusable(episode: Episode) -> str | None:
     """Why an episode says nothing about the policy; `None` if it does."""
     if episode.failed:
-        return f"{episode.info['error']['type']}: {episode.info['error']['message']}"
+        message = f"{episode.info['error']['type']}: {episode.info['error']['message']}"
+        # A session's name would make every message a reason of its own.
+        return message.replace(episode.session_id, "...") if episode.session_id else message
     if all(path.final_reward() is None for path in episode.trajectories):
         return (
             f"not scored: {episode.info.get('unscored', 'it has no reward')}; return a number from the agent function"

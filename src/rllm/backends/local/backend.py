@@ -68,11 +68,11 @@ class LocalBackend:
     def from_config(cls, config: Any) -> LocalBackend:
         """The backend of a `TrainConfig`."""
         model, optim = config.model, config.optim
-        names = {item.name for item in fields(OptimizerSettings)}
+        names = {item.name for item in fields(OptimizerSettings)} & type(optim).model_fields.keys()
         updates = config.num_steps * optim.num_minibatches * optim.num_epochs
         settings = OptimizerSettings(
             decay_steps=updates if optim.schedule == "linear" else None,
-            **{name: value for name, value in optim.model_dump().items() if name in names},
+            **{name: getattr(optim, name) for name in names},
         )
         return cls(
             load_model(model.path, dtype=model.dtype, device=model.device),

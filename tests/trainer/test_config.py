@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.grpo import GRPO
+from rllm.errors import ConfigError
+from rllm.trainer.agent_trainer import make_algorithm
+from rllm.trainer.config import TrainConfig, load_config
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"optim": {"lrr": 1e-5}}, "optim.lrr is not a setting; did you mean 'lr'?"),
+        ({"rollouts": {}}, "rollouts is not a setting; did you mean 'rollout'?"),
+        ({"lr": 1e-5}, "lr is not a setting; did you mean 'optim.lr'?"),
+        ({"zzz": 1}, "zzz is not a setting; known here: algorithm, backend, eval"),
+        ({"optim": {"lr": "fast"}}, "optim.lr='fast': input should be a valid number"),
+        ({"optim": {"lr": -1}}, "optim.lr=-1: input should be greater than 0"),
+        ({"optim": {"lr": float("nan")}}, "optim.lr=nan: input should be"),
+        ({"optim": 5}, "optim=5: input should be a valid dictionary"),
+        ({"num_steps": 0}, "num_steps=0: input should be greater than 0"),
+        ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
+        ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),
+        (["lr"], "'lr' is not a setting: use key=value"),
+        (["=3"], "'=3' is not a setting: use key=value"),
+        (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_value_and_a_remedy(source: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert told in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"num_steps": 0, "seeed": 1, "optim": {"beta1": 1.0}})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("0.5", 0.5),
+        ("2", 2),
+        ("true", True),
+        ("null", None),
+        ("[a, b]", ["a", "b"]),
+        ("grpo", "grpo"),
+        ("a:b", "a:b"),
+        ("{", "{"),
+    ],
+)
+def test_values_on_the_command_line_mean_themselves(text: str, value: Any) -> None:
+    assert load_config([f"algorithm.x={text}"]).algorithm == {"x": value}
+
+
+def test_a_learning_rate_in_scientific_notation() -> None:
+    assert load_config(["optim.lr=1e-5"]).optim.lr == 1e-5
+
+
+def test_the_last_word_counts(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 1\noptim: {lr: 0.5, beta1: 0.8}\n")
+    config = load_config(path, ["optim.lr=1e-3", "seed=2", "seed=3"])
+    assert (config.seed, config.optim.lr, config.optim.beta1) == (3, 1e-3, 0.8)
+    assert load_config({"seed": 1}, ["seed=2"]).seed == 2
+    assert load_config(["seed=1"], ["seed=2"]).seed == 2
+    assert load_config(TrainConfig(seed=1), ["optim.lr=1"]).seed == 1
+
+
+def test_a_source_is_left_as_it_is() -> None:
+    source = {"optim": {"lr": 0.5}}
+    load_config(source, ["optim.lr=0.1", "seed=4"])
+    assert source == {"optim": {"lr": 0.5}}
+
+
+def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config() == load_config({}) == load_config(tmp_path / "empty.yaml") == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("optim: {lr: 1", "is not valid YAML"),
+        ("- a\n- b\n", "holds a list: use `key: value` lines"),
+        ("seeed: 3\n", "seeed is not a setting; did you mean 'seed'?"),
+        (None, "No such file"),
+    ],
+)
+def test_a_yaml_file_that_is_wrong(tmp_path: Path, content: str | None, told: str) -> None:
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(path))
+    assert told in str(caught.value)
+
+
+def test_assignments_are_checked_too() -> None:
+    config = TrainConfig()
+    with pytest.raises(ValueError, match="greater than 0"):
+        config.optim.lr = -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centered(Algorithm):
+    strength: float = 1.0
+
+
+def test_an_algorithm_and_its_settings() -> None:
+    assert make_algorithm(TrainConfig()) == GRPO()
+    config = load_config(
+        ["algorithm.normalize_std=false", "algorithm.clip_high=1", "algorithm.aggregation=seq-mean-token-sum"]
+    )
+    assert make_algorithm(config) == GRPO(normalize_std=False, clip_high=1.0, aggregation="seq-mean-token-sum")
+
+
+def test_an_algorithm_of_ones_own() -> None:
+    config = load_config([f"algorithm.name={__name__}:Centered", "algorithm.strength=0.5", "rollout.group_size=1"])
+    assert make_algorithm(config) == Centered(strength=0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["algorithm.name=gpro"], "algorithm.name='gpro' is not known: did you mean 'grpo'?"),
+        (["algorithm.name=collections:OrderedDict"], "is no algorithm: name a subclass of"),
+        (
+            ["algorithm.clip=0.1"],
+            "algorithm.clip is not a setting of grpo; known here: aggregation, clip_high, clip_low",
+        ),
+        (["algorithm.clip_low=0"], "algorithm.clip_low=0.0: use a number above 0"),
+        (["algorithm.clip_low=wide"], "algorithm.clip_low='wide': Input should be a valid number"),
+        (["algorithm.aggregation=tokenmean"], "algorithm.aggregation='tokenmean': Input should be 'token-mean'"),
+        (["rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings; use at least 2"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_algorithm(load_config(overrides))
+    assert told in str(caught.value)

@@ -1,0 +1,330 @@
+"""The loop with a backend that learns nothing: what is done when, and what is left after each way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.algorithms.batch import Batch
+from rllm.data.order import tasks_of_step
+from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError
+from rllm.store import open_store
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.checkpoint import read_state
+from rllm.types import Episode
+
+from .conftest import BACKEND, TASKS, RunTrainer, ScriptedBackend, ask
+
+
+class Stop:
+    """A tracker that interrupts the run when a step's metrics arrive."""
+
+    def __init__(self, step: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.step, self.error = step, error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self.step and "timing/step_s" in metrics:
+            raise self.error
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def step_words(step: int) -> set[str]:
+    return {TASKS[row]["word"] for row in tasks_of_step(step, num_tasks=len(TASKS), per_step=2, seed=0)}
+
+
+def test_a_run_from_beginning_to_end(run_trainer: RunTrainer) -> None:
+    run = run_trainer(val=True)
+    assert run.backend.events == ["update", "publish", "update", "publish", "close"]
+    assert [(line["step"], "eval/accuracy" in line) for line in run.lines] == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (2, True),
+    ]
+    assert [line["policy/weight_version"] for line in run.lines if "timing/step_s" in line] == [1.0, 2.0]
+    assert run.result is not None
+    assert (run.result.num_steps, run.result.checkpoint.name) == (2, "step-000002")
+    assert set(run.words[2:8]) == step_words(0)
+    assert set(run.words[8:14]) == step_words(1)
+    assert json.loads((run.result.checkpoint / "trainer_state.json").read_text())["step"] == 2
+
+
+def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTrainer) -> None:
+    def greedy(word: str, base_url: str) -> float:
+        ask(base_url, word, temperature=0.0, top_p=0.1, top_k=3)
+        return float(len(base_url) % 2)
+
+    run = run_trainer({"eval": {"temperature": 0.5}}, agent=greedy, val=True)
+    kinds = {(params["temperature"], params["top_p"], params["top_k"]) for params in run.params}
+    assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "what is trained on is sampled from the whole distribution"
+
+
+def test_the_store_explains_every_gradient(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 1})
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        sessions = [info.id for info in store.sessions()]
+        traces = {trace.id: trace for session in sessions for trace in store.by_session(session)}
+        credits_ = [credit for session in sessions for credit in store.credits(session)]
+    assert {credit.trace_id for credit in credits_} == traces.keys()
+    assert {credit.training_step for credit in credits_} == {0}
+    for credit in credits_:
+        assert credit.trainer_logprobs == pytest.approx([value - 0.5 for value in traces[credit.trace_id].logprobs])
+        assert credit.reward is not None
+        assert credit.baseline is not None
+        assert (credit.advantage or 0) * (credit.reward - credit.baseline) > 0
+
+
+def test_the_batch_is_what_was_sampled(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 1})
+    sampled = sorted((output.prompt_ids, output.completion_ids) for output in run.backend.inference.outputs)
+    trained = [
+        (sequence.ids[: sequence.spans[0].start], sequence.ids[sequence.spans[0].start :])
+        for sequence in run.backend.batches[0].sequences
+    ]
+    assert sorted(trained) == sampled
+
+
+def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTrainer) -> None:
+    config = {"num_steps": 4, "save_every": 0}
+    first = run_trainer(config, raises=KeyboardInterrupt, trackers=[Stop(2)])
+    assert first.steps == [1, 2]
+    assert first.backend.saved_at == [2]
+    second = run_trainer(config, resume=True)
+    assert second.steps == [1, 2, 3, 4]
+    assert second.backend.saved_at == [4], "weights and version were taken up"
+    assert set(second.words[:6]) == step_words(2)
+
+
+class InterruptWhileUpdating(ScriptedBackend):
+    """Gets Ctrl-C in the middle of its second update."""
+
+    def update(self, batch: Batch, algorithm: Any) -> Any:
+        if len(self.batches) == 1:
+            interrupt()
+            time.sleep(0.2)  # the event loop hears of it before the update is over
+        return super().update(batch, algorithm)
+
+
+def test_ctrl_c_during_an_update_lets_the_step_end(run_trainer: RunTrainer) -> None:
+    config = {"num_steps": 4, "save_every": 0, "backend": f"{__name__}:InterruptWhileUpdating"}
+    run = run_trainer(config, raises=KeyboardInterrupt)
+    assert run.backend.events == ["update", "publish", "update", "publish", "close"]
+    assert run.steps == [1, 2]
+    assert run.backend.saved_at == [2]
+
+
+def test_ctrl_c_during_rollouts_leaves_the_step_before(run_trainer: RunTrainer) -> None:
+    def interrupted(word: str, base_url: str) -> float:
+        if len(ScriptedBackend.latest.batches) == 1:
+            interrupt()
+            time.sleep(0.3)
+        ask(base_url, word)
+        return 1.0
+
+    run = run_trainer({"num_steps": 3, "save_every": 0}, agent=interrupted, raises=KeyboardInterrupt)
+    assert (run.steps, run.backend.saved_at) == ([1], [1])
+
+
+class Spoilt(ScriptedBackend):
+    """Its second update leaves weights that are not numbers."""
+
+    def publish(self) -> int:
+        if len(self.batches) == 2:
+            raise WeightSyncError("the update made x NaN")
+        return super().publish()
+
+
+def test_spoilt_weights_are_not_saved(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 3, "save_every": 1, "backend": f"{__name__}:Spoilt"}, raises=WeightSyncError)
+    assert run.backend.saved_at == [1]
+    assert [path.name for path in (run.trainer.run_dir / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_killed_run_writes_the_lost_steps_once(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 2, "save_every": 1}, val=True)
+    with (run.trainer.run_dir / "metrics.jsonl").open("a") as file:  # as if it had gone on without saving
+        file.write('{"step":3,"timing/step_s":1.0}\n{"step":4,"timi')
+    second = run_trainer({"num_steps": 4}, val=True, resume=True)
+    assert second.steps == [1, 2, 3, 4]
+
+
+def test_a_run_that_fails_at_once_can_be_begun_anew(run_trainer: RunTrainer) -> None:
+    def broken(word: str, base_url: str) -> float:
+        raise LookupError("no such word")
+
+    run_trainer(agent=broken, val=True, raises=RolloutError)
+    again = run_trainer(val=True, resume=True)
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 2]
+
+
+def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:
+    def broken(word: str, base_url: str) -> float:
+        if word in ("fig", "apple"):
+            raise LookupError("no such word")
+        return 1.0  # without a model call
+
+    run = run_trainer({"tasks_per_step": 4}, agent=broken, raises=RolloutError)
+    text = str(run.error)
+    assert "roll out: all 12 rollouts failed" in text
+    assert "6 x AgentError: run_trainer.run.echo raised LookupError: no such word" in text
+    assert "6 x CaptureError: run_trainer.run.echo made no model call that reached the gateway" in text
+
+
+def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> None:
+    def silent(word: str, base_url: str) -> Any:
+        ask(base_url, word)
+
+    run = run_trainer(agent=silent, raises=RolloutError)
+    assert "6 x not scored: no reward was returned for 'agent'; return a number" in str(run.error)
+
+
+def test_siblings_of_failed_rollouts_are_trained(run_trainer: RunTrainer) -> None:
+    def mixed(word: str, base_url: str) -> Any:
+        number = count()
+        if number % 3 == 1:
+            raise ValueError("unlucky")
+        if number % 3 == 2 and number > 6:
+            return 1.0  # no call
+        ask(base_url, word)
+        return None if number == 3 else float(number % 2)
+
+    lock, numbers = threading.Lock(), iter(range(1000))
+
+    def count() -> int:
+        with lock:
+            return next(numbers)
+
+    run = run_trainer({"num_steps": 1, "tasks_per_step": 4}, agent=mixed)
+    (line,) = run.lines
+    assert line["rollout/num_failed"] == 4 + 2
+    assert line["rollout/num_unscored"] == 1
+    assert (line["dropped/failed"], line["dropped/unscored"]) == (6, 1)
+    assert line["rollout/accuracy"] == sum(n % 2 for n in range(12) if (n % 3 == 0 and n != 3) or n in (2, 5)) / 12
+
+
+def test_a_step_without_differences_updates_nothing_and_goes_on(run_trainer: RunTrainer) -> None:
+    def alike(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        return 0.1
+
+    run = run_trainer(agent=alike)
+    assert [len(batch) for batch in run.backend.batches] == [0, 0]
+    assert [line["batch/zero_variance"] for line in run.lines] == [1.0, 1.0]
+
+
+def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    run = run_trainer(trackers=[Stop(1, ConnectionError)])
+    assert run.steps == [1, 2]
+    assert "Stop failed and is left out" in caplog.text
+
+
+def test_zero_means_evaluate_and_save_at_the_ends_only(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 3, "eval": {"every": 0}, "save_every": 0}, val=True)
+    assert [line["step"] for line in run.lines if "eval/accuracy" in line] == [0, 3]
+    assert run.backend.saved_at == [3]
+
+
+def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"eval": {"every": 1}}, val=True)
+    trained = {
+        bytes(token for token in item.ids if token < 256) for batch in run.backend.batches for item in batch.sequences
+    }
+    assert not any(b"lime" in text or b"plum" in text for text in trained)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"train_dataset": []}, "train_dataset is empty: give it at least one task"),
+        ({"val_dataset": []}, "val_dataset is empty"),
+        ({"train_dataset": [{"question": "?"}]}, "word"),
+        ({"train_dataset": "absent.jsonl"}, "absent.jsonl"),
+        ({"agent_run_func": 7}, "agent_run_func=7: use a function"),
+        ({"config": ["model.path=x", "trackers=[jsnl]"]}, "did you mean 'jsonl'"),
+        ({"config": ["model.path=x", "backend=locl"]}, "did you mean 'local'"),
+        ({"config": ["optim.lr=0"]}, "optim.lr=0"),
+        ({"config": []}, "model.path is not set"),
+    ],
+)
+def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    def agent(word: str) -> float:
+        return 1.0
+
+    settings = {"agent_run_func": agent, "train_dataset": TASKS, "config": ["model.path=x", f"run_dir={tmp_path}"]}
+    with pytest.raises(ConfigError, match=told):
+        AgentTrainer(**{**settings, **change})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
+    run_trainer()
+    run = run_trainer(raises=ConfigError)
+    assert "already holds a run: resume it, or choose another folder" in str(run.error)
+
+
+def test_there_may_be_nothing_to_resume(run_trainer: RunTrainer) -> None:
+    run = run_trainer(raises=ConfigError, resume=True)
+    assert "holds no checkpoint to resume from" in str(run.error)
+
+
+def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
+    run_trainer()
+    run = run_trainer(raises=ConfigError, resume=True)
+    assert "num_steps=2: the run in" in str(run.error)
+
+
+def test_a_run_dir_that_is_a_file(run_trainer: RunTrainer, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    run = run_trainer({"run_dir": str(tmp_path / "taken")}, raises=ConfigError)
+    assert "cannot be created" in str(run.error)
+
+
+class Misaligned(ScriptedBackend):
+    """Reports fewer log-probabilities than there are tokens."""
+
+    def update(self, batch: Batch, algorithm: Any) -> Any:
+        result = super().update(batch, algorithm)
+        result.logprobs = torch.zeros(batch.num_tokens - 1)
+        return result
+
+
+def test_logprobs_that_do_not_line_up_stop_the_run(run_trainer: RunTrainer) -> None:
+    run_trainer({"backend": f"{__name__}:Misaligned"}, raises=TokenMismatchError)
+
+
+async def test_train_may_be_called_inside_a_running_loop(run_trainer: RunTrainer) -> None:
+    assert asyncio.get_running_loop().is_running()
+    assert run_trainer().steps == [1, 2]
+    failed = run_trainer({"backend": f"{__name__}:Spoilt", "run_dir": "x", "num_steps": 3}, raises=WeightSyncError)
+    assert failed.result is None
+
+
+def test_every_task_of_a_step_is_a_group_of_its_own(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"tasks_per_step": 8, "num_steps": 1})
+    assert run.lines[0]["batch/num_groups"] == 8, "each of the four words twice"
+
+
+def test_the_configuration_is_kept_with_the_run(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"optim": {"lr": 0.125}})
+    assert "lr: 0.125" in (run.trainer.run_dir / "config.yaml").read_text()
+    assert run.result is not None
+    assert read_state(run.result.checkpoint)["config"]["backend"] == BACKEND

@@ -1,0 +1,204 @@
+"""No dead settings: every key of the configuration is changed once, and the change must be seen in what the run does."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rllm.backends.local.backend import LocalBackend
+from rllm.errors import ConfigError, InferenceError
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+from rllm.trainer.config import TrainConfig, load_config
+
+from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
+
+
+class OtherBackend(ScriptedBackend):
+    """Another one."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+PORT = free_port()
+
+
+def train_params(run: Run) -> list[dict[str, Any]]:
+    return [params for params in run.params if params["temperature"] != 0.5]
+
+
+def eval_params(run: Run) -> list[dict[str, Any]]:
+    return [params for params in run.params if params["temperature"] == 0.5]
+
+
+def group_size(run: Run) -> int:
+    return len(train_params(run)) // (2 * 2)
+
+
+def eval_steps(run: Run) -> list[int]:
+    return [line["step"] for line in run.lines if "eval/accuracy" in line]
+
+
+def checkpoints(run: Run) -> list[str]:
+    return sorted(path.name for path in (run.trainer.run_dir / "checkpoints").iterdir())
+
+
+def slow(word: str, base_url: str) -> float:
+    ask(base_url, word)
+    time.sleep(0.6 if word == "kiwi" else 0)
+    return float(len(base_url) % 2)
+
+
+def failing_once(word: str, base_url: str) -> float:
+    if word == "fig" and base_url not in _tried:
+        _tried.append(base_url)
+        if len(_tried) == 1:
+            raise InferenceError("try again", status_code=503)
+    ask(base_url, word)
+    return 1.0
+
+
+_tried: list[str] = []
+
+COMMON: dict[str, Any] = {
+    "num_steps": 2,
+    "save_every": 1,
+    "eval": {"every": 0, "temperature": 0.5},
+    "rollout": {"num_retries": 0},
+}
+
+Observe = Callable[[Run], Any]
+SEEN: dict[str, tuple[Any, Observe, Any]] = {
+    # key: (value, what is looked at, what it then is); without the setting it must be something else
+    "run_dir": ("other", lambda run: run.result.run_dir if run.result else None, Path("other")),
+    "seed": (4, lambda run: set(run.words[:6]), {"kiwi", "papaya"}),
+    "num_steps": (3, lambda run: len(run.backend.batches), 3),
+    "tasks_per_step": (4, lambda run: len(train_params(run)), 2 * 4 * 3),
+    "save_every": (0, lambda run: run.backend.saved_at, [2]),
+    "keep_checkpoints": (1, checkpoints, ["step-000002"]),
+    "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
+    "trackers": ([], lambda run: run.lines, []),
+    "rollout.group_size": (2, group_size, 2),
+    "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),
+    "rollout.max_tokens": (5, lambda run: {params.get("max_tokens") for params in train_params(run)}, {5}),
+    "rollout.max_concurrent": (1, lambda run: run.backend.inference.most_live, 1),
+    "rollout.timeout_s": (0.3, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 3),
+    "rollout.num_retries": (1, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 0),
+    "eval.every": (1, eval_steps, [0, 1, 2]),
+    "eval.num_rollouts": (3, lambda run: len(eval_params(run)), 2 * 2 * 3),
+    "eval.temperature": (0.25, lambda run: {params["temperature"] for params in run.params}, {1.0, 0.25}),
+    "gateway.host": ("localhost", lambda run: run.urls[0].split(":")[1], "//localhost"),
+    "gateway.port": (PORT, lambda run: run.urls[0].split("/")[2], f"127.0.0.1:{PORT}"),
+    "algorithm": (
+        {"name": "grpo", "clip_high": 0.9, "normalize_std": False},
+        lambda run: [getattr(run.backend.algorithms[0], name) for name in ("clip_high", "normalize_std")],
+        [0.9, False],
+    ),
+}
+AGENTS = {"rollout.timeout_s": slow, "rollout.num_retries": failing_once}
+
+BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
+    # the same for what the local backend is built from
+    "model.dtype": ("bfloat16", lambda backend: str(backend.model.dtype), "torch.bfloat16"),
+    "model.device": ("cpu:0", lambda backend: str(backend.device), "cpu:0"),
+    "model.max_length": (99, lambda backend: backend.inference.max_length, 99),
+    **{
+        f"optim.{name}": (value, lambda backend, name=name: getattr(backend.settings, name), value)
+        for name, value in {
+            "lr": 0.5,
+            "warmup_steps": 7,
+            "weight_decay": 0.25,
+            "beta1": 0.5,
+            "beta2": 0.75,
+            "max_grad_norm": 3.0,
+            "num_minibatches": 5,
+            "num_epochs": 6,
+            "micro_batch_tokens": 77,
+        }.items()
+    },
+}
+
+
+def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, item in model.model_fields.items():
+        if isinstance(item.annotation, type) and issubclass(item.annotation, BaseModel):
+            yield from leaf_keys(item.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_setting_is_looked_at_here() -> None:
+    elsewhere = {"model.path", "model.tool_parser", "optim.schedule"}
+    assert set(leaf_keys(TrainConfig)) == SEEN.keys() | BUILT.keys() | elsewhere
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    *sections, last = key.split(".")
+    config = {last: value}
+    for section in reversed(sections):
+        config = {section: config}
+    return config
+
+
+@pytest.mark.parametrize("key", SEEN)
+@pytest.mark.parametrize("is_set", [False, True], ids=["default", "set"])
+def test_a_setting_changes_what_the_run_does(
+    run_trainer: RunTrainer, key: str, is_set: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _tried.clear()
+    value, observe, expected = SEEN[key]
+    config = merged(COMMON, nested(key, value) if is_set else {})
+    run = run_trainer(config, agent=AGENTS.get(key), val=key.startswith("eval."))
+    assert (observe(run) == expected) is is_set
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    recipe = TinyPolicyRecipe(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32)
+    new_model(tokenizer, recipe).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def built(folder: Path, *overrides: str) -> LocalBackend:
+    backend = LocalBackend.from_config(load_config([f"model.path={folder}", *overrides]))
+    backend.close()
+    return backend
+
+
+@pytest.mark.parametrize("key", BUILT)
+def test_a_setting_changes_what_the_backend_is_built_from(model_folder: Path, key: str) -> None:
+    value, observe, expected = BUILT[key]
+    assert observe(built(model_folder)) != expected
+    assert observe(built(model_folder, f"{key}={value}")) == expected
+
+
+def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> None:
+    updates = ("num_steps=10", "optim.num_epochs=2", "optim.num_minibatches=3")
+    assert built(model_folder, *updates, "optim.schedule=constant").settings.decay_steps is None
+    assert built(model_folder, *updates, "optim.schedule=linear").settings.decay_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.path=no/such/folder", "there is no such folder"),
+        ("model.tool_parser=hermse", "did you mean 'hermes'"),
+        ("model.device=tpu9", "device='tpu9'"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(model_folder: Path, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        LocalBackend.from_config(load_config([f"model.path={model_folder}", override]))
