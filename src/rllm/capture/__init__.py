@@ -3,12 +3,14 @@
 from rllm.capture.chat import SAMPLING_FIELDS, failed_trace, parent_of, sampling_of, traces_from_chat
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.capture.strip import strip_chunk, strip_token_fields
+from rllm.capture.tokens import has_labels
 
 __all__ = [
     "SAMPLING_FIELDS",
     "ChatStream",
     "SSEDecoder",
     "failed_trace",
+    "has_labels",
     "parent_of",
     "sampling_of",
     "strip_chunk",

@@ -40,10 +40,12 @@ SAMPLING_FIELDS = (
 )
 """The request fields that shape the distribution an answer is drawn from, OpenAI's and vLLM's."""
 
+_SAMPLING_FIELDS = frozenset(SAMPLING_FIELDS)
+
 
 def sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling fields that a chat request sets."""
-    return {name: request[name] for name in SAMPLING_FIELDS if request.get(name) is not None}
+    return {name: value for name, value in request.items() if value is not None and name in _SAMPLING_FIELDS}
 
 
 def traces_from_chat(

@@ -36,20 +36,25 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     """The tokens of one choice of a chat completion, in the shape that vLLM gives them.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, or the
-    `"token_id:123"` texts of its log-probabilities.
+    `"token_id:123"` texts of its log-probabilities. These are the entries of `logprobs.content`, or the bare numbers of
+    `logprobs.token_logprobs`.
 
     Raises:
         TokenMismatchError: if what is there contradicts itself. What is not there makes a `problem` instead.
     """
     where = f"choices[{index}]"
-    content = (choice.get("logprobs") or {}).get("content")
+    logprobs = choice.get("logprobs") or {}
+    content = logprobs.get("content")
+    numbers = logprobs.get("token_logprobs")
     prompt_ids = response.get("prompt_token_ids")
     if prompt_ids is None:
         prompt_ids = choice.get("prompt_token_ids")
     response_ids = choice.get("token_ids")
-    if content is None and response_ids == []:
-        content = []
     labelled_ids = _ids_in_labels(content, where)
+    if content is not None:
+        numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]
+    if numbers is None and response_ids == []:
+        numbers = []
     if response_ids is None:
         response_ids = labelled_ids
     elif labelled_ids is not None and labelled_ids != response_ids:
@@ -60,10 +65,10 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     tokens = AnswerTokens(
         prompt_ids=_checked_ids(prompt_ids, "prompt_token_ids"),
         response_ids=_checked_ids(response_ids, f"{where}.token_ids"),
-        logprobs=_checked_logprobs(content, f"{where}.logprobs.content"),
-        problem=_problem(prompt_ids, response_ids, content, where),
+        logprobs=_checked_logprobs(numbers, f"{where}.logprobs.content"),
+        problem=_problem(prompt_ids, response_ids, numbers, where),
     )
-    if response_ids is not None and content is not None and len(tokens.response_ids) != len(tokens.logprobs):
+    if response_ids is not None and numbers is not None and len(tokens.response_ids) != len(tokens.logprobs):
         raise TokenMismatchError(
             f"{where}.token_ids has {len(tokens.response_ids)} ids ({_start_of(tokens.response_ids)}) and "
             f"{where}.logprobs.content has {len(tokens.logprobs)} entries ({_start_of(tokens.logprobs)}): every sampled "
@@ -72,9 +77,15 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     return tokens
 
 
+def has_labels(content: Sequence[Any]) -> bool:
+    """Whether the entries of `logprobs.content` carry ids in the place of texts."""
+    first = content[0] if content else None
+    return isinstance(first, Mapping) and str(first.get("token", "")).startswith(TOKEN_ID_PREFIX)
+
+
 def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> list[int] | None:
     """The ids written as `"token_id:123"`, or `None` where the entries carry text."""
-    if not content or not str(content[0].get("token", "")).startswith(TOKEN_ID_PREFIX):
+    if not content or not has_labels(content):
         return None
     labels = [str(entry.get("token", "")) for entry in content]
     try:
@@ -100,31 +111,38 @@ def _checked_ids(ids: Any, field: str) -> list[int]:
     return ids
 
 
-def _checked_logprobs(content: Any, field: str) -> list[float]:
-    if content is None:
-        return []
+def _numbers_in(content: Any, field: str) -> list[Any]:
     try:
-        values = [entry["logprob"] for entry in content]
+        return [entry["logprob"] for entry in content]
     except (TypeError, KeyError) as error:
         raise TokenMismatchError(f"{field}={_start_of(content)}: every entry needs a 'logprob'") from error
+
+
+def _checked_logprobs(values: list[Any] | None, field: str) -> list[float]:
+    if not values:
+        return []
     types = set(map(type, values))
     if not types <= {float, int}:
         position, bad = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
         raise TokenMismatchError(f"{field}[{position}].logprob={bad!r}: expected a number")
-    if values and not (all(map(math.isfinite, values)) and max(values) <= LOGPROB_TOLERANCE):
-        position, bad = next((k, v) for k, v in enumerate(values) if not (-math.inf < v <= LOGPROB_TOLERANCE))
-        raise TokenMismatchError(f"{field}[{position}].logprob={bad!r}: a log-probability is finite and at most 0")
+    # The sum is infinite or no number if any of them is, and is the cheapest way to see that none is.
+    if not (math.isfinite(sum(values)) and max(values) <= LOGPROB_TOLERANCE):
+        for position, value in enumerate(values):
+            if not -math.inf < value <= LOGPROB_TOLERANCE:
+                raise TokenMismatchError(
+                    f"{field}[{position}].logprob={value!r}: a log-probability is finite and at most 0"
+                )
     return list(map(float, values)) if int in types else values
 
 
-def _problem(prompt_ids: object, response_ids: object, content: object, where: str) -> str | None:
+def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: str) -> str | None:
     missing = [
         name
         for name, value in (("prompt_token_ids", prompt_ids), (f"{where}.token_ids", response_ids))
         if value is None
     ]
     remedies = ["return_token_ids: true (vLLM >= 0.10.2)"] if missing else []
-    if content is None:
+    if logprobs is None:
         missing.append(f"{where}.logprobs.content")
         remedies.append("logprobs: true")
     if missing:

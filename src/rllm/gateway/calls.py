@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -60,8 +61,8 @@ class CallEndpoint:
 
     async def _complete(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
         async with until_disconnect(receive):
-            response = await self.gateway.complete(call)
-        await answer.whole(200, self.dialect.render(response, asked=call.asked))
+            body = await self.gateway.complete(call, partial(self.dialect.render, asked=call.asked))
+        await answer.whole(200, body)
 
     async def _stream(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
         encoder = self.dialect.encoder(asked=call.asked)

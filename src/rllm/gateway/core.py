@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class ModelCall:
     """The agent's own request."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: f"chatcmpl-{os.urandom(16).hex()}")
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
@@ -53,17 +53,21 @@ class Gateway:
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
 
-    async def complete(self, call: ModelCall) -> dict[str, Any]:
-        """The whole answer, token fields included, once its traces are durable.
+    async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
+        """The whole answer, rendered, once its traces are durable.
 
         Raises:
             RLLMError: if there is none; the failure is in the store by then.
         """
         sent = self._prepared(call)
         try:
-            response = await self.upstream.complete(sent, call_id=call.id)
+            details = bool(call.asked.get("logprobs"))
+            response = await self.upstream.complete(sent, call_id=call.id, logprob_details=details)
             response["id"] = call.id
             traces = self._traces(call, sent, response)
+            # Before the write, so that the parsed answer is not kept while it is waited for.
+            answer = render(response)
+            del response
         except asyncio.CancelledError:
             self._keep_unawaited(self._failed(call, sent, ABORTED))
             raise
@@ -71,7 +75,7 @@ class Gateway:
             await self._keep(call, self._failed(call, sent, _reason(error)))
             raise
         await self._keep(call, traces)
-        return response
+        return answer
 
     async def stream(self, call: ModelCall, encoder: StreamEncoder) -> AsyncGenerator[bytes, None]:
         """The answer piece by piece; the piece that ends it comes once its traces are durable.

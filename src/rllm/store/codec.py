@@ -6,6 +6,7 @@ Every blob starts with one tag byte that says how the rest is written; the numbe
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import zlib
 from array import array
@@ -31,18 +32,17 @@ def pack_ids(ids: Sequence[int]) -> bytes:
         StoreError: if an id is negative, too large, or no integer.
     """
     try:
-        return b"\x02" + _little_endian(array("H", ids)).tobytes()
-    except (OverflowError, TypeError):
-        pass  # not all of them fit in two bytes
-    try:
         wide = _little_endian(array("I", ids)).tobytes()
     except (OverflowError, TypeError) as error:
         raise StoreError(f"token ids cannot be stored ({error}): use whole numbers from 0 to 4294967295") from error
-    if wide[3::4].strip(b"\0"):
+    nothing = bytes(len(ids))
+    width = 4 if wide[3::4] != nothing else 3 if wide[2::4] != nothing else 2
+    if width == 4:
         return b"\x04" + wide
-    narrow = bytearray(wide)
-    del narrow[3::4]
-    return b"\x03" + narrow
+    narrow = bytearray(len(wide) // 4 * width)
+    for byte in range(width):
+        narrow[byte::width] = wide[byte::4]
+    return bytes([width]) + narrow
 
 
 def unpack_ids(blob: bytes) -> list[int]:
@@ -60,13 +60,14 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 def pack_floats(values: Sequence[float]) -> bytes:
     """Floats in 4 bytes each where every one of them survives that, else in 8; the tag is the width."""
+    exact = struct.pack(f"<{len(values)}d", *values)
     try:
-        narrow = array("f", values)
-        if narrow.tolist() == list(values):
-            return bytes([_FLOAT32]) + _little_endian(narrow).tobytes()
+        narrow = struct.pack(f"<{len(values)}f", *values)
+        if struct.unpack(f"<{len(values)}f", narrow) == tuple(values):
+            return bytes([_FLOAT32]) + narrow
     except OverflowError:
         pass  # some are beyond what four bytes can hold
-    return bytes([_FLOAT64]) + _little_endian(array("d", values)).tobytes()
+    return bytes([_FLOAT64]) + exact
 
 
 def unpack_floats(blob: bytes) -> list[float]:

@@ -21,8 +21,16 @@ class Upstream(Protocol):
         """
         ...
 
-    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+    async def complete(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> dict[str, Any]:
         """The whole answer to a prepared request.
+
+        Args:
+            request: a prepared one.
+            call_id: the id that the answer will have.
+            logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are
+                not, the bare numbers may stand in `logprobs.token_logprobs`.
 
         Raises:
             InferenceError: with the status that the agent should see.
@@ -37,7 +45,7 @@ class Upstream(Protocol):
         Args:
             request: a prepared one.
             call_id: the id that the answer will have.
-            logprob_details: whether token texts and alternatives are wanted beside the log-probabilities.
+            logprob_details: as for `complete`.
 
         Raises:
             InferenceError: before the first chunks or after any.

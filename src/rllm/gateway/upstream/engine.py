@@ -26,7 +26,9 @@ class EngineUpstream:
         sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
         return {**sent, "model": self.model_name}
 
-    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+    async def complete(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> dict[str, Any]:
         outputs = await self._outputs(request)
         choices = [
             {

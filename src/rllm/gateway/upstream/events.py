@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from rllm.capture import has_labels
 from rllm.gateway.errors import UpstreamError
 
 
@@ -20,7 +21,8 @@ def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[s
 
     Args:
         payloads: the data of server-sent events, one JSON object each.
-        logprob_details: whether token texts and alternatives are wanted beside the log-probabilities; merging drops them.
+        logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are not,
+            the bare numbers stand in `logprobs.token_logprobs`.
 
     Raises:
         UpstreamError: if one of them is not a JSON object.
@@ -34,7 +36,7 @@ def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[s
             text_chunk = _decode_text_chunk(payload)
         except msgspec.MsgspecError:
             run = None
-            chunks.append(_parse(payload))
+            chunks.append(_with_bare_logprobs(_parse(payload)))
             continue
         if run is None or not run.takes(text_chunk.choices[0]):
             run = _Run(text_chunk)
@@ -53,17 +55,28 @@ def _parse(payload: bytes) -> dict[str, Any]:
     return chunk
 
 
+def _with_bare_logprobs(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The chunk with its log-probabilities in the form that merging gives them, unless ids must be read from their texts."""
+    for choice in chunk.get("choices") or ():
+        entries = (choice.get("logprobs") or {}).get("content")
+        if entries is None or (choice.get("token_ids") is None and has_labels(entries)):
+            continue
+        numbers = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
+        choice["logprobs"] = {"token_logprobs": numbers}
+    return chunk
+
+
 class _Run:
     """A chunk that grows by the text chunks of one choice that follow it."""
 
-    __slots__ = ("_delta", "_entries", "_ids", "_index", "chunk")
+    __slots__ = ("_delta", "_ids", "_index", "_logprobs", "chunk")
 
     def __init__(self, first: _TextChunk) -> None:
         choice = first.choices[0]
         self._index = choice.index
         self._delta: dict[str, str] = {"content": ""}
-        self._ids: list[int] | None = None if choice.token_ids is None else []
-        self._entries: list[dict[str, float]] | None = None if _entries_of(choice) is None else []
+        self._ids: list[int] = []
+        self._logprobs: list[float] | None = None if choice.logprobs is None else []
         self.chunk: dict[str, Any] = {
             "id": first.id,
             "object": first.object,
@@ -73,31 +86,25 @@ class _Run:
                 {
                     "index": choice.index,
                     "delta": self._delta,
-                    "logprobs": None if self._entries is None else {"content": self._entries},
+                    "logprobs": None if self._logprobs is None else {"token_logprobs": self._logprobs},
                     "finish_reason": None,
+                    "token_ids": self._ids,
                 }
             ],
         }
-        if self._ids is not None:
-            self.chunk["choices"][0]["token_ids"] = self._ids
         if first.system_fingerprint is not None:
             self.chunk["system_fingerprint"] = first.system_fingerprint
 
     def takes(self, choice: _TextChoice) -> bool:
         """Whether a choice goes on where this run is, with the same fields."""
-        return (
-            choice.index == self._index
-            and (choice.token_ids is None) is (self._ids is None)
-            and (_entries_of(choice) is None) is (self._entries is None)
-        )
+        return choice.index == self._index and (choice.logprobs is None) is (self._logprobs is None)
 
     def append(self, choice: _TextChoice) -> None:
         self._delta["content"] += choice.delta.content
-        if self._ids is not None and choice.token_ids is not None:
-            self._ids += choice.token_ids
-        if self._entries is not None:
-            for entry in _entries_of(choice) or ():
-                self._entries.append({"logprob": entry.logprob})
+        self._ids += choice.token_ids
+        if self._logprobs is not None and choice.logprobs is not None:
+            for entry in choice.logprobs.content:
+                self._logprobs.append(entry.logprob)
 
 
 # What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.
@@ -108,7 +115,7 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct, gc=False):
-    content: list[_Entry] | None = None
+    content: list[_Entry]
 
 
 class _TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -123,8 +130,9 @@ class _TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 class _TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int
     delta: _TextDelta
+    token_ids: list[int]
+    """Without them the ids may stand in the texts of the log-probabilities, which are not kept here."""
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
     finish_reason: None = None
     stop_reason: None = None
     matched_stop: None = None
@@ -138,10 +146,6 @@ class _TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     choices: tuple[_TextChoice]
     system_fingerprint: str | None = None
     usage: None = None
-
-
-def _entries_of(choice: _TextChoice) -> list[_Entry] | None:
-    return None if choice.logprobs is None else choice.logprobs.content
 
 
 _decode_text_chunk = msgspec.json.Decoder(_TextChunk).decode

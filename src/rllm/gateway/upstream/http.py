@@ -11,6 +11,7 @@ import orjson
 from rllm.capture import SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.connection import Exchange, HTTPConnections
 from rllm.gateway.upstream.events import parse_events
 
@@ -76,13 +77,16 @@ class HTTPUpstream:
             sent["model"] = self._model
         return sent
 
-    async def complete(self, request: Mapping[str, Any], *, call_id: str) -> dict[str, Any]:
+    async def complete(
+        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+    ) -> dict[str, Any]:
         try:
             async with self._chat(request, call_id) as answer:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
-        return _json_object(answer.status, body)
+        plain = parse_plain_answer(body) if answer.status == 200 and not logprob_details else None
+        return plain or _json_object(answer.status, body)
 
     async def stream(
         self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True

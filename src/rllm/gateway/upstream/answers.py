@@ -1,0 +1,71 @@
+"""Whole answers, parsed without an object for every token: of a log-probability's entry only the number is kept.
+
+That holds for plain answers: every field is one that OpenAI or vLLM defines. Any other answer is left to an ordinary parser,
+so that no field is ever lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
+    """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one."""
+    try:
+        answer = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    fields = _given(answer)
+    fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
+    return fields
+
+
+def _choice_to_dict(choice: _Choice) -> dict[str, Any]:
+    fields = _given(choice)
+    fields["logprobs"] = {"token_logprobs": [entry.logprob for entry in choice.logprobs.content]}
+    return fields
+
+
+def _given(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields that the answer has."""
+    pairs = zip(struct.__struct_fields__, msgspec.structs.astuple(struct), strict=True)
+    return {name: value for name, value in pairs if value is not msgspec.UNSET}
+
+
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Entry]
+
+
+class _Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    index: int
+    message: dict[str, Any]
+    logprobs: _Logprobs
+    token_ids: list[int]
+    finish_reason: Any = msgspec.UNSET
+    stop_reason: Any = msgspec.UNSET
+    routed_experts: Any = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    choices: list[_Choice]
+    prompt_token_ids: list[int]
+    id: Any = msgspec.UNSET
+    object: Any = msgspec.UNSET
+    created: Any = msgspec.UNSET
+    model: Any = msgspec.UNSET
+    usage: Any = msgspec.UNSET
+    service_tier: Any = msgspec.UNSET
+    system_fingerprint: Any = msgspec.UNSET
+    prompt_logprobs: Any = msgspec.UNSET
+    prompt_text: Any = msgspec.UNSET
+    kv_transfer_params: Any = msgspec.UNSET
+    rllm: Any = msgspec.UNSET
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
