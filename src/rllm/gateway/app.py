@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError
 from rllm.gateway.admin import Admin
@@ -26,10 +27,12 @@ from rllm.store.base import TraceStore
 
 logger = logging.getLogger(__name__)
 
+_CALL_PATH = re.compile(r"(?:/sessions/(?P<session_id>[^/]+))?(?:/v1)?/chat/completions")
+
 
 def create_app(
     store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None, *, sessions: Sessions | None = None
-) -> Starlette:
+) -> ASGIApp:
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store)
@@ -41,17 +44,22 @@ def create_app(
         yield
         await upstream.close()
 
-    calls = [
-        Route(f"{prefix}{path}", chat, methods=["POST"])
-        for path in ("/v1/chat/completions", "/chat/completions")
-        for prefix in ("/sessions/{session_id}", "")
-    ]
-    return Starlette(
-        # Routes are tried in order, so the busiest come first.
-        routes=[*calls, *Admin(gateway, sessions, config).routes()],
+    others = Starlette(
+        routes=Admin(gateway, sessions, config).routes(),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_exception, RLLMError: _our_error, Exception: _unforeseen},
     )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        # Model calls are nearly all the traffic and answer their own errors, so they need no router and no middleware.
+        called = _CALL_PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if called is None:
+            await others(scope, receive, send)
+        else:
+            scope["path_params"] = called.groupdict()
+            await chat(scope, receive, send)
+
+    return app
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -49,6 +49,8 @@ class CallEndpoint:
 
     async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> ModelCall:
         """The request as a call of a session, which the answer's headers name from here on."""
+        if scope["method"] != "POST":
+            raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
         body = await _body(receive, self.config.max_body_bytes)
         key_session = authorize(_text(headers, "authorization"), self.config.api_key)

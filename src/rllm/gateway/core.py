@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
@@ -26,6 +26,9 @@ from rllm.types import Trace
 
 logger = logging.getLogger(__name__)
 
+_random = random.Random()
+"""Seeded by the system once; asking it for every id would cost a system call, which gives up the interpreter's lock."""
+
 ABORTED = "the client disconnected before the answer was complete"
 
 
@@ -37,7 +40,7 @@ class ModelCall:
     """The agent's own request."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    id: str = field(default_factory=lambda: f"chatcmpl-{os.urandom(16).hex()}")
+    id: str = field(default_factory=lambda: f"chatcmpl-{_random.getrandbits(128):032x}")
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)

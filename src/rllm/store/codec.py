@@ -19,8 +19,9 @@ from rllm.errors import StoreError
 
 _FLOAT32, _FLOAT64 = 4, 8
 _STANDARD, _COMPRESSED = 1, 2
-_COMPRESS_ABOVE = 512
-"""Bytes of JSON below which zlib saves too little to be worth its time."""
+_COMPRESS_ABOVE = 4096
+"""Bytes of JSON below which zlib saves less than it costs: it gives up the interpreter's lock, and a busy process waits
+longer to get it back than compressing takes."""
 _DEEPEST = 100
 """Levels of nesting that a document may have before the rest is kept as text; circular values end here too."""
 
