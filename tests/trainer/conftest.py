@@ -94,9 +94,11 @@ class ScriptedBackend:
 BACKEND = f"{__name__}:ScriptedBackend"
 
 
-def ask(base_url: str, text: str, **options: Any) -> str:
+def ask(base_url: str, messages: str | list[dict[str, str]], **options: Any) -> str:
     """One chat call, in the fewest words."""
-    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}], **options}).encode()
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=20) as response:
         content: str = json.load(response)["choices"][0]["message"]["content"]

@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,15 @@ from rllm.types import Episode
 from .conftest import BACKEND, TASKS, RunTrainer, ScriptedBackend, ask
 
 
-class Stop:
-    """A tracker that interrupts the run when a step's metrics arrive."""
+class At:
+    """A tracker that does something when a step's metrics arrive."""
 
-    def __init__(self, step: int, error: type[BaseException] = KeyboardInterrupt) -> None:
-        self.step, self.error = step, error
+    def __init__(self, step: int, act: Callable[[], None]) -> None:
+        self.step, self.act = step, act
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == self.step and "timing/step_s" in metrics:
-            raise self.error
+            self.act()
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None: ...
 
@@ -103,9 +103,23 @@ def test_the_batch_is_what_was_sampled(run_trainer: RunTrainer) -> None:
     assert sorted(trained) == sampled
 
 
+def test_the_turns_of_a_conversation_are_trained_as_one_sequence(run_trainer: RunTrainer) -> None:
+    def talk(word: str, base_url: str) -> float:
+        messages = [{"role": "user", "content": word}]
+        for _ in range(3):
+            messages.append({"role": "assistant", "content": ask(base_url, messages)})
+            messages.append({"role": "user", "content": f"{word}?"})
+        return float(sum(map(ord, base_url)) % 2)
+
+    run = run_trainer({"rollout": {"group_size": 8}, "num_steps": 1}, agent=talk)
+    assert {len(sequence.spans) for sequence in run.backend.batches[0].sequences} == {3}
+    assert run.lines[0]["tokens/drift"] == 0
+    assert run.lines[0]["rollout/calls_per_episode"] == 3
+
+
 def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 4, "save_every": 0}
-    first = run_trainer(config, raises=KeyboardInterrupt, trackers=[Stop(2)])
+    first = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert first.steps == [1, 2]
     assert first.backend.saved_at == [2]
     second = run_trainer(config, resume=True)
@@ -133,9 +147,12 @@ def test_ctrl_c_during_an_update_lets_the_step_end(run_trainer: RunTrainer) -> N
 
 
 def test_ctrl_c_during_rollouts_leaves_the_step_before(run_trainer: RunTrainer) -> None:
+    presses = iter([interrupt])
+
     def interrupted(word: str, base_url: str) -> float:
         if len(ScriptedBackend.latest.batches) == 1:
-            interrupt()
+            for press in presses:
+                press()
             time.sleep(0.3)
         ask(base_url, word)
         return 1.0
@@ -232,9 +249,12 @@ def test_a_step_without_differences_updates_nothing_and_goes_on(run_trainer: Run
 
 
 def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
-    run = run_trainer(trackers=[Stop(1, ConnectionError)])
+    def fail() -> None:
+        raise ConnectionError("the server is gone")
+
+    run = run_trainer(trackers=[At(1, fail)])
     assert run.steps == [1, 2]
-    assert "Stop failed and is left out" in caplog.text
+    assert "At failed and is left out" in caplog.text
 
 
 def test_zero_means_evaluate_and_save_at_the_ends_only(run_trainer: RunTrainer) -> None:
@@ -311,10 +331,12 @@ def test_logprobs_that_do_not_line_up_stop_the_run(run_trainer: RunTrainer) -> N
     run_trainer({"backend": f"{__name__}:Misaligned"}, raises=TokenMismatchError)
 
 
-async def test_train_may_be_called_inside_a_running_loop(run_trainer: RunTrainer) -> None:
+async def test_train_may_be_called_inside_a_running_loop(run_trainer: RunTrainer, tmp_path: Path) -> None:
     assert asyncio.get_running_loop().is_running()
     assert run_trainer().steps == [1, 2]
-    failed = run_trainer({"backend": f"{__name__}:Spoilt", "run_dir": "x", "num_steps": 3}, raises=WeightSyncError)
+    failed = run_trainer(
+        {"backend": f"{__name__}:Spoilt", "run_dir": str(tmp_path / "other"), "num_steps": 3}, raises=WeightSyncError
+    )
     assert failed.result is None
 
 
