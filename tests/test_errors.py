@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from rllm import errors
+from rllm.errors import (
+    AgentError,
+    ConfigError,
+    EnvError,
+    InferenceError,
+    MissingDependencyError,
+    PromptTooLongError,
+    RLLMError,
+    RolloutError,
+    RolloutTimeout,
+    TokenMismatchError,
+    boundary,
+)
+
+ALL = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, RLLMError) and kind.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_survives_the_way_to_another_process(kind: type[RLLMError]) -> None:
+    error = kind("what was wrong")
+    error.add_note("and where")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == "what was wrong"
+    assert again.__notes__ == ["and where"]
+
+
+def test_fields_survive_too() -> None:
+    again = pickle.loads(pickle.dumps(InferenceError("busy", status_code=503)))
+    assert (str(again), again.status_code) == ("busy", 503)
+
+
+def test_they_are_what_other_code_expects() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(TokenMismatchError, ValueError)
+    assert issubclass(MissingDependencyError, ImportError)
+    assert issubclass(RolloutTimeout, TimeoutError)
+    assert issubclass(PromptTooLongError, InferenceError)
+    assert not issubclass(TokenMismatchError, RolloutError), "it must stop the run"
+    assert (InferenceError("x").status_code, PromptTooLongError("x").status_code) == (502, 400)
+
+
+def test_a_missing_dependency_names_the_extra() -> None:
+    text = str(MissingDependencyError.of("verl", "verl", "backend=verl"))
+    assert text == "backend=verl needs the package 'verl', which is not installed: pip install 'rllm[verl]'"
+
+
+def test_a_boundary_names_what_users_raise() -> None:
+    with (
+        pytest.raises(EnvError, match=r"env\.step raised ValueError: bad move") as caught,
+        boundary(EnvError, "env.step"),
+    ):
+        raise ValueError("bad move")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("error", [TokenMismatchError("x"), InferenceError("x"), KeyboardInterrupt(), SystemExit(1)])
+def test_a_boundary_lets_our_errors_and_the_way_out_pass(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, boundary(AgentError, "agent"):
+        raise error
+    assert caught.value is error
+
+
+def test_a_boundary_is_silent_otherwise() -> None:
+    with boundary(AgentError, "agent"):
+        value = 1
+    assert value == 1
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    assert errors.__doc__ is not None
+    for kind in ALL:
+        assert kind.__name__ in errors.__doc__

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import rllm
+
+PROGRAMS = {"rllm.__main__", "rllm.demo.agent"}
+"""The command itself, and an agent that makes its client as it is imported; the tests of the command line run both."""
+MODULES = sorted({info.name for info in pkgutil.walk_packages(rllm.__path__, "rllm.")} - PROGRAMS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name: str) -> None:
+    assert importlib.import_module(name).__name__ == name
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a statement loads in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = {"torch", "transformers", "numpy", "openai", "starlette", "uvicorn", "pydantic", "ray"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import rllm", "from rllm import Step, Trajectory, Episode, Action", "import rllm.errors, rllm.registry"],
+)
+def test_the_core_costs_next_to_nothing(statement: str) -> None:
+    assert not loaded_by(statement) & HEAVY
+
+
+@pytest.mark.parametrize("statement", ["import rllm.store", "import rllm.gateway.server", "import rllm.engine.runner"])
+def test_capturing_and_rolling_out_need_no_torch(statement: str) -> None:
+    assert not loaded_by(statement) & {"torch", "transformers", "ray"}
+
+
+def test_the_facade_gives_what_it_lists() -> None:
+    for name in rllm.__all__:
+        assert getattr(rllm, name) is not None
+    assert set(rllm.__all__) <= set(dir(rllm))
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        rllm.Trainer  # noqa: B018

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllm.algorithms import ALGORITHMS
+from rllm.backends.base import BACKENDS
+from rllm.errors import ConfigError
+from rllm.registry import load_object, resolve
+from rllm.tracking import TRACKERS
+
+KNOWN = {"ordered": "collections:OrderedDict", "counter": "collections:Counter"}
+
+
+def test_short_names_and_paths() -> None:
+    from collections import Counter, OrderedDict
+
+    assert resolve("ordered", KNOWN) is OrderedDict
+    assert resolve("collections:Counter", KNOWN) is Counter
+    assert load_object("collections:Counter.most_common") is Counter.most_common
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "orderd",
+            "thing='orderd' is not known: did you mean 'ordered'? use one of ['counter', 'ordered'] or 'package.module:Name'",
+        ),
+        ("zzz", "thing='zzz' is not known: use one of ['counter', 'ordered'] or 'package.module:Name'"),
+        (
+            "no_such_package.x:A",
+            "thing='no_such_package.x:A': there is no module 'no_such_package.x' on the Python path",
+        ),
+        ("collections.nothing:A", "there is no module 'collections.nothing'"),
+        ("collections:Ordered", "thing='collections:Ordered': module 'collections' has no 'Ordered'"),
+    ],
+)
+def test_a_name_that_cannot_be_resolved(name: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(name, KNOWN, kind="thing")
+    assert told in str(caught.value)
+
+
+def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_module.py").write_text("import a_package_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_missing"):
+        resolve("users_module:Thing", KNOWN)
+
+
+@pytest.mark.parametrize("table", [ALGORITHMS, BACKENDS, TRACKERS])
+def test_every_short_name_leads_somewhere(table: dict[str, str]) -> None:
+    for name in table:
+        assert callable(resolve(name, table))
