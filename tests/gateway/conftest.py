@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -5,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -28,7 +29,9 @@ class Served:
 
     def client(self, session_id: str = "s", *, base_url: str | None = None) -> OpenAI:
         base_url = base_url or self.server.session_url(session_id)
-        return self.stack.enter_context(OpenAI(base_url=base_url, api_key="unused", max_retries=0))
+        # Without certificates, which take longer to load than a test takes, and which plain HTTP never needs.
+        http = DefaultHttpxClient(verify=False)
+        return self.stack.enter_context(OpenAI(base_url=base_url, api_key="unused", max_retries=0, http_client=http))
 
     def post(self, path: str = "/sessions/s/v1/chat/completions", json: Any = None, **options: Any) -> httpx.Response:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} if json is None else json
@@ -46,15 +49,26 @@ def start(stack, script=("hello",), *, upstream="engine", config=None, store=Non
         source = EngineUpstream(engine, "scripted")
     config = config or GatewayConfig(shutdown_timeout_s=1.0)
     server = stack.enter_context(GatewayServer(store, source, config))
-    http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+    http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20, verify=False))
     return Served(server=server, engine=engine, store=store, upstream=scripted, http=http, stack=stack)
 
 
+@pytest.fixture(scope="session")
+def end_later():
+    """Stop servers while the next tests run: each takes two of uvicorn's pauses of 0.1 s to end."""
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        endings = []
+        yield lambda stack: endings.append(pool.submit(stack.close))
+        for ending in endings:
+            ending.result(timeout=30)
+
+
 @pytest.fixture
-def serve():
+def serve(end_later):
     """Start gateways that end with the test: `serve(script, upstream="engine" | "http", config=...)`."""
     with ExitStack() as stack:
         yield partial(start, stack)
+        end_later(stack.pop_all())
 
 
 @pytest.fixture(scope="module")

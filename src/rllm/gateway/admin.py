@@ -124,9 +124,9 @@ class Admin:
     async def _readyz(self, request: Request) -> Response:
         """Whether a call would be answered and kept now: the upstream and the store are really asked."""
         problems = {}
-        for name, check in (("upstream", self._gateway.upstream.check()), ("store", self._check_store())):
+        for name, check in (("upstream", self._gateway.upstream.check), ("store", self._check_store)):
             try:
-                await asyncio.wait_for(check, timeout=self._config.ready_timeout_s)
+                await asyncio.wait_for(check(), timeout=self._config.ready_timeout_s)
             except TimeoutError:
                 problems[name] = f"no answer within {self._config.ready_timeout_s:g} s"
             except RLLMError as error:
