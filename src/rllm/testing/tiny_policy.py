@@ -118,7 +118,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(TOOL_CALL_TAGS),
         special_tokens=[END_OF_TEXT, START_OF_TURN, END_OF_TURN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -177,8 +177,11 @@ def _build(
         model.save_pretrained(finished)
         tokenizer.save_pretrained(finished)
         (finished / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2))
-        if not folder.exists():  # another process may have been faster
+        try:
             finished.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
 
 
 def _with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
