@@ -58,6 +58,13 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
         (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings"),
         (["train", "my_agent.py:agent", "algorithm.name=gpro"], "did you mean 'grpo'?"),
         (["train", "my_agent.py:agent", "lr"], "use key=value"),
+        (["train", "my_agent.py:agent", "optim.lr=.inf"], "optim.lr=inf"),
+        (["train", "my_agent.py:agent", "gateway.port=99999"], "gateway.port=99999"),
+        (["train", "my_agent.py:agent", "gateway.host=0.0.0.0"], "gateway.host='0.0.0.0'"),
+        (
+            ["train", "my_agent.py:agent", "model.path=m", "gateway.host=nohost.invalid"],
+            "gateway.host='nohost.invalid'",
+        ),
         (["train", "my_agent.py:agent"], "model.path is not set"),
         (["train", "my_agent.py:agent", "--model", "./no-model"], "no-model"),
     ],
@@ -76,6 +83,8 @@ def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said)
         ('{"question": "a", "answer": "b"}\n{"question": \n', "tasks.jsonl, line 2, column"),
         ('{"question": "a"}\n', "agent needs 'answer', which is not a column"),
         ('{"question": "a", "answer": "b", "hint": "c"}\n', "does not take the column 'hint'"),
+        ('{"question": "a", "answer": "b"}\n\n{"question": "a"}\n', "row 1 of tasks: agent needs 'answer'"),
+        ('{"question": ' + "1" * 5000 + "}\n", "tasks.jsonl, line 1 cannot be read"),
         ("[1]\n", "row 0 of dataset 'tasks' is [1]"),
     ],
 )
@@ -100,6 +109,23 @@ def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
     assert "line 3, in <module>" in errors
     assert "JSONDecodeError" in errors
     assert "agent_file.py" not in errors
+
+
+def test_an_agent_file_that_exits_is_not_a_run(work, fails):
+    (work / "my_agent.py").write_text("import sys\n\nsys.exit(0)\n")
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert code == 1
+    assert "SystemExit: 0" in errors
+
+
+def test_a_run_folder_has_one_process(work, fails, policy):
+    from rllm.trainer.run_folder import in_use
+
+    (work / "run").mkdir()
+    with in_use(work / "run"):
+        code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
+    assert code == 2
+    assert "in use by another training process" in errors
 
 
 def test_a_model_without_chat_template_is_refused(work, fails, policy):

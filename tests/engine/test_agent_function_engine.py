@@ -361,8 +361,8 @@ async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engin
 
 async def test_calls_without_tokens_quote_why(store: MemoryTraceStore) -> None:
     class Tokenless(EngineUpstream):
-        async def complete(self, request: Any, *, call_id: str) -> dict[str, Any]:
-            answer = await super().complete(request, call_id=call_id)
+        async def complete(self, request: Any, **options: Any) -> dict[str, Any]:
+            answer = await super().complete(request, **options)
             del answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]
             return answer
 

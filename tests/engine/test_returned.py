@@ -84,3 +84,9 @@ def test_numbers_must_be_finite(returned: Any) -> None:
 def test_a_step_reward_of_a_wrong_type_is_named() -> None:
     with pytest.raises(AgentError, match="reward on trajectory 'solver'"):
         episode_from(Trajectory(name="solver", steps=[Step(reward="1")]), "agent")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reward", [10**400, 1e308, float("inf"), float("nan")])
+def test_a_reward_beyond_all_sums_is_the_agents_error(reward: float) -> None:
+    with pytest.raises(AgentError, match="use a finite number"):
+        episode_from(reward, "agent")

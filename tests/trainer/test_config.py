@@ -148,3 +148,18 @@ def test_an_algorithm_that_does_not_fit(overrides: list[str], told: str) -> None
     with pytest.raises(ConfigError) as caught:
         make_algorithm(load_config(overrides))
     assert told in str(caught.value)
+
+
+def test_settings_that_are_text_stay_as_they_were_typed():
+    config = load_config(["run_dir=runs/exp #3", "model.path=123", "model.device=cuda:1"])
+    assert str(config.run_dir) == "runs/exp #3"
+    assert config.model.path == "123"
+    assert config.model.device == "cuda:1"
+    assert load_config(["run_dir=null"]).run_dir is None
+
+
+def test_what_is_no_configuration_is_refused():
+    with pytest.raises(ConfigError, match="config=3: use a mapping"):
+        load_config(3)
+    with pytest.raises(ConfigError, match="3 is not a setting"):
+        load_config([3])

@@ -297,13 +297,13 @@ def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
     run_trainer()
-    run = run_trainer(raises=ConfigError)
-    assert "already holds a run: resume it, or choose another folder" in str(run.error)
+    with pytest.raises(ConfigError, match="already holds a run: resume it, or choose another folder"):
+        run_trainer()
 
 
 def test_there_may_be_nothing_to_resume(run_trainer: RunTrainer) -> None:
-    run = run_trainer(raises=ConfigError, resume=True)
-    assert "holds no checkpoint to resume from" in str(run.error)
+    with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
+        run_trainer(resume=True)
 
 
 def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:

@@ -25,7 +25,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     if not separator or not place or not name:
         raise ConfigError(f"agent={spec!r}: use FILE.py:function or package.module:function")
     if not place.endswith(".py"):
-        found = load_object(spec, kind="agent")
+        found = _imported(spec)
     else:
         module = _module_of(Path(place).expanduser().resolve())
         if not hasattr(module, name):
@@ -50,12 +50,25 @@ def _module_of(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AgentError(f"{path} cannot be imported:\n{_own_frames(error, path)}") from error
     return module
 
 
-def _own_frames(error: Exception, path: Path) -> str:
+def _imported(spec: str) -> Any:
+    try:
+        return load_object(spec, kind="agent")
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = traceback.format_exception_only(error)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise AgentError(
+            f"{spec} cannot be imported: {where.filename}, line {where.lineno}: {''.join(lines)}"
+        ) from error
+
+
+def _own_frames(error: BaseException, path: Path) -> str:
     """The traceback from the user's file on; how we came to import it is no help."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [index for index, frame in enumerate(frames) if Path(frame.filename) == path]

@@ -43,8 +43,9 @@ def train(
         raise ConfigError("--data is missing: name a .jsonl file with one task a line")
     if resume is not None and config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
-    overrides = [*(settings or []), *([f"model.path={model}"] if model else [])]
-    chosen = load_config(resume / "config.yaml" if resume else config, overrides)
+    chosen = load_config(resume / "config.yaml" if resume else config, settings or [])
+    if model is not None:
+        chosen.model.path = model
     if resume is not None:
         chosen.run_dir = resume
     lead_to_gateway(chosen)

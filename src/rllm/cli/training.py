@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from rllm.cli.display import LiveDisplay
+from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
 
@@ -22,12 +22,18 @@ from rllm.trainer.config import TrainConfig
 def lead_to_gateway(config: TrainConfig) -> None:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then."""
+    from rllm.gateway.config import is_loopback
+    from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
 
-    if config.gateway.port == 0:
-        with socket.create_server((config.gateway.host, 0)) as listener:
-            config.gateway.port = listener.getsockname()[1]
-    variables = environment(f"http://{config.gateway.host}:{config.gateway.port}")
+    host = config.gateway.host
+    if not is_loopback(host):
+        raise ConfigError(
+            f"gateway.host={host!r}: agents run on this machine, so use 127.0.0.1 or another loopback address"
+        )
+    with bind(host, config.gateway.port) as listener:
+        config.gateway.port = listener.getsockname()[1]
+        variables = environment(url_of(listener, host))
     keep = {name for name in variables if name.endswith("_API_KEY") and os.environ.get(name)}
     os.environ.update({name: value for name, value in variables.items() if name not in keep})
 

@@ -43,9 +43,12 @@ class Dataset(Sequence[Task]):
             raise ConfigError(f"data={str(path)!r}: files of type {source.suffix!r} are not read; use .jsonl or .json")
         return cls(rows, name=source.stem)
 
-    def columns(self) -> set[str]:
-        """The fields that every row has."""
-        return set.intersection(*(set(row) for row in self._rows)) if self._rows else set()
+    def shapes(self) -> dict[frozenset[str], int]:
+        """Every set of fields that rows have, and the first row that has it."""
+        found: dict[frozenset[str], int] = {}
+        for index, row in enumerate(self._rows):
+            found.setdefault(frozenset(row), index)
+        return found
 
     def task_id(self, index: int) -> str:
         """The row's own `task_id` or `id`, else its number."""
@@ -81,3 +84,5 @@ def _parse(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}, column {error.colno} is not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # an endless number, or nesting without end
+        raise ConfigError(f"{where} cannot be read: {error}") from error

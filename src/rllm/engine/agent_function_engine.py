@@ -95,7 +95,7 @@ class AgentFunctionEngine:
             returned = await self._call(attempt, base_url)
         episode = episode_from(returned, self.name)
         _identify(episode, attempt)
-        traces = await self._captured(attempt.session_id, awaited_ids(episode))
+        traces = await self._captured(attempt.session_id, awaited_ids(episode), any_awaited=session.num_begun > 0)
         if not traces:
             raise CaptureError(self._why_nothing_was_captured(session, base_url))
         join(episode, traces)
@@ -115,13 +115,14 @@ class AgentFunctionEngine:
             returned = await in_thread(call, name=f"rollout {attempt.task_id}:{attempt.index}")
             return await returned if inspect.isawaitable(returned) else returned
 
-    async def _captured(self, session_id: str, awaited: set[str]) -> list[Trace]:
-        """The session's traces in the order in which the calls began."""
+    async def _captured(self, session_id: str, awaited: set[str], *, any_awaited: bool) -> list[Trace]:
+        """The session's traces in the order in which the calls began; those of the awaited ids, or any, may be late."""
         deadline = asyncio.get_running_loop().time() + LATE_TRACE_S
         while True:
             traces = await in_thread(partial(self._store.by_session, session_id), name="rllm read session")
             late = awaited - {trace.id for trace in traces}
-            if not late or asyncio.get_running_loop().time() > deadline:
+            complete = not late and (traces or not any_awaited)
+            if complete or asyncio.get_running_loop().time() > deadline:
                 return sorted(traces, key=lambda trace: trace.started_at)
             await asyncio.sleep(0.05)
 

@@ -14,6 +14,9 @@ ACCEPTED = (
     "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
 )
 
+MAX_REWARD = 1e30
+"""Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
+
 
 def episode_from(returned: Any, agent: str) -> Episode:
     """The episode that a function's return value stands for; its trajectories may not have their steps yet.
@@ -68,9 +71,16 @@ def _check_rewards(trajectories: list[Trajectory], agent: str) -> None:
                 item.reward = _number(item.reward, f"reward on trajectory {trajectory.name!r}", agent)
 
 
+def _float(value: Any) -> float:
+    try:
+        return float(value) if is_number(value) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
+
+
 def _number(value: Any, what: str, agent: str) -> float:
-    number = float(value) if is_number(value) else math.nan
-    if not math.isfinite(number):
+    number = _float(value)
+    if not abs(number) <= MAX_REWARD:
         raise AgentError(
             f"{agent} returned the {what} {reprlib.repr(value)}: use a finite number, or None for 'not scored'"
         )

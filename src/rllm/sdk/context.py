@@ -67,6 +67,11 @@ class Session:
             self._steps[trace.id] = Step.from_trace(trace)
         return self._steps[trace.id]
 
+    @property
+    def num_begun(self) -> int:
+        """How many calls have left, answered or not."""
+        return len(self._calls)
+
     def clear_calls(self) -> None:
         """Forget the calls so far; the sessions around this one keep them."""
         self._calls.clear()

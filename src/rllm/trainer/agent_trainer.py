@@ -34,6 +34,7 @@ from rllm.tracking.jsonl import forget_after
 from rllm.trainer.checkpoint import Checkpoints, read_state
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.loop import TrainingLoop
+from rllm.trainer.run_folder import in_use
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class AgentTrainer:
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
         for data in (self.train_data, self.val_data):
             if data is not None:
-                check_signature(agent_run_func, data.columns())
+                _check_columns(agent_run_func, data)
         if not self.config.model.path:
             raise ConfigError(
                 "model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B"
@@ -101,7 +102,8 @@ class AgentTrainer:
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.trackers = list(trackers)
         """More places for metrics, beside those of `config.trackers`."""
-        self._resume = resume
+        self._checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints)
+        self._start_from = _starting_point(self._checkpoints, self.run_dir, resume=resume)
 
     def train(self) -> TrainResult:
         """Run the training to its end. May be called where an event loop is already running.
@@ -117,8 +119,7 @@ class AgentTrainer:
         return _in_own_loop(self._train)
 
     async def _train(self) -> TrainResult:
-        checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints)
-        start_from = self._starting_point(checkpoints)
+        checkpoints, start_from = self._checkpoints, self._start_from
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -129,10 +130,13 @@ class AgentTrainer:
                 f"num_steps={self.config.num_steps}: the run in {str(self.run_dir)!r} has already done {steps_done}; "
                 "raise num_steps to go on"
             )
-        # A run that begins anew evaluates anew, too.
-        forget_after(self.run_dir / "metrics.jsonl", steps_done or -1)
-        (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))
         with ExitStack() as stack:
+            stack.enter_context(in_use(self.run_dir))
+            # A run that begins anew evaluates anew, too.
+            forget_after(self.run_dir / "metrics.jsonl", steps_done or -1)
+            (self.run_dir / "config.yaml").write_text(
+                yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
+            )
             backend: TrainingBackend = resolve(self.config.backend, BACKENDS, kind="backend").from_config(self.config)
             stack.callback(backend.close)
             if start_from is not None:
@@ -166,18 +170,28 @@ class AgentTrainer:
         assert latest is not None, "the loop saves when it ends"
         return TrainResult(run_dir=self.run_dir, checkpoint=latest, num_steps=loop.steps_done)
 
-    def _starting_point(self, checkpoints: Checkpoints) -> Path | None:
-        latest = checkpoints.latest()
-        if self._resume and latest is None:
-            raise ConfigError(f"run_dir={str(self.run_dir)!r} holds no checkpoint to resume from")
-        if latest is not None and not self._resume:
-            raise ConfigError(f"run_dir={str(self.run_dir)!r} already holds a run: resume it, or choose another folder")
-        return latest
-
     def _gateway(self, store: Any, backend: TrainingBackend) -> GatewayServer:
         settings = self.config.gateway
         upstream = EngineUpstream(backend.inference, MODEL_NAME)
         return GatewayServer(store, upstream, GatewayConfig(host=settings.host, port=settings.port))
+
+
+def _starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> Path | None:
+    latest = checkpoints.latest()
+    if resume and latest is None:
+        raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
+    if latest is not None and not resume:
+        raise ConfigError(f"run_dir={str(run_dir)!r} already holds a run: resume it, or choose another folder")
+    return latest
+
+
+def _check_columns(function: Callable[..., Any], data: Dataset) -> None:
+    """Every row must fit the function; the first that does not is named."""
+    for columns, row in data.shapes().items():
+        try:
+            check_signature(function, columns)
+        except ConfigError as error:
+            raise ConfigError(f"row {row} of {data.name or 'the dataset'}: {error}") from error
 
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
@@ -210,8 +224,14 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
 
 
 def _dataset(source: Iterable[Mapping[str, Any]] | str | Path, name: str) -> Dataset:
-    data = source if isinstance(source, Dataset) else Dataset.load(source) if isinstance(source, str | Path) else None
-    data = Dataset(source, name=name) if data is None else data  # type: ignore[arg-type]
+    if isinstance(source, Dataset):
+        data = source
+    elif isinstance(source, str | Path):
+        data = Dataset.load(source)
+    elif isinstance(source, Iterable):
+        data = Dataset(source, name=name)
+    else:
+        raise ConfigError(f"{name}={source!r}: use rows, or the path of a .jsonl or .json file")
     if not len(data):
         raise ConfigError(f"{name} is empty: give it at least one task")
     return data

@@ -142,6 +142,8 @@ class TrainingLoop:
         reasons = [why_unusable(episode) for episode in episodes]
         if all(reasons):
             raise RolloutError(failure_report(phase, reasons))
+        if any(reasons):
+            logger.warning("%s", failure_report(phase, reasons))
         return episodes
 
     async def _explain(self, assembled: Assembled, update: UpdateResult) -> None:

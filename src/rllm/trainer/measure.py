@@ -74,9 +74,14 @@ def why_unusable(episode: Episode) -> str | None:
 
 
 def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
-    """Why none of these could be used, most frequent reason first."""
-    lines = [f"  {count} x {reason}" for reason, count in Counter(reasons).most_common(3)]
-    return "\n".join([f"{phase}: all {len(reasons)} rollouts failed, so there is nothing to learn from:", *lines])
+    """Why some or all of these could not be used, most frequent reason first."""
+    unusable = Counter(reason for reason in reasons if reason)
+    lines = [f"  {count} x {reason}" for reason, count in unusable.most_common(3)]
+    if unusable.total() == len(reasons):
+        head = f"all {len(reasons)} rollouts failed, so there is nothing to learn from:"
+    else:
+        head = f"{unusable.total()} of {len(reasons)} rollouts failed or were not scored, and are left out:"
+    return "\n".join([f"{phase}: {head}", *lines])
 
 
 def _rewards(episodes: Iterable[Episode]) -> list[float]:

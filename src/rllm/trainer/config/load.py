@@ -30,9 +30,11 @@ def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> T
         values = _plain(source)
     elif isinstance(source, str | Path):
         values = _from_yaml(Path(source))
-    else:
+    elif isinstance(source, Iterable):
         values = {}
         overrides = [*source, *overrides]
+    else:
+        raise ConfigError(f"config={source!r}: use a mapping, a YAML path, or a list of key=value")
     for override in overrides:
         _apply(values, override)
     try:
@@ -48,10 +50,10 @@ def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config={str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(values or {}, dict):
         raise ConfigError(f"config={str(path)!r} holds a {type(values).__name__}: use `key: value` lines")
@@ -59,16 +61,31 @@ def _from_yaml(path: Path) -> dict[str, Any]:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    """Set one dotted key; the value is read as YAML, so numbers, booleans, null and lists mean themselves."""
+    """Set one dotted key. Numbers, booleans, null and lists mean what they do in YAML; settings that are text keep it."""
+    if not isinstance(override, str):
+        raise ConfigError(f"{override!r} is not a setting: use the text key=value, such as optim.lr=1e-5")
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"{override!r} is not a setting: use key=value, such as optim.lr=1e-5")
     *parents, last = key.strip().split(".")
     for parent in parents:
-        values = values.setdefault(parent, {})
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
         if not isinstance(values, dict):
             raise ConfigError(f"{override!r}: {parent!r} is a value, not a section")
-    values[last] = _scalar(text)
+    values[last] = text if _is_text((*parents, last)) and text != "null" else _scalar(text)
+
+
+def _is_text(path: tuple[str, ...]) -> bool:
+    """Whether this setting is a string or a path."""
+    model: Any = TrainConfig
+    for part in path:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return False
+        model = field.annotation
+    return model in (str, Path | None)
 
 
 def _scalar(text: str) -> Any:

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 class Section(BaseModel):
     """A part of the configuration: unknown keys are refused, and assigned values are checked."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ModelConfig(Section):
@@ -86,8 +88,8 @@ class GatewaySettings(Section):
     """Where agents reach the policy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: NonNegativeInt = 0
+    """Address to listen on; agents run on this machine, so it is a loopback one."""
+    port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
 
 

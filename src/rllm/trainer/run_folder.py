@@ -1,0 +1,32 @@
+"""One training process to a run folder: two would overwrite each other's metrics and checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rllm.errors import ConfigError
+
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def in_use(run_dir: Path) -> Iterator[None]:
+    """Hold the folder; the lock ends with the process, however that ends.
+
+    Raises:
+        ConfigError: if another process holds it.
+    """
+    with (run_dir / LOCK_FILE).open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"run_dir={str(run_dir)!r} is in use by another training process: wait for it, or choose another folder"
+                ) from error
+        yield
