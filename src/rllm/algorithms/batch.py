@@ -102,9 +102,9 @@ class Batch:
 
     @property
     def tree(self) -> TokenTree:
-        """The sequences as prefix trees."""
+        """The sequences as prefix trees, each without its last token: nothing is predicted from that."""
         if self._tree is None:
-            self._tree = build_tree([sequence.ids for sequence in self.sequences])
+            self._tree = build_tree([sequence.ids[:-1] for sequence in self.sequences])
         return self._tree
 
     def with_weights(self, aggregation: Aggregation) -> Batch:

@@ -220,7 +220,7 @@ class LocalBackend:
             "optim/num_updates": float(len(norms)),
             "tokens/trained": float(batch.num_tokens),
             "tokens/forward": float(len(batch.tree.ids)),
-            "tokens/shared": 1.0 - len(batch.tree.ids) / sum(len(item.ids) for item in batch.sequences),
+            "tokens/shared": 1.0 - len(batch.tree.ids) / sum(len(item.ids) - 1 for item in batch.sequences),
         }
 
 

@@ -28,6 +28,8 @@ HiddenStates: TypeAlias = Callable[[torch.nn.Module, TokenTree], Tensor]
 """`(model, tree) -> [T, hidden size]`: the model's last hidden state of every token of the tree."""
 PASS_TOKENS = 8192
 """Padded tokens in one pass of a level."""
+PASS_PADDING = 64
+"""Padding that is always worth a pass less; above it, an eighth of the tokens may be padding."""
 CHUNK_ELEMENTS = 2**25
 """Logits (rows times vocabulary) that exist at one time, as a bound on memory: 128 MiB in float32."""
 
@@ -137,15 +139,17 @@ def hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
 
 
 def _passes(tree: TokenTree) -> Iterator[list[Node]]:
-    """The nodes level by level, those of similar size together, at most `PASS_TOKENS` padded tokens at a time."""
+    """The nodes level by level, at most `PASS_TOKENS` padded tokens at a time; those of similar length together, so that
+    padding costs less than another pass would."""
     for level in range(1 + max(node.level for node in tree.nodes)):
         nodes = sorted((node for node in tree.nodes if node.level == level), key=lambda node: node.length)
         batch: list[Node] = []
+        num_real = 0
         for node in nodes:
-            crowded = node.length * (len(batch) + 1) > PASS_TOKENS
-            if batch and (crowded or node.length > 2 * batch[0].length + 16):
+            padded, num_real = node.length * (len(batch) + 1), num_real + node.length
+            if batch and (padded > PASS_TOKENS or padded - num_real > max(PASS_PADDING, padded // 8)):
                 yield batch
-                batch = []
+                batch, num_real = [], node.length
             batch.append(node)
         if batch:
             yield batch

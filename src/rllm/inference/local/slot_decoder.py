@@ -63,11 +63,10 @@ class SlotDecoder:
 
     def add(self, prompts: Sequence[list[int]]) -> list[Added]:
         self._prefixes.begin_round()
-        chosen = [item for item in map(self._choose, range(len(prompts)), prompts) if item is not None]
-        chosen.sort(key=lambda item: item.num_missing)
+        chosen, twins = self._choose_all(prompts)
         first = len(self._lengths)
         batches = _batches(chosen)
-        lengths = [*self._lengths, *(len(item.tokens) for item in chosen)]
+        lengths = [*self._lengths, *(len(item.tokens) for item in (*chosen, *(item for _, item in twins)))]
         self._reserve(len(lengths), max([max(lengths) + 1, *map(_width, batches)]))
         for slot, item in enumerate(chosen, start=first):
             self._prefixes.load(item.path, self._cache.states[:, :, slot])
@@ -79,7 +78,26 @@ class SlotDecoder:
             slot += len(batch)
         for slot, item in enumerate(chosen, start=first):
             self._prefixes.store(item.made, len(item.path), self._cache.states[:, :, slot])
-        return [Added(item.index, item.num_cached) for item in chosen]
+        slots = {item.index: slot for slot, item in enumerate(chosen, start=first)}
+        for _, item in twins:
+            self._cache.move(slots[item.index], len(self._lengths), len(item.tokens))
+            self._mark(len(self._lengths), len(item.tokens))
+            self._lengths.append(len(item.tokens))
+        computed = [Added(item.index, item.num_cached) for item in chosen]
+        return [*computed, *(Added(index, len(item.tokens)) for index, item in twins)]
+
+    def _choose_all(self, prompts: Sequence[list[int]]) -> tuple[list[_Prefill], list[tuple[int, _Prefill]]]:
+        """The prompts to take in now, by how much of them is missing; and those equal to one of them, with that one."""
+        firsts: dict[tuple[int, ...], _Prefill | None] = {}
+        twins: list[tuple[int, _Prefill]] = []
+        for index, prompt in enumerate(prompts):
+            tokens = tuple(prompt[:-1])
+            if tokens not in firsts:
+                firsts[tokens] = self._choose(index, prompt)
+            elif (item := firsts[tokens]) is not None:
+                twins.append((index, item))
+        chosen = [item for item in firsts.values() if item is not None]
+        return sorted(chosen, key=lambda item: item.num_missing), twins
 
     def _choose(self, index: int, prompt: list[int]) -> _Prefill | None:
         tokens = prompt[:-1]
