@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -180,3 +181,14 @@ def test_fixed_sampling_replaces_the_agents_under_either_name():
     assert with_fixed_sampling(asked, {}) == asked
     assert with_fixed_sampling(asked, {"temperature": 1.0})["max_tokens"] == 9
     assert with_fixed_sampling(asked, {"max_tokens": 3}) == {"temperature": 0.1, "max_tokens": 3, "messages": []}
+
+
+def test_traces_come_in_the_order_in_which_their_calls_began(serve):
+    served = serve()
+    served.post("/sessions/a/v1/chat/completions")
+    [trace] = served.store.by_session("a")
+    ended_first = replace(trace, id="second", started_at=trace.started_at + 2)
+    ended_last = replace(trace, id="first", started_at=trace.started_at + 1)
+    served.store.add([ended_first, ended_last]).result()
+    listed = served.http.get("/sessions/a/traces").json()["traces"]
+    assert [item["id"] for item in listed] == [trace.id, "first", "second"]

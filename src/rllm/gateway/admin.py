@@ -100,7 +100,9 @@ class Admin:
 
     async def _list_traces(self, request: Request) -> Response:
         info = await self._known_session(request)
-        traces = await asyncio.to_thread(self._store.by_session, info.id)
+        stored = await asyncio.to_thread(self._store.by_session, info.id)
+        # Concurrent calls are stored as they end; the order in which they began is the call order.
+        traces = sorted(stored, key=lambda trace: trace.started_at)
         return _json({"traces": [trace.to_dict() for trace in traces]})
 
     async def _known_session(self, request: Request) -> SessionInfo:
