@@ -83,6 +83,9 @@ class Trace:
     """Those that the agent asked for, where they differ."""
     finish_reason: str | None = None
     weight_version: int | None = None
+    """Which weights sampled the answer, or its beginning if they were updated meanwhile."""
+    weight_updates: list[list[int]] = field(default_factory=list)
+    """Updates that fell into the answer: `[position of the first response id sampled after it, version]` of each."""
     template_hash: str | None = None
     """SHA-256 of the chat template that rendered the prompt, in hex; `None` where the server did not say."""
     started_at: float = 0.0
@@ -133,6 +136,8 @@ class Step:
     advantage: float | None = None
     """Set by the trainer: the advantage that this step's tokens were trained with."""
     weight_version: int | None = None
+    weight_updates: list[list[int]] = field(default_factory=list)
+    """As in `Trace`."""
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
@@ -173,6 +178,7 @@ class Step:
             model_response=text_of(trace.response),
             info=dict(trace.metadata),
             weight_version=trace.weight_version,
+            weight_updates=trace.weight_updates,
             finish_reason=trace.finish_reason,
         )
 
@@ -190,6 +196,7 @@ class Step:
         self.response_ids = output.completion_ids
         self.logprobs = output.logprobs
         self.weight_version = output.weight_version
+        self.weight_updates = output.weight_updates
         self.finish_reason = output.finish_reason
         self.model_response = self.model_response or output.text
 
@@ -199,6 +206,7 @@ class Step:
         self.response_ids = trace.response_ids
         self.logprobs = trace.logprobs
         self.weight_version = trace.weight_version
+        self.weight_updates = trace.weight_updates
         self.finish_reason = trace.finish_reason
         self.chat_completions = self.chat_completions or [*trace.messages, trace.response]
         self.model_response = self.model_response or text_of(trace.response)

@@ -57,6 +57,7 @@ def traces_from_chat(
     timings: Mapping[str, float],
     metadata: Mapping[str, Any],
     weight_version: int | None = None,
+    weight_updates: Sequence[list[list[int]]] = (),
     template_hash: str | None = None,
     requested_sampling: Mapping[str, Any] | None = None,
     logprobs_kind: LogprobsKind = "unknown",
@@ -68,6 +69,7 @@ def traces_from_chat(
     Args:
         request: what was really sent to the server.
         response: the whole completion, with the token fields that vLLM adds.
+        weight_updates: of each choice, where updates of the weights fell into it; see `Trace`. Empty: nowhere.
         requested_sampling: what the agent asked for (its request will do); kept where it differs from what was sent.
         require_tokens: raise where a trace would only explain why it holds no usable tokens.
 
@@ -96,6 +98,9 @@ def traces_from_chat(
     choices = response.get("choices")
     if choices:
         traces = [_trace_of_choice(response, choice, position, shared) for position, choice in enumerate(choices)]
+        if weight_updates:
+            pairs = zip(traces, weight_updates, strict=True)
+            traces = [replace(trace, weight_updates=updates) for trace, updates in pairs]
     else:
         problem = f"the server's chat completion (OpenAI format) has choices={choices!r}: there is no answer to capture"
         traces = [Trace(id=shared["call_id"], response={}, finish_reason="error", error=problem, **shared)]

@@ -27,6 +27,8 @@ class Sampled(Protocol):
     @property
     def weight_version(self) -> int | None: ...
     @property
+    def weight_updates(self) -> list[list[int]]: ...
+    @property
     def template_hash(self) -> str | None: ...
     @property
     def sampling(self) -> dict[str, Any]: ...
@@ -73,6 +75,7 @@ def trace_from_output(
         requested_sampling={name: value for name, value in requested.items() if sampling.get(name) != value},
         finish_reason=output.finish_reason,
         weight_version=output.weight_version,
+        weight_updates=snapshot(output.weight_updates),
         template_hash=output.template_hash,
         started_at=started_at,
         timings=dict(timings),

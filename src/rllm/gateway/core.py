@@ -137,6 +137,7 @@ class Gateway:
             timings={**timings, "total_s": time.perf_counter() - call.clock},
             metadata=call.metadata,
             weight_version=facts.get("weight_version"),
+            weight_updates=facts.get("weight_updates") or (),
             template_hash=facts.get("template_hash"),
             requested_sampling=call.asked,
             logprobs_kind=facts.get("logprobs_kind", "unknown"),

@@ -110,6 +110,8 @@ class ModelOutput:
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls` or `abort`."""
     weight_version: int | None = None
+    weight_updates: list[list[int]] = field(default_factory=list)
+    """Where an update of the weights fell into the answer; see `rllm.types.Trace`."""
     template_hash: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     """The sampling parameters that were really used."""

@@ -172,6 +172,7 @@ def _output(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutpu
         logprobs_kind=facts.get("logprobs_kind", "unknown"),
         finish_reason=choices[0].get("finish_reason"),
         weight_version=facts.get("weight_version"),
+        weight_updates=(facts.get("weight_updates") or [[]])[0],
         template_hash=facts.get("template_hash"),
         sampling=sampling,
         metrics={name: float(usage[name]) for name in ("prompt_tokens", "completion_tokens") if usage.get(name)},

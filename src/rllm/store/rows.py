@@ -34,7 +34,16 @@ _TRACE_COLUMNS = (
     "logprobs",
     "document",
 )
-_DOCUMENT_FIELDS = ("messages", "tools", "response", "sampling", "requested_sampling", "timings", "metadata")
+_DOCUMENT_FIELDS = (
+    "messages",
+    "tools",
+    "response",
+    "sampling",
+    "requested_sampling",
+    "timings",
+    "metadata",
+    "weight_updates",
+)
 """The fields that are kept together as one JSON document: they share most of their words, so they compress better."""
 
 _CREDIT_COLUMNS = (

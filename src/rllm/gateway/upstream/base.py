@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 FACTS_KEY = "rllm"
-"""A field of our own in an answer: `{"weight_version", "template_hash", "logprobs_kind"}`, as far as they are known.
+"""A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind"}`, as far as they
+are known; `weight_updates` is a list with one entry for each choice.
 `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
 
 

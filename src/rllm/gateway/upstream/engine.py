@@ -226,9 +226,11 @@ def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
 
 def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
+    updates = [output.weight_updates for output in outputs]
     return {
         # An update may fall between the choices of one call: the oldest version is the safe claim about staleness.
         "weight_version": min(versions, default=None),
+        "weight_updates": updates if any(updates) else [],
         "template_hash": outputs[0].template_hash,
         "logprobs_kind": outputs[0].logprobs_kind,
         "sampling": _present(outputs[0].sampling),
