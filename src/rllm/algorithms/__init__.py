@@ -3,6 +3,7 @@
 ALGORITHMS = {
     "cispo": "rllm.algorithms.cispo:CISPO",
     "dapo": "rllm.algorithms.dapo:DAPO",
+    "distill": "rllm.algorithms.distill:Distill",
     "dr_grpo": "rllm.algorithms.dr_grpo:DrGRPO",
     "grpo": "rllm.algorithms.grpo:GRPO",
     "gspo": "rllm.algorithms.gspo:GSPO",
@@ -13,5 +14,6 @@ ALGORITHMS = {
     "reinforce_plus_plus_baseline": "rllm.algorithms.reinforce_plus_plus:ReinforcePlusPlusBaseline",
     "remax": "rllm.algorithms.remax:ReMax",
     "rloo": "rllm.algorithms.rloo:RLOO",
+    "sft": "rllm.algorithms.sft:SFT",
 }
 """Short names for `algorithm.name`; any `package.module:Class` does as well."""

@@ -14,7 +14,13 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rllm.algorithms.batch import Aggregation, Batch
-from rllm.algorithms.losses import KLEstimator, clipped_policy_loss, importance_weights, kl_divergence
+from rllm.algorithms.losses import (
+    KLEstimator,
+    clipped_policy_loss,
+    importance_weights,
+    kl_divergence,
+    pull_of_teacher,
+)
 from rllm.errors import ConfigError
 from rllm.types import TrajectoryGroup
 
@@ -32,6 +38,10 @@ class Algorithm:
     """Whether a critic must judge the tokens."""
     needs_greedy: ClassVar[bool] = False
     """Whether each task gets one more rollout, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
+    needs_rewards: ClassVar[bool] = True
+    """Whether what nobody scored has nothing to teach."""
+    demonstrated: ClassVar[bool] = False
+    """Whether its tokens are shown to the policy, and were not sampled by it: then there is no sampler to compare with."""
 
     clip_low: float = 0.2
     """How far below 1 a token's probability ratio may fall before its gradient stops."""
@@ -55,6 +65,9 @@ class Algorithm:
     """How the divergence is estimated from the sampled token. In the loss all have the right gradient; in the reward k1 has."""
     entropy_coef: float = 0.0
     """How strongly the policy's entropy is rewarded."""
+    teacher_coef: float = 0.0
+    """What is added to each token's advantage, for every nat by which the teacher finds it likelier than the policy did:
+    on-policy distillation beside whatever else is learned."""
     correction: Literal["none", "truncate", "mask"] = "none"
     """What to do about a sampler whose probabilities differ from the trainer's: weigh tokens by their ratio, bounded, or
     also leave out what is out of bounds."""
@@ -76,6 +89,7 @@ class Algorithm:
         self._require(
             "kl_in", self.kl_in == "loss" or self.kl_coef > 0, "nothing is subtracted at kl_coef=0; set kl_coef above 0"
         )
+        self._require("teacher_coef", self.teacher_coef >= 0, "use 0 (off) or a number above it")
         self._require("correction_cap", self.correction_cap >= 1, "use at least 1")
         self._require(
             "level",
@@ -103,6 +117,11 @@ class Algorithm:
         return self.kl_coef > 0
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether the teacher's log-probabilities are needed."""
+        return self.teacher_coef > 0
+
+    @property
     def credits_tokens(self) -> bool:
         """Whether single tokens are credited, by `token_advantages`, and not trajectories, by `credit`; so do critics."""
         return self.needs_values
@@ -114,9 +133,10 @@ class Algorithm:
 
     @property
     def learns_without_advantage(self) -> bool:
-        """Whether tokens whose advantage is 0 move weights all the same: the critic's, or those of the policy through its
-        entropy or its divergence."""
-        return self.needs_values or self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
+        """Whether tokens whose trajectory is worth nothing move weights all the same: the critic's, or those of the policy
+        through its entropy, its divergence or its teacher."""
+        regularised = self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
+        return self.needs_values or self.needs_teacher or regularised
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
         """The advantages of all groups of a batch; override to compare across groups."""
@@ -173,6 +193,7 @@ class Algorithm:
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         losses, sums = self.surrogate(logprobs, old, batch)
         if self.correction != "none":
+            assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
             weights = importance_weights(
                 old,
                 batch.sampler_logprobs,
@@ -183,6 +204,8 @@ class Algorithm:
             )
             losses = losses * weights
             sums["policy/correction"] = weights.sum()
+        if batch.teacher_logprobs is not None:
+            sums["policy/teacher_kl"] = -pull_of_teacher(old, batch.teacher_logprobs).sum()
         if self.needs_reference:
             assert batch.ref_logprobs is not None, "the batch was scored with the reference"
             divergence = kl_divergence(logprobs, batch.ref_logprobs, self.kl_estimator)

@@ -33,13 +33,13 @@ class TokenSequence:
     """Prompt, sampled and inserted tokens (tool results, user turns) in order."""
     spans: list[StepSpan]
     """What was sampled, in order and apart; these tokens, and no others, are trained on."""
-    logprobs: list[float]
-    """The sampler's log-probability of each sampled token; as long as the spans together."""
+    logprobs: list[float] | None
+    """The sampler's log-probability of each sampled token; as long as the spans together. `None`: the tokens were
+    demonstrated, so no sampler can say how likely they were."""
 
     def __post_init__(self) -> None:
-        sampled = sum(span.stop - span.start for span in self.spans)
-        if sampled != len(self.logprobs):
-            raise TokenMismatchError(f"{sampled} sampled tokens have {len(self.logprobs)} log-probabilities")
+        if self.logprobs is not None and self.num_sampled != len(self.logprobs):
+            raise TokenMismatchError(f"{self.num_sampled} sampled tokens have {len(self.logprobs)} log-probabilities")
         end = 1  # a token has a probability only behind another one
         for span in self.spans:
             if not end <= span.start <= span.stop <= len(self.ids):
@@ -48,6 +48,11 @@ class TokenSequence:
                     "behind a prompt, in order and apart"
                 )
             end = span.stop
+
+    @property
+    def num_sampled(self) -> int:
+        """How many of the tokens are trained on."""
+        return sum(span.stop - span.start for span in self.spans)
 
     def sampled_positions(self) -> list[int]:
         """The positions of the sampled tokens, in order."""
@@ -66,11 +71,12 @@ class Batch:
     sequences: list[TokenSequence]
     ids: Tensor  # [N] the sampled token ids
     sequence_of: Tensor  # [N] index of the sequence that each belongs to
-    sampler_logprobs: Tensor  # [N]
+    sampler_logprobs: Tensor | None  # [N]; None for demonstrations, which no policy sampled
     advantages: Tensor  # [N]
     weights: Tensor  # [N] what each token's loss counts; see `with_weights`
     old_logprobs: Tensor | None = None  # [N] the trainer's, before the first update on this batch
     ref_logprobs: Tensor | None = None  # [N] the reference model's
+    teacher_logprobs: Tensor | None = None  # [N] the teacher's
     trajectory_of: Tensor | None = None  # [N] which trajectory each belongs to; its tokens lie together, in order
     rewards: Tensor | None = None  # [N] what was earned by having chosen the token, for critics
     values: Tensor | None = None  # [N] the critic's estimate of what follows, before the token is chosen
@@ -82,16 +88,14 @@ class Batch:
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], *, temperature: float = 1.0) -> Batch:
         """The batch of these sequences, with zero advantages and token-mean weights."""
-        lengths = torch.tensor([len(sequence.logprobs) for sequence in sequences], dtype=torch.long)
+        lengths = torch.tensor([sequence.num_sampled for sequence in sequences], dtype=torch.long)
         total = int(lengths.sum())
         sampled = [sequence.ids[place] for sequence in sequences for place in sequence.sampled_positions()]
         return cls(
             sequences=list(sequences),
             ids=torch.tensor(sampled, dtype=torch.long),
             sequence_of=torch.repeat_interleave(torch.arange(len(lengths)), lengths),
-            sampler_logprobs=torch.tensor(
-                [value for item in sequences for value in item.logprobs], dtype=torch.float32
-            ),
+            sampler_logprobs=_known_logprobs(sequences),
             advantages=torch.zeros(total),
             weights=torch.full((total,), 1.0 / max(total, 1)),
             temperature=temperature,
@@ -167,6 +171,16 @@ def token_weights(
         return torch.full((total,), 1.0 / (max(num_sequences, 1) * (fixed_length or 1)))
     lengths = torch.bincount(sequence_of, minlength=num_sequences).clamp(min=1)
     return 1.0 / (num_sequences * lengths[sequence_of])
+
+
+def _known_logprobs(sequences: Sequence[TokenSequence]) -> Tensor | None:
+    """[N] the sampler's log-probabilities; `None` if there are demonstrations among the sequences."""
+    values: list[float] = []
+    for sequence in sequences:
+        if sequence.logprobs is None:
+            return None
+        values += sequence.logprobs
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -59,6 +59,16 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator
     return square + (value - square).detach()
 
 
+def pull_of_teacher(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
+    """How much likelier the teacher finds each token than the policy did that sampled it (Lu et al. 2025, "On-policy
+    distillation"), in nats.
+
+    Its negated mean over the policy's own tokens estimates KL(policy || teacher), the reverse divergence; as an advantage
+    it has that divergence's gradient. Bounded, since a teacher may find a token impossible.
+    """
+    return (teacher_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
 def mean_by_sequence(values: Tensor, sequence_of: Tensor) -> Tensor:
     """The mean over each token's own sequence, at every token; gradients pass through."""
     num_sequences = int(sequence_of.max()) + 1 if len(sequence_of) else 0

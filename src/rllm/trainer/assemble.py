@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.losses import kl_divergence
+from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.algorithms.returns import discounted
 from rllm.trainer.filters import LEFT_OUT
 from rllm.trainer.roles import PLAIN, Role, Roles
@@ -44,6 +44,18 @@ class Scorer(Protocol):
     def values(self, batch: Batch) -> Tensor: ...
 
 
+class Teacher(Protocol):
+    """A model that the policy learns from, and whose tokens are the policy's. Blocks, and is asked from a thread."""
+
+    def score(self, batch: Batch) -> Tensor:
+        """[N] the teacher's log-probabilities of the batch's tokens.
+
+        Raises:
+            InferenceError: if it cannot be reached, or does not tell them.
+        """
+        ...
+
+
 @dataclass(kw_only=True)
 class Assembled:
     """A batch, and how it came about."""
@@ -71,6 +83,7 @@ def assemble(
     step: int,
     temperature: float,
     scorer: Scorer | None = None,
+    teacher: Teacher | None = None,
     roles: Roles | None = None,
 ) -> Assembled:
     """Turn the episodes of one training step into what the optimiser is fed.
@@ -81,10 +94,12 @@ def assemble(
         step: which training step this is, for the records.
         temperature: that the episodes were sampled with.
         scorer: is asked for log-probabilities and values where the algorithm needs them; may be left out where not.
+        teacher: is asked for log-probabilities where the algorithm needs them; may be left out where not.
         roles: what sets trajectories of some names apart.
 
     Raises:
         TokenMismatchError: if ids and log-probabilities of a step disagree.
+        InferenceError: of the teacher.
     """
     roles = roles or {}
     samples = [
@@ -105,6 +120,9 @@ def assemble(
         _penalise(whole, usable, algorithm)
         credit(groups, _references(samples, algorithm), algorithm, roles)
         whole.advantages = by_token(whole, {key: share.advantage or 0.0 for key, share in _credited(usable)})
+    if algorithm.needs_teacher and len(whole):
+        assert teacher is not None, "an algorithm that needs a teacher is given one"
+        _follow(teacher, whole, usable, algorithm)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
         assert scorer is not None, "an algorithm that needs a reference is given a scorer"
@@ -136,8 +154,8 @@ def _sample(episode: Episode, trajectory: Trajectory, algorithm: Algorithm, role
     if reason := trajectory.info.get(LEFT_OUT):
         sample.dropped = reason
         return sample
-    sample.sequences = sequences_of(trajectory.steps)
-    if trajectory.final_reward() is None:
+    sample.sequences = sequences_of(trajectory.steps, demonstrated=algorithm.demonstrated)
+    if algorithm.needs_rewards and trajectory.final_reward() is None:
         sample.dropped = UNSCORED
     elif not sample.sequences:
         sample.dropped = NO_TOKENS
@@ -182,6 +200,15 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.kl_estimator)
 
 
+def _follow(teacher: Teacher, batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> None:
+    """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares."""
+    own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    assert own is not None, "a teacher judges what was sampled"
+    batch.teacher_logprobs = teacher.score(batch)
+    batch.advantages = batch.advantages + algorithm.teacher_coef * pull_of_teacher(own, batch.teacher_logprobs)
+    _tell_shares(batch, usable)
+
+
 def _penalise(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> None:
     """Take the divergence of each share's tokens off its reward, and as rewards are, that of later shares with discount."""
     lost = by_step(batch, _divergence(batch, algorithm), Tensor.sum)
@@ -214,10 +241,10 @@ def _tell_shares(batch: Batch, usable: Sequence[Sample]) -> None:
     """Keep the means of what was credited to single tokens, for the records."""
     totals = by_step(batch, batch.advantages, Tensor.sum)
     for number, sample in enumerate(usable):
-        (share,) = sample.shares
-        sizes = {step.id: len(step.response_ids) for step in speaking(sample.trajectory)}
-        share.by_step = {step_id: totals[number, step_id] / size for step_id, size in sizes.items()}
-        share.advantage = sum(totals[number, step_id] for step_id in sizes) / sum(sizes.values())
+        for share in sample.shares:
+            sizes = {step.id: len(step.response_ids) for step in speaking(share.trajectory)}
+            share.by_step = {step_id: totals[number, step_id] / size for step_id, size in sizes.items()}
+            share.advantage = sum(totals[number, step_id] for step_id in sizes) / sum(sizes.values())
 
 
 def _trained(whole: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> Batch:

@@ -30,10 +30,11 @@ class _Open:
         self.logprobs.extend(step.logprobs)
 
 
-def sequences_of(steps: Sequence[Step]) -> list[TokenSequence]:
+def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[TokenSequence]:
     """The token sequences of one trajectory's steps, in the order in which they begin.
 
-    Steps without sampled tokens are passed over.
+    Steps without sampled tokens are passed over. What was `demonstrated` has no log-probabilities; those of the policy that
+    once sampled it, if one did, are left behind here.
 
     Raises:
         TokenMismatchError: if a step's ids and log-probabilities disagree.
@@ -42,18 +43,21 @@ def sequences_of(steps: Sequence[Step]) -> list[TokenSequence]:
     for step in steps:
         if not step.response_ids:
             continue
-        _check(step)
+        _check(step, demonstrated)
         earlier = [item for item in opened if step.prompt_ids[: len(item.ids)] == item.ids]
         if earlier:
             max(earlier, key=lambda item: len(item.ids)).append(step)
         else:
             opened.append(_Open(ids=[]))
             opened[-1].append(step)
-    return [TokenSequence(ids=item.ids, spans=item.spans, logprobs=item.logprobs) for item in opened]
+    return [
+        TokenSequence(ids=item.ids, spans=item.spans, logprobs=None if demonstrated else item.logprobs)
+        for item in opened
+    ]
 
 
-def _check(step: Step) -> None:
-    if len(step.response_ids) != len(step.logprobs):
+def _check(step: Step, demonstrated: bool) -> None:
+    if not demonstrated and len(step.response_ids) != len(step.logprobs):
         raise TokenMismatchError(
             f"step {step.id}: {len(step.response_ids)} response ids but {len(step.logprobs)} log-probabilities"
         )

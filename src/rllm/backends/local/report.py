@@ -40,14 +40,15 @@ class Progress:
 
 def batch_metrics(batch: Batch, logprobs: Tensor) -> dict[str, float]:
     """What the batch was like: `logprobs` are the trainer's before the update."""
-    gap = (logprobs - batch.sampler_logprobs).abs()
     metrics = {
-        "policy/sampler_gap_mean": float(gap.mean()),
-        "policy/sampler_gap_max": float(gap.max()),
         "tokens/trained": float(batch.num_tokens),
         "tokens/forward": float(len(batch.tree.ids)),
         "tokens/shared": 1.0 - len(batch.tree.ids) / sum(len(item.ids) - 1 for item in batch.sequences),
     }
+    if batch.sampler_logprobs is not None:
+        gap = (logprobs - batch.sampler_logprobs).abs()
+        metrics["policy/sampler_gap_mean"] = float(gap.mean())
+        metrics["policy/sampler_gap_max"] = float(gap.max())
     if batch.returns is not None and batch.values is not None:
         metrics["critic/return"] = float(batch.returns.mean())
         metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns)

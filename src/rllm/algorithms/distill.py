@@ -1,0 +1,32 @@
+"""On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): the policy speaks, and a teacher judges every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rllm.algorithms.base import Algorithm
+from rllm.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(Algorithm):
+    """A token is worth how much likelier the teacher finds it than the policy did; rewards count for nothing.
+
+    The gradient is that of the reverse divergence KL(policy || teacher), token by token. To learn from rewards, too, give
+    the algorithm that credits them a `teacher_coef` of its own: `algorithm.name=grpo algorithm.teacher_coef=0.1`.
+    """
+
+    needs_rewards: ClassVar[bool] = False
+
+    teacher_coef: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("teacher_coef", self.teacher_coef > 0, "use a number above 0, such as 1")
+        for name in ("level", "gamma", "kl_in"):
+            is_default = getattr(self, name) == getattr(Algorithm, name)
+            self._require(name, is_default, "rewards count for nothing here; leave it out")
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        return [0.0] * len(group.trajectories)
