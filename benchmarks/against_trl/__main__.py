@@ -1,0 +1,30 @@
+"""Runs the job that is given as JSON, and prints what it cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from .jobs import Job
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    os.environ["OMP_NUM_THREADS"] = str(job.threads)
+    import torch
+
+    from .watch import Watch
+
+    torch.set_num_threads(job.threads)
+    if job.side == "rllm":
+        from .ours import train
+    else:
+        from .peer import train
+    watch = Watch(job)
+    train(job, watch)
+    print(json.dumps(watch.summary()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A training run of one side, as a process of its own: its settings go in as JSON, what it cost comes out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Side = Literal["rllm", "TRL"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    side: Side
+    model: str
+    """The folder of the policy that training starts from."""
+    workload: str
+    num_steps: int
+    target: float | None = None
+    """Stop at this held-out accuracy; rewards are then for right answers."""
+    most_cpu_s: float | None = None
+    """Stop when that many CPU-seconds are spent."""
+    lr: float = 1e-5
+    seed: int = 0
+    threads: int = 1
+    autocast: bool = False
+    """Whether matrix products of the update are done in bfloat16."""
+
+
+def run_job(job: Job, peer_python: str) -> dict[str, Any]:
+    """What the run cost; see `watch.Watch.summary`."""
+    python = sys.executable if job.side == "rllm" else str(Path(peer_python).absolute())
+    done = subprocess.run(
+        [python, "-m", "against_trl", json.dumps(asdict(job))],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{job} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def has_peer(peer_python: str) -> bool:
+    """Whether TRL's Python is there; if not, says how to make it."""
+    if Path(peer_python).exists():
+        return True
+    print(
+        f"TRL is not measured, because there is no {peer_python}. To make it:\n"
+        "    python -m venv trl-venv && trl-venv/bin/pip install torch==2.13.0 trl==1.16.0",
+        file=sys.stderr,
+    )
+    return False

@@ -1,0 +1,79 @@
+"""TRL's side: its own trainer, told what ours does. A conversation's turns are trained apart, as it does by default.
+
+Turns are micro-batches of one update, each sampled by itself, so that no prompt is padded to the length of later turns.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import islice
+from typing import Any
+
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from .jobs import Job
+from .watch import Watch
+from .workloads import WORKLOADS, Workload, correctness, turns_apart, vowels
+
+
+def train(job: Job, watch: Watch) -> None:
+    """Train until the watch says that it is enough."""
+    workload = WORKLOADS[job.workload]
+    reward = vowels if job.target is None else correctness
+
+    def rewards(prompts: list[Any], completions: list[Any], completion_ids: list[Any], **_: Any) -> list[float]:
+        watch.num_tokens += sum(map(len, completion_ids))
+        pairs = zip(prompts, completions, strict=True)
+        return [reward(prompt[-1]["content"], completion[0]["content"]) for prompt, completion in pairs]
+
+    num_rows = workload.num_prompts * workload.num_turns * job.num_steps
+    rows = [{"prompt": prompt} for prompt in islice(turns_apart(workload, job.seed), num_rows)]
+    with tempfile.TemporaryDirectory() as scratch:
+        GRPOTrainer(
+            model=job.model,
+            reward_funcs=rewards,
+            args=_config(job, workload, scratch),
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[_Told(watch)],
+        ).train()
+
+
+def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
+    return GRPOConfig(
+        output_dir=scratch,
+        per_device_train_batch_size=workload.num_rollouts,
+        gradient_accumulation_steps=workload.num_turns,
+        steps_per_generation=1,
+        num_generations=workload.group_size,
+        max_completion_length=workload.answer_tokens,
+        max_steps=job.num_steps,
+        shuffle_dataset=False,
+        learning_rate=job.lr,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        temperature=1.0,
+        seed=job.seed,
+        use_cpu=True,
+        bf16=job.autocast,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1000,
+        disable_tqdm=True,
+        model_init_kwargs={"dtype": "float32"},
+    )
+
+
+class _Told(TrainerCallback):  # type: ignore[misc]
+    """Tells the watch, and stops when it says so."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._watch.start(given["model"], given["processing_class"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        control.should_training_stop |= not self._watch.step_done(given["model"], given["processing_class"])

@@ -1,0 +1,69 @@
+"""What a training run costs, step by step, and how good it has made the policy."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+from .jobs import Job
+from .judge import sampled_accuracy
+
+STEPS_BETWEEN_TESTS = 5
+
+
+class Watch:
+    """Counts CPU and wall seconds from `start`, and from each step's end to the next; testing the policy is not counted."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._seconds: list[tuple[float, float]] = []
+        self._accuracies: dict[int, float] = {}
+        self.num_tokens = 0
+        """Sampled tokens so far; the trainer adds to it."""
+
+    def start(self, model: Any, tokenizer: Any) -> None:
+        """Training begins with the next statement."""
+        self._test(model, tokenizer)
+        self._resume()
+
+    def step_done(self, model: Any, tokenizer: Any) -> bool:
+        """Whether to go on."""
+        cpu, wall = self._since
+        self._seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
+        if len(self._seconds) % STEPS_BETWEEN_TESTS == 0:
+            self._test(model, tokenizer)
+        self._resume()
+        return not (self.reached or self._spent)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the policy is as good as was asked for."""
+        target = self._job.target
+        return target is not None and max(self._accuracies.values()) >= target
+
+    @property
+    def _spent(self) -> bool:
+        limit = self._job.most_cpu_s
+        return len(self._seconds) >= self._job.num_steps or (limit is not None and sum(self._cpu_s) > limit)
+
+    @property
+    def _cpu_s(self) -> list[float]:
+        return [cpu for cpu, _ in self._seconds]
+
+    def _resume(self) -> None:
+        self._since = time.process_time(), time.perf_counter()
+
+    def _test(self, model: Any, tokenizer: Any) -> None:
+        if self._job.target is not None:
+            self._accuracies[len(self._seconds)] = sampled_accuracy(model, tokenizer)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "cpu_s": self._cpu_s,
+            "wall_s": [wall for _, wall in self._seconds],
+            "tokens_per_step": self.num_tokens / len(self._seconds),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "accuracies": self._accuracies,
+            "reached": self.reached,
+        }
