@@ -20,7 +20,7 @@ def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
     batch = batch_of([1.0, 1.0], [1.0])
     loss, sums = SFT().loss(torch.tensor([math.log(0.5), math.log(0.25), math.log(0.125)]), batch)
     assert loss.item() == pytest.approx((1 + 2 + 3) / 3 * math.log(2))
-    assert sums["policy/logprob"].item() == pytest.approx(-6 * math.log(2))
+    assert sums["policy/nll"].item() == pytest.approx(6 * math.log(2))
 
 
 def test_the_shared_means_apply() -> None:

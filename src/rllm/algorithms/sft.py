@@ -48,5 +48,5 @@ class SFT(Algorithm):
         return [1.0] * len(group.trajectories)
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """The negative log-likelihood of each token [N], times what its role weighs; `policy/logprob` is that without."""
-        return -batch.advantages * logprobs, {"policy/logprob": logprobs.detach().sum()}
+        """The negative log-likelihood of each token [N], times what its role weighs; `policy/nll` is that without."""
+        return -batch.advantages * logprobs, {"policy/nll": -logprobs.detach().sum()}

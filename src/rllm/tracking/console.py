@@ -11,6 +11,9 @@ from rllm.types import Episode
 
 SHOWN = {
     "rollout/reward": "reward {:.3f}",
+    "policy/nll": "loss {:.3f}",
+    "policy/teacher_kl": "divergence from the teacher {:.3f}",
+    "eval/loss": "held-out loss {:.3f}",
     "eval/accuracy": "held-out accuracy {:.1%}",
     "rollout/num_failed": "failed {:.0f}",
     "tokens/per_second": "{:,.0f} tokens/s",

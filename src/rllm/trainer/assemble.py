@@ -122,7 +122,7 @@ def assemble(
         whole.advantages = by_token(whole, {key: share.advantage or 0.0 for key, share in _credited(usable)})
     if algorithm.needs_teacher and len(whole):
         assert teacher is not None, "an algorithm that needs a teacher is given one"
-        _follow(teacher, whole, usable, algorithm)
+        _follow(teacher, whole, usable, algorithm, roles)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
         assert scorer is not None, "an algorithm that needs a reference is given a scorer"
@@ -200,12 +200,15 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.kl_estimator)
 
 
-def _follow(teacher: Teacher, batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> None:
+def _follow(teacher: Teacher, batch: Batch, usable: Sequence[Sample], algorithm: Algorithm, roles: Roles) -> None:
     """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares."""
+    assert batch.trajectory_of is not None
+    weights = torch.tensor([roles.get(sample.trajectory.name, PLAIN).weight for sample in usable])[batch.trajectory_of]
     own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
     assert own is not None, "a teacher judges what was sampled"
     batch.teacher_logprobs = teacher.score(batch)
-    batch.advantages = batch.advantages + algorithm.teacher_coef * pull_of_teacher(own, batch.teacher_logprobs)
+    pull = pull_of_teacher(own, batch.teacher_logprobs)
+    batch.advantages = batch.advantages + algorithm.teacher_coef * weights * pull
     _tell_shares(batch, usable)
 
 

@@ -112,17 +112,18 @@ def damage_of(checkpoint: Path) -> ConfigError | None:
 
 
 def score_of(metrics: Mapping[str, float], name: str | None) -> float | None:
-    """The metric by which the best checkpoint is chosen, if one is.
+    """The metric by which the best checkpoint is chosen, if one is: the higher the better, so that of `-name` is negated.
 
     Raises:
         ConfigError: if an evaluation does not have it.
     """
     if name is None:
         return None
-    if name not in metrics:
+    metric = name.removeprefix("-")
+    if metric not in metrics:
         known = ", ".join(other for other in metrics if other.startswith("eval/"))
         raise ConfigError(f"keep_best={name!r} is not among the metrics of an evaluation: use one of {known}")
-    return metrics[name]
+    return metrics[metric] if metric == name else -metrics[metric]
 
 
 def _step_of(checkpoint: Path) -> int:

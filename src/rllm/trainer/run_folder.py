@@ -32,4 +32,4 @@ def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     """The metrics of every evaluation of a run, each with its `step`, in order."""
     path = run_dir / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [line for line in lines if "eval/accuracy" in line]
+    return [line for line in lines if any(name.startswith("eval/") for name in line)]

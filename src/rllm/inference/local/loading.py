@@ -28,6 +28,35 @@ class LoadedModel:
     device: torch.device
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedTokenizer:
+    """What can be known of a model without its weights."""
+
+    tokenizer: Any
+    num_ids: int
+    """Ids that the model has an embedding for; often a few more than the tokenizer gives."""
+    context_length: int | None
+    """Tokens that the model has positions for; `None` where there is no bound."""
+
+
+def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
+    """The tokenizer that `load_model` gives for the same folder or hub id.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    adapter = Path(path_or_id).expanduser()
+    if _is_adapter(adapter):
+        return load_tokenizer(_base_of(adapter))
+    source = _checked_source(path_or_id)
+    config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
+    return LoadedTokenizer(
+        tokenizer=_loaded(AutoTokenizer.from_pretrained, source, "tokenizer"),
+        num_ids=config.vocab_size,
+        context_length=getattr(config, "max_position_embeddings", None),
+    )
+
+
 def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
     """Load any Hugging Face causal language model from a folder or a hub id; the folder may be that of a LoRA adapter,
     which is merged into the model that it names.
@@ -38,7 +67,7 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         ConfigError: if there is no such model, if its folder is incomplete, or if a setting is wrong.
     """
     adapter = Path(path_or_id).expanduser()
-    if (adapter / ADAPTER_FILE).is_file() and not (adapter / "config.json").exists():
+    if _is_adapter(adapter):
         return _merged(adapter, dtype=dtype, device=device)
     source = _checked_source(path_or_id)
     target = choose_device(device)
@@ -56,19 +85,28 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
 
-def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
-    """The model that a peft adapter was made for, with the adapter's weights added to its own."""
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
+def _is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").exists()
+
+
+def _base_of(adapter: Path) -> str:
+    """The model that a peft adapter was made for."""
     try:
         base = json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"]
         if not isinstance(base, str):
             raise TypeError(f"it is {base!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} names no base model ({error})") from error
-    loaded = load_model(base, dtype=dtype, device=device)
+    return base
+
+
+def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
+    """The model that a peft adapter was made for, with the adapter's weights added to its own."""
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
+    loaded = load_model(_base_of(adapter), dtype=dtype, device=device)
     with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
     return replace(loaded, model=with_adapter.merge_and_unload().eval())
 

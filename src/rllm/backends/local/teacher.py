@@ -1,0 +1,23 @@
+"""A teacher in this process: a model that is not trained, asked how likely it finds the policy's tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rllm.algorithms.batch import Batch
+from rllm.backends.local.policy import Policy
+from rllm.backends.local.trunk import Trunk
+from rllm.inference.local.loading import LoadedModel
+
+
+class LocalTeacher:
+    """Scores at the temperature that the tokens were sampled with, as the policy does."""
+
+    def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
+        model = loaded.model.requires_grad_(False)
+        self._policy = Policy(model=model, trunk=Trunk.of(model.base_model))
+        self._max_tokens = micro_batch_tokens
+
+    def score(self, batch: Batch) -> Tensor:
+        """[N] log-probabilities of the batch's tokens."""
+        return self._policy.score(batch, self._max_tokens)

@@ -1,0 +1,135 @@
+"""`AgentSFTTrainer`: supervised fine-tuning on conversations, or on the best of what was rolled out before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rllm.data.dataset import Dataset
+from rllm.errors import ConfigError
+from rllm.store import open_store
+from rllm.tracking.base import Tracker
+from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
+from rllm.trainer.config import ConfigSource, TrainConfig, load_config
+from rllm.trainer.demonstration_door import DemonstrationDoor
+from rllm.trainer.demonstrations import prepared
+from rllm.trainer.rejection import Row, process_trajectories, rows_of_items, rows_of_store, sampled_from
+from rllm.types import Episode, Trajectory
+
+DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
+
+_STORE = "traces.db"
+_LOWER_IS_BETTER = ("eval/loss", "eval/perplexity")
+
+
+class AgentSFTTrainer(AgentTrainer):
+    """Trains a policy to say what is demonstrated; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
+
+    A row has `messages` in the OpenAI format, with `tools` where they were offered; of its answers, those whose `weight` is
+    not 0 are learned. Or it has token ids, as `process_trajectories` gives it. Trajectories, episodes, a file of either, and
+    the folder of an earlier run, do as well; what they hold is learned token for token.
+    """
+
+    process_trajectories = staticmethod(process_trajectories)
+
+    def __init__(
+        self,
+        config: ConfigSource = None,
+        train_dataset: DemonstrationSource = (),
+        val_dataset: DemonstrationSource | None = None,
+        backend: str | None = None,
+        *,
+        trackers: Sequence[Tracker] = (),
+        resume: bool = False,
+    ) -> None:
+        """Check everything that can be checked before work starts, and render every row.
+
+        Args:
+            config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names an algorithm of your own; `sft.*` says what is
+                learned; `tasks_per_step` is the number of demonstrations in a step.
+            train_dataset: demonstrations.
+            val_dataset: held-out ones, all of which `eval/loss` and `eval/perplexity` are taken from.
+            backend: the same as `config.backend`.
+            trackers: see `AgentTrainer`.
+            resume: see `AgentTrainer`.
+
+        Raises:
+            ConfigError: naming the row or the setting that is wrong, and the remedy.
+        """
+        chosen = _for_demonstrations(load_config(config, [] if backend is None else [f"backend={backend}"]))
+        check_model(chosen)
+        rows = sampled_from(
+            _rows(train_dataset, "train_dataset"),
+            reward_threshold=chosen.sft.reward_threshold,
+            best_per_task=chosen.sft.best_per_task,
+        )
+        super().__init__(
+            door=DemonstrationDoor(),
+            train_dataset=_prepared(rows, chosen, "train_dataset"),
+            val_dataset=None
+            if val_dataset is None
+            else _prepared(_rows(val_dataset, "val_dataset"), chosen, "val_dataset"),
+            config=chosen,
+            trackers=trackers,
+            resume=resume,
+        )
+
+
+def _for_demonstrations(config: TrainConfig) -> TrainConfig:
+    """With the defaults that demonstrations have."""
+    if "algorithm" not in config.model_fields_set:
+        config.algorithm = {"name": "sft"}
+    elif "name" not in config.algorithm:
+        config.algorithm = {"name": "sft", **config.algorithm}
+    if "group_size" not in config.rollout.model_fields_set:
+        config.rollout.group_size = 1
+    if config.keep_best in _LOWER_IS_BETTER:
+        raise ConfigError(f"keep_best={config.keep_best!r} would keep the worst: use keep_best=-{config.keep_best}")
+    return config
+
+
+def _rows(source: Any, name: str) -> list[Row]:
+    """The rows of anything that a user may give.
+
+    Raises:
+        ConfigError: if it cannot be read, or is empty.
+    """
+    if isinstance(source, str | Path) and (path := _store_of(Path(source).expanduser())) is not None:
+        with_store = open_store(str(path), read_only=True)
+        try:
+            rows = rows_of_store(with_store)
+        finally:
+            with_store.close()
+        if not rows:
+            raise ConfigError(f"{name}={str(source)!r} holds no rollouts that a run was trained on")
+        return rows
+    if isinstance(source, str | Path) or callable(source):
+        items: Iterable[Any] = Dataset.load(source)
+    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+        items = source
+    else:
+        raise ConfigError(f"{name}={source!r:.100}: use rows, trajectories, episodes, or what Dataset.load reads")
+    rows = rows_of_items(items)
+    if not rows:
+        raise ConfigError(f"{name} is empty: give it at least one demonstration")
+    return rows
+
+
+def _store_of(path: Path) -> Path | None:
+    """The store of traces that this is, or that this run folder has."""
+    if path.suffix == ".db" and path.is_file():
+        return path
+    return path / _STORE if (path / _STORE).is_file() else None
+
+
+def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
+    """The rows in the tokens of the model that is trained."""
+    from rllm.inference.local.loading import load_tokenizer
+
+    of = load_tokenizer(config.model.path)
+    lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
+    try:
+        return prepared(rows, of, config.sft, min(lengths, default=None))
+    except ConfigError as error:
+        raise ConfigError(f"{name}, {error}") from error

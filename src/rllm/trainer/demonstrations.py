@@ -1,0 +1,180 @@
+"""Conversations, or tokens that were once sampled, to demonstrations: ids, and which of them are to be learned.
+
+Rows that hold token ids (`steps`) keep them byte for byte. Rows that hold messages only are rendered by the model's chat
+template, once, before training begins, so that a row that cannot be learned from is named before any work is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rllm.data.dataset import Dataset
+from rllm.errors import ConfigError
+from rllm.inference.local.loading import LoadedTokenizer
+from rllm.parser import ChatTemplateParser
+from rllm.parser.append_only import is_assistant
+from rllm.trainer.config.schema import SFTConfig
+from rllm.types import Message, Step, Trajectory
+
+logger = logging.getLogger(__name__)
+
+FIELD = "demonstration"
+"""Where a prepared row keeps its `Demonstration`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Tokens in a row, and the places of those that are to be learned."""
+
+    ids: array[int]
+    spans: tuple[tuple[int, int], ...]
+    """Start and stop of each answer, in order and apart; the first one lies behind a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """What is to be learned of one row."""
+
+    shown: tuple[Shown, ...]
+    name: str = "agent"
+    reward: float | None = None
+    """What it earned, where somebody judged it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longest part."""
+        return max(len(part.ids) for part in self.shown)
+
+    def trajectory(self) -> Trajectory:
+        """The same as if it had been rolled out: a step for each answer, without log-probabilities."""
+        steps = [
+            Step(prompt_ids=part.ids[:start].tolist(), response_ids=part.ids[start:stop].tolist())
+            for part in self.shown
+            for start, stop in part.spans
+        ]
+        return Trajectory(name=self.name, steps=steps, reward=self.reward)
+
+
+def prepared(
+    rows: Sequence[Mapping[str, Any]], of: LoadedTokenizer, config: SFTConfig, max_length: int | None
+) -> Dataset:
+    """The rows as demonstrations, in order, without those that are longer than `max_length` tokens, which are counted.
+
+    Raises:
+        ConfigError: naming the first row that cannot be learned from, or if all are too long.
+    """
+    reader = _Reader(of, config)
+    tasks = [(str(row.get("task_id", number)), reader.read(number, row)) for number, row in enumerate(rows)]
+    kept = [task for task in tasks if max_length is None or task[1].num_tokens <= max_length]
+    if len(kept) < len(tasks):
+        too_long = (
+            f"{len(tasks) - len(kept)} of {len(tasks)} demonstrations are longer than the {max_length} tokens that the model "
+            "takes (model.max_length)"
+        )
+        if not kept:
+            raise ConfigError(f"{too_long}: nothing is left to learn from; cut them into shorter ones")
+        logger.warning("%s, and are left out", too_long)
+    return Dataset(({"task_id": task_id, FIELD: shown} for task_id, shown in kept), name="demonstrations")
+
+
+class _Reader:
+    """Reads one row after another, for one model."""
+
+    def __init__(self, of: LoadedTokenizer, config: SFTConfig) -> None:
+        self._of = of
+        self._config = config
+        self._parser: ChatTemplateParser | None = None
+
+    def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
+        try:
+            shown = self._sampled(row["steps"]) if row.get("steps") else self._rendered(row)
+        except ConfigError as error:
+            raise ConfigError(f"row {number}: {error}") from error
+        return Demonstration(shown=tuple(shown), name=str(row.get("name", "agent")), reward=row.get("reward"))
+
+    def _sampled(self, steps: Sequence[Mapping[str, Any]]) -> list[Shown]:
+        """The steps' own tokens; all answers of an agent count, unless only its last one is wanted."""
+        shown = []
+        for place, step in enumerate(steps):
+            prompt, answer = step.get("prompt_ids") or [], step.get("response_ids") or []
+            if not answer:
+                continue
+            if not prompt:
+                raise ConfigError(f"steps[{place}] has response_ids behind no prompt_ids: give it the prompt's")
+            largest = max(max(prompt), max(answer))
+            if largest >= self._of.num_ids or min(min(prompt), min(answer)) < 0:
+                raise ConfigError(
+                    f"steps[{place}] has the token id {largest}, and the model knows {self._of.num_ids}: another model "
+                    "sampled it; leave 'steps' out to have the messages rendered for this one"
+                )
+            shown.append(Shown(array("i", [*prompt, *answer]), ((len(prompt), len(prompt) + len(answer)),)))
+        if not shown:
+            raise ConfigError("steps hold no response_ids: there is nothing to learn")
+        return shown[-1:] if self._config.train_on == "last" else shown
+
+    def _rendered(self, row: Mapping[str, Any]) -> list[Shown]:
+        messages, tools = row.get("messages"), row.get("tools") or None
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ConfigError(
+                f"messages={messages!r:.80}: use a list of chat messages, or `steps` with prompt_ids and response_ids "
+                f"(the row has {', '.join(map(repr, row)) or 'no fields'})"
+            )
+        answers = [
+            place for place, message in enumerate(messages) if isinstance(message, dict) and is_assistant(message)
+        ]
+        learned = [place for place in answers if messages[place].get("weight", 1)]
+        learned = learned[-1:] if self._config.train_on == "last" else learned
+        if not learned:
+            raise ConfigError(
+                "no message is an assistant's"
+                + (" whose weight is not 0" if answers else "")
+                + ": there is nothing to learn"
+            )
+        if self._parser is None:
+            self._parser = ChatTemplateParser(self._of.tokenizer)
+        if self._config.tokenize_method == "stepwise":
+            return [_one_answer(self._parser, messages[: place + 1], tools) for place in learned]
+        wanted = [place in learned for place in answers]
+        return [_whole(self._parser, messages[: learned[-1] + 1], tools, wanted[: answers.index(learned[-1]) + 1])]
+
+
+def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:
+    """The last message as the answer to the prompt that an engine would send for those before it."""
+    prompt, ids, mask = parser.tokenize_and_mask(messages, tools)
+    return _shown(prompt, ids, mask)
+
+
+def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, wanted: Sequence[bool]) -> Shown:
+    """The conversation as one text; `wanted` says which of its answers are learned."""
+    shown = _shown(*parser.tokenize_and_mask_cumulative(messages, tools))
+    if all(wanted):
+        return shown
+    if len(shown.spans) != len(wanted):
+        raise ConfigError(
+            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be told apart: merge "
+            "answers that follow each other, or learn from all of them"
+        )
+    spans = tuple(span for span, is_wanted in zip(shown.spans, wanted, strict=True) if is_wanted)
+    return Shown(shown.ids, spans)
+
+
+def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
+    """Prompt and what follows it, up to the last token that is to be learned."""
+    if not prompt:
+        raise ConfigError("the chat template prints nothing before the first answer: begin with a user's message")
+    spans = tuple(_runs(mask, len(prompt)))
+    return Shown(array("i", [*prompt, *ids][: spans[-1][1]]), spans)
+
+
+def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each run of ones."""
+    for value, run in groupby(mask):
+        stop = place + len(list(run))
+        if value:
+            yield place, stop
+        place = stop

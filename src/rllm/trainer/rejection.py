@@ -1,0 +1,156 @@
+"""Rejection sampling: what was rolled out before, and earned enough, as rows to learn from; its tokens stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rllm.engine.episode_log import to_json
+from rllm.errors import ConfigError
+from rllm.store.base import TraceStore
+from rllm.trainer.shares import FROZEN
+from rllm.types import Episode, Step, Trajectory
+
+Row = dict[str, Any]
+
+_PAGE = 256
+_PLACE = re.compile(r"@\d+\.\d+\.\d+$")
+"""What a training run puts behind a task's id to tell one use of the task from another."""
+
+
+def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: float) -> list[Row]:
+    """Rows of the trajectories that earned at least `reward_threshold`; those that nobody scored, or that are not trainable,
+    are left out.
+
+    A row has the `messages`, for reading, the exact token ids as `steps`, the `reward`, the `name` of the role and a
+    `task_id`. It is JSON. A trajectory of a server that told no ids has no `steps`: its messages are rendered anew.
+
+    Raises:
+        ConfigError: if a trajectory has no ids, and its messages are not one conversation either.
+    """
+    earned = (item for item in trajectories if item.trainable and (item.final_reward() or 0.0) >= reward_threshold)
+    return [row_of(trajectory) for trajectory in earned if trajectory.final_reward() is not None]
+
+
+def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
+    """The trajectory as a row; see `process_trajectories`. Without `task_id`, trajectories of equal tasks have equal ids."""
+    spoken = [step for step in trajectory.steps if step.response_ids]
+    if not spoken and not trajectory.is_cumulative():
+        raise ConfigError(
+            f"trajectory {trajectory.name!r} has no token ids, and its steps do not extend each other, so it is not one "
+            "conversation: give rows with the messages of each step instead"
+        )
+    row: Row = {
+        "task_id": task_id or hashlib.sha256(to_json(trajectory.task, sort_keys=True)).hexdigest()[:16],
+        "name": trajectory.name,
+        "reward": trajectory.final_reward(),
+        "messages": trajectory.steps[-1].chat_completions if trajectory.steps else [],
+    }
+    if spoken:
+        row["steps"] = [{"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in spoken]
+    return row
+
+
+def rows_of_episode(episode: Episode) -> list[Row]:
+    """Its trainable trajectories; none of an episode that failed."""
+    if episode.failed:
+        return []
+    task_id = _PLACE.sub("", episode.task_id) or None
+    return [row_of(trajectory, task_id) for trajectory in episode.trajectories if trajectory.trainable]
+
+
+def rows_of_store(store: TraceStore) -> list[Row]:
+    """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward.
+
+    Of a run with algorithm.level=step every step is a row, with what was earned from it on.
+    """
+    sessions = [*_sessions(store)]
+    return [row for session_id, task_id in reversed(sessions) for row in _rows_of_session(store, session_id, task_id)]
+
+
+def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
+    """The rows that earned at least so much; of those at most so many of each task, the best, of equal ones the first.
+
+    Raises:
+        ConfigError: if rows have no reward, or none is left.
+    """
+    if reward_threshold is None and best_per_task is None:
+        return list(rows)
+    key = "reward_threshold" if reward_threshold is not None else "best_per_task"
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    if not rewards:
+        raise ConfigError(f"sft.{key}: no row has a reward to go by; leave it out")
+    scored = [row for row in rows if row.get("reward") is not None]
+    kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
+    if not kept:
+        raise ConfigError(
+            f"sft.reward_threshold={reward_threshold} leaves nothing of {len(rows)} trajectories: the best of them earned "
+            f"{max(rewards)}"
+        )
+    return kept if best_per_task is None else _best(kept, best_per_task)
+
+
+def _best(rows: Sequence[Row], count: int) -> list[Row]:
+    """In the order of the rows."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for place in sorted(range(len(rows)), key=lambda place: -rows[place]["reward"]):
+        task_id = str(rows[place].get("task_id", place))
+        taken[task_id] += 1
+        if taken[task_id] <= count:
+            chosen.append(place)
+    return [rows[place] for place in sorted(chosen)]
+
+
+def _sessions(store: TraceStore) -> Iterator[tuple[str, str]]:
+    """The ids of training sessions and of their tasks, newest first."""
+    offset = 0
+    while page := store.sessions(limit=_PAGE, offset=offset):
+        offset += len(page)
+        for info in page:
+            if info.metadata.get("split") == "train":
+                yield info.id, _PLACE.sub("", str(info.metadata.get("task_id", info.id)))
+
+
+def _rows_of_session(store: TraceStore, session_id: str, task_id: str) -> list[Row]:
+    credit_of = {credit.trace_id: credit for credit in store.credits(session_id) if credit.dropped != FROZEN}
+    by_trajectory: dict[tuple[str, float | None], list[Step]] = {}
+    for trace in store.by_session(session_id):
+        credit = credit_of.get(trace.id)
+        if credit is not None and trace.error is None:
+            by_trajectory.setdefault((credit.trajectory_name, credit.reward), []).append(Step.from_trace(trace))
+    return [
+        row_of(Trajectory(name=name, steps=steps, reward=reward), task_id)
+        for (name, reward), steps in by_trajectory.items()
+    ]
+
+
+def rows_of_items(items: Iterable[Any]) -> list[Row]:
+    """Rows of whatever a user has: rows, trajectories, episodes, or either of these as `to_dict` gives them.
+
+    Raises:
+        ConfigError: naming what is none of them.
+    """
+    rows: list[Row] = []
+    for number, item in enumerate(items):
+        if isinstance(item, Trajectory):
+            rows += [row_of(item)] if item.trainable else []
+        elif isinstance(item, Episode):
+            rows += rows_of_episode(item)
+        elif not isinstance(item, Mapping):
+            raise ConfigError(f"row {number} is {item!r:.100}: use an object with messages, a Trajectory or an Episode")
+        elif "trajectories" in item:
+            rows += rows_of_episode(_episode(item, number))
+        else:
+            rows.append(dict(item))
+    return rows
+
+
+def _episode(item: Mapping[str, Any], number: int) -> Episode:
+    try:
+        return Episode.from_dict(item)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"row {number} has trajectories, and is no episode: {error}") from error

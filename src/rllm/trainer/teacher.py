@@ -1,0 +1,86 @@
+"""The teacher that a configuration names: a model in this process, or a server, either with the policy's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rllm.algorithms.base import Algorithm
+from rllm.errors import ConfigError
+from rllm.trainer.assemble import Teacher
+from rllm.trainer.config.schema import TeacherConfig, TrainConfig
+
+
+def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Refuse what can be seen to be wrong before a model is loaded or a server is asked.
+
+    Raises:
+        ConfigError: if there is no teacher and one is needed, or the other way round; or if it has another vocabulary.
+    """
+    teacher = config.teacher
+    if not algorithm.needs_teacher:
+        if teacher != TeacherConfig():
+            raise ConfigError(
+                "teacher is set, and nothing is learned from it: set algorithm.name=distill, or algorithm.teacher_coef"
+            )
+        return
+    if (teacher.path is None) == (teacher.url is None):
+        raise ConfigError(
+            f"teacher.path={teacher.path!r} and teacher.url={teacher.url!r}: algorithm.teacher_coef="
+            f"{algorithm.teacher_coef} asks a teacher, so set one of the two"
+        )
+    if teacher.url is not None:
+        if config.rollout.temperature != 1.0:
+            raise ConfigError(
+                f"rollout.temperature={config.rollout.temperature}: the prompt log-probabilities of a server are those at "
+                "temperature 1; sample at 1, or run the teacher in this process with teacher.path"
+            )
+        return
+    assert teacher.path is not None
+    _check_vocabulary(config.model.path, teacher.path)
+
+
+@contextmanager
+def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher | None]:
+    """The teacher, ready to be asked; `None` if none is needed.
+
+    Raises:
+        ConfigError: if the server does not tell the log-probabilities of prompts, or has another vocabulary.
+        InferenceError: if it cannot be reached.
+    """
+    teacher = config.teacher
+    if not algorithm.needs_teacher:
+        yield None
+    elif teacher.path is not None:
+        from rllm.backends.local.teacher import LocalTeacher
+        from rllm.inference.local.loading import load_model
+
+        loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)
+        yield LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
+    else:
+        from rllm.inference.local.loading import load_tokenizer
+        from rllm.trainer.teacher_endpoint import TeacherEndpoint
+
+        assert teacher.url is not None, "checked before"
+        with TeacherEndpoint(
+            teacher.url,
+            model=teacher.model,
+            max_concurrent=teacher.max_concurrent,
+            timeout_s=teacher.timeout_s,
+            num_retries=teacher.num_retries,
+        ) as endpoint:
+            endpoint.check(load_tokenizer(config.model.path).tokenizer)
+            yield endpoint
+
+
+def _check_vocabulary(student: str, teacher: str) -> None:
+    """The same text must be the same ids: log-probabilities are compared token by token."""
+    from rllm.inference.local.loading import load_tokenizer
+
+    own, other = (load_tokenizer(path).tokenizer.get_vocab() for path in (student, teacher))
+    if own != other:
+        differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
+        raise ConfigError(
+            f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens differ, such "
+            f"as {differing[0]!r}. Take a teacher of the same family"
+        )

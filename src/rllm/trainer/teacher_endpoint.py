@@ -1,0 +1,156 @@
+"""A teacher behind an OpenAI-compatible server that tells the log-probabilities of a prompt's tokens, as vLLM does.
+
+POST /v1/completions {"prompt": [1, 437, ...], "max_tokens": 1, "prompt_logprobs": 0}
+-> choices[0].prompt_logprobs: [null, {"437": {"logprob": -2.1, "rank": 5, "decoded_token": " con"}}, ...]
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import openai
+import torch
+from torch import Tensor
+
+from rllm.algorithms.batch import Batch
+from rllm.errors import ConfigError, InferenceError
+
+_NUM_PROBED = 64
+"""Ids of which the server must know the same text as the policy's tokenizer."""
+
+
+class TeacherEndpoint:
+    """Asks about one sequence a request, several at once; a request that fails for a while is sent again."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        max_concurrent: int = 16,
+        timeout_s: float = 120.0,
+        num_retries: int = 3,
+    ) -> None:
+        """Nothing is sent yet. `url` goes up to and including `/v1`; `model` of `None` is the only one that is served."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"teacher.url={url!r}: use an address such as http://127.0.0.1:8000/v1")
+        self._url = url
+        self._model = model
+        self._client = openai.OpenAI(
+            base_url=url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
+            timeout=timeout_s,
+            max_retries=num_retries,
+        )
+        self._pool = ThreadPoolExecutor(max_concurrent, thread_name_prefix="rllm teacher")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        self._client.close()
+
+    def check(self, tokenizer: Any) -> None:
+        """Find out whether the server can teach a policy with this tokenizer.
+
+        Raises:
+            ConfigError: if it does not tell the log-probabilities of prompts, or has another vocabulary.
+            InferenceError: if it cannot be reached.
+        """
+        self._model = self._model or self._only_model()
+        ids = _telling_ids(tokenizer)
+        try:
+            told = self._prompt_logprobs(ids)
+        except InferenceError as error:
+            if error.status_code == 400:  # such as: token id 4711 is out of vocabulary
+                raise ConfigError(
+                    f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to tell the log-probabilities of "
+                    f"a prompt: {error}"
+                ) from error
+            raise
+        for token_id, entry in zip(ids[1:], told[1:], strict=True):
+            text, own = entry.get("decoded_token"), tokenizer.decode([token_id])
+            if isinstance(text, str) and text.strip() != own.strip():
+                raise ConfigError(
+                    f"teacher.url={self._url!r} has another vocabulary than the policy: token {token_id} is {text!r} there and "
+                    f"{own!r} here. Serve a teacher of the same family"
+                )
+
+    def score(self, batch: Batch) -> Tensor:
+        """[N] the teacher's log-probabilities of the batch's tokens.
+
+        Raises:
+            InferenceError: if the server fails for good, or leaves some out.
+        """
+        told = self._pool.map(self._prompt_logprobs, [sequence.ids for sequence in batch.sequences])
+        values = [
+            float(logprobs[place]["logprob"])
+            for sequence, logprobs in zip(batch.sequences, told, strict=True)
+            for place in sequence.sampled_positions()
+        ]
+        return torch.tensor(values, dtype=torch.float32)
+
+    def _only_model(self) -> str:
+        try:
+            names = [item.id for item in self._client.models.list().data]
+        except openai.OpenAIError as error:
+            raise _named(error, self._url) from error
+        if len(names) != 1:
+            raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(names) or 'none'}; choose one")
+        return names[0]
+
+    def _prompt_logprobs(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """What the server says of each token of a prompt; of the first, about which nothing can be said, `{}`."""
+        try:
+            response = self._client.completions.create(
+                model=str(self._model),
+                prompt=list(ids),
+                max_tokens=1,
+                temperature=1.0,
+                extra_body={"prompt_logprobs": 0},
+            )
+        except openai.OpenAIError as error:
+            raise _named(error, self._url) from error
+        told = getattr(response.choices[0], "prompt_logprobs", None) if response.choices else None
+        if not isinstance(told, list):
+            raise ConfigError(
+                f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that tells the log-probabilities of "
+                "a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this process, with teacher.path"
+            )
+        if len(told) != len(ids):
+            raise InferenceError(f"{self._url} tells {len(told)} log-probabilities of a prompt of {len(ids)} tokens")
+        return [{}, *(_entry(told[place], token_id, place) for place, token_id in enumerate(ids) if place)]
+
+
+def _entry(told: Any, token_id: int, place: int) -> dict[str, Any]:
+    """What is said of the prompt's own token; the server may name others beside it."""
+    entry = told.get(str(token_id)) if isinstance(told, Mapping) else None
+    logprob = entry.get("logprob") if isinstance(entry, Mapping) else None
+    if not isinstance(logprob, int | float) or math.isnan(logprob):
+        raise InferenceError(f"the teacher's server says {told!r:.200} of token {token_id}, number {place} of a prompt")
+    return dict(entry or {})
+
+
+def _telling_ids(tokenizer: Any) -> list[int]:
+    """Ids from all over the vocabulary whose texts are plain words, so that they look the same however they are decoded."""
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    some = vocabulary[:: max(1, len(vocabulary) // (8 * _NUM_PROBED))]
+    words = [token_id for token_id in some if tokenizer.decode([token_id]).strip().isalnum()]
+    return words[:: max(1, len(words) // _NUM_PROBED)]
+
+
+def _named(error: openai.OpenAIError, url: str) -> InferenceError:
+    if isinstance(error, openai.APIStatusError):
+        return InferenceError(
+            f"the teacher at {url} answered {error.status_code}: {error.message}", status_code=error.status_code
+        )
+    if isinstance(error, openai.APITimeoutError):
+        return InferenceError(
+            f"the teacher at {url} gave no answer in time: raise teacher.timeout_s if it is merely slow"
+        )
+    return InferenceError(f"the teacher at {url} cannot be reached ({error.__cause__ or error}): is it running?")
