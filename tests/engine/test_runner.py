@@ -79,8 +79,8 @@ async def test_ten_thousand_attempts_take_few_tasks() -> None:
 
 async def test_a_failure_is_an_episode_and_harms_no_sibling() -> None:
     heard: list[Episode] = []
-    runner = RolloutRunner(Scripted(), on_episode=heard.append)
-    good, bad = await runner.run(attempts({"sleep": 0.01}, {"raise": AgentError("division by zero")}))
+    both = attempts({"sleep": 0.01}, {"raise": AgentError("division by zero")})
+    good, bad = await RolloutRunner(Scripted()).run(both, on_episode=heard.append)
     assert not good.failed
     assert bad.failed
     assert bad.termination_reason is TerminationReason.ERROR

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from typing import Any
 
@@ -280,20 +281,35 @@ async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:
     assert_exact(engine.model, after)
 
 
-async def test_publish_aborts_what_is_in_flight_and_keeps_what_waits(make_engine: Any) -> None:
-    engine = make_engine(max_concurrent=1)
-    stream = engine.stream_model_response(USER, max_tokens=400, ignore_eos=True)
-    await anext(stream)
+@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+async def test_an_answer_goes_on_under_new_weights_and_says_where(make_engine: Any, family: str) -> None:
+    engine = make_engine(family, max_concurrent=1)
+    stream = engine.stream_model_response(USER, max_tokens=300, ignore_eos=True, stop=["a string that never comes"])
     waiting = asyncio.create_task(engine.complete(prompt_of(5), max_tokens=3, ignore_eos=True))
-    await asyncio.sleep(0)
-    engine.publish(1)
-    items = [item async for item in stream]
-    aborted = items[-1]
-    assert isinstance(aborted, ModelOutput)
-    assert (aborted.finish_reason, aborted.weight_version) == ("abort", 0)
-    assert len(aborted.completion_ids) == len(aborted.logprobs) < 400
+    states = [copy.deepcopy(engine.model.state_dict())]
+    for version in (1, 2):
+        steps = engine.stats()["decode_steps"]
+        while engine.stats()["decode_steps"] < steps + 5:
+            await anext(stream)
+        with engine.paused():
+            with torch.no_grad():
+                for parameter in engine.model.parameters():
+                    parameter.mul_(1.05)
+            engine.publish(version)
+        states.append(copy.deepcopy(engine.model.state_dict()))
+    *_, output = [item async for item in stream]
+    assert isinstance(output, ModelOutput)
+    assert (output.finish_reason, output.weight_version, len(output.logprobs)) == ("length", 0, 300)
+    (first, one), (second, two) = output.weight_updates
+    assert (one, two) == (1, 2)
+    for state, tokens in zip(states, (slice(0, first), slice(first, second), slice(second, 300)), strict=True):
+        engine.model.load_state_dict(state)
+        expected = forward_logits(engine.model, output.prompt_ids, output.completion_ids).log_softmax(-1)
+        chosen = expected.gather(1, torch.tensor(output.completion_ids).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(torch.tensor(output.logprobs)[tokens], chosen[tokens], atol=1e-4, rtol=0)
     waited = await waiting
-    assert (waited.finish_reason, waited.weight_version) == ("length", 1)
+    assert (waited.finish_reason, waited.weight_version, waited.weight_updates) == ("length", 2, [])
+    assert engine.stats()["requests"] == 2
 
 
 async def test_nothing_is_decoded_while_paused(make_engine: Any) -> None:

@@ -94,7 +94,7 @@ def agent(question: str, base_url: str) -> float:
     return float(zlib.crc32(json.dumps(messages).encode()) % 5)
 
 
-def trainer_of(run_dir: Path, model: Path, num_steps: int, **options: Any) -> AgentTrainer:
+def trainer_of(run_dir: Path, model: Path, num_steps: int, max_staleness: int = 0, **options: Any) -> AgentTrainer:
     """Five tasks, three a step: the second and the fourth step lie across the end of an epoch."""
     config = {
         "model": {"path": str(model)},
@@ -104,7 +104,7 @@ def trainer_of(run_dir: Path, model: Path, num_steps: int, **options: Any) -> Ag
         "tasks_per_step": 3,
         "save_every": 2,
         "eval": {"every": 2, "num_rollouts": 2},
-        "rollout": {"group_size": 4},
+        "rollout": {"group_size": 4, "max_staleness": max_staleness},
         "optim": {"lr": 1e-3, "num_minibatches": 2},
         "trackers": ["jsonl"],
     }

@@ -270,8 +270,18 @@ def test_only_rollouts_after_the_last_session_are_forgotten() -> None:
         store.open_session(session_id, {"split": "train"})
     store.open_session("a user's own", {})
     assert newest_session(store) == "a user's own"
-    assert forget_sessions_after(store, "one") == 2
+    done = {"steps_done": 3, "evaluated_at": 3}
+    assert forget_sessions_after(store, "one", **done) == 2
     assert [info.id for info in store.sessions()] == ["a user's own", "one"]
-    assert forget_sessions_after(store, "of another store") == 0
-    assert forget_sessions_after(store, None) == 1
+    assert forget_sessions_after(store, "of another store", **done) == 0
+    assert forget_sessions_after(store, None, **done) == 1
     assert [info.id for info in store.sessions()] == ["a user's own"]
+
+
+def test_rollouts_of_steps_that_are_done_are_kept() -> None:
+    store = MemoryTraceStore()
+    for split in ("train", "eval"):
+        for step in (2, 3, 4):
+            store.open_session(f"{split} {step}", {"split": split, "training_step": step})
+    assert forget_sessions_after(store, None, steps_done=3, evaluated_at=3) == 3
+    assert sorted(info.id for info in store.sessions()) == ["eval 2", "eval 3", "train 2"]

@@ -224,7 +224,7 @@ class AgentExecutionEngine:
     ) -> list[Episode]:
         """As `execute_tasks`, with all that is known of each rollout."""
         with self:
-            return await RolloutRunner(self, **self._settings, on_episode=on_episode).run(attempts_of(tasks))
+            return await RolloutRunner(self, **self._settings).run(attempts_of(tasks), on_episode=on_episode)
 
     async def trajectory_generator(self, tasks: Sequence[Task]) -> AsyncIterator[Trajectory]:
         """As `execute_tasks`, in the order in which the rollouts end. Leaving early cancels the rest."""

@@ -211,8 +211,8 @@ class AgentWorkflowEngine:
                 on_episode(episode)
 
         with self:
-            runner = RolloutRunner(_WithArguments(self, kwargs), **self._settings, on_episode=told)
-            episodes = await runner.run(attempts_of(tasks, task_ids))
+            runner = RolloutRunner(_WithArguments(self, kwargs), **self._settings)
+            episodes = await runner.run(attempts_of(tasks, task_ids), on_episode=told)
         failed = [episode for episode in episodes if episode.failed]
         if failed and self.raise_on_error:
             error = failed[0].info["error"]

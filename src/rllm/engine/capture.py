@@ -114,7 +114,9 @@ class GatewayCapture:
             yield session
 
     def _open_session(self, attempt: Attempt) -> str:
-        metadata = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
+        metadata: dict[str, Any] = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
+        if attempt.training_step is not None:
+            metadata["training_step"] = attempt.training_step
         return self.gateway.open_session(attempt.session_id, metadata=metadata, sampling=attempt.sampling or None)
 
     async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:

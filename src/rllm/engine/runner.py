@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
+from rllm.engine.turns import Turns
 from rllm.engine.watchdog import watched_loop
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout
 from rllm.inference.seeds import derived_seed
@@ -46,6 +47,8 @@ class Attempt:
     trainable: bool = True
     """False for validation: a reward is wanted, tokens need not be usable."""
     split: str = "train"
+    training_step: int | None = None
+    """For which training step it is made, or after how many of them it evaluates; `None` outside training."""
     session_id: str = field(default_factory=_new_session_id)
     """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
     tokens_required: bool = True
@@ -72,7 +75,8 @@ class Rollout(Protocol):
 
 
 class RolloutRunner:
-    """Turns attempts into episodes, one for each and in their order, with `max_concurrent` under way at a time."""
+    """Turns attempts into episodes, one for each and in their order, with `max_concurrent` under way at a time, over all
+    calls of `run` together."""
 
     def __init__(
         self,
@@ -83,7 +87,6 @@ class RolloutRunner:
         num_retries: int = 1,
         retry_delay_s: float = 1.0,
         retry_if: Callable[[RolloutError], bool] | None = None,
-        on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent!r}: use at least 1")
@@ -97,36 +100,61 @@ class RolloutRunner:
         self.num_retries = num_retries
         self.retry_delay_s = retry_delay_s
         self.retry_if = retry_if or is_transient
-        self.on_episode = on_episode
+        self._turns = Turns(max_concurrent)
+        self._num_runs = 0
 
-    async def run(self, attempts: Iterable[Attempt]) -> list[Episode]:
+    async def run(
+        self,
+        attempts: Iterable[Attempt],
+        *,
+        on_episode: Callable[[Episode], None] | None = None,
+        rank: int = 0,
+    ) -> list[Episode]:
         """Make every attempt.
 
-        A failed one gives an episode with `info["error"]`. Whatever is not a `RolloutError` cancels all attempts and
-        travels, as does cancelling this call.
+        A failed one gives an episode with `info["error"]`. Whatever is not a `RolloutError` cancels all attempts of this
+        call and travels, as does cancelling it.
+
+        Args:
+            attempts: what to try.
+            on_episode: hears of each episode as it ends.
+            rank: of several calls at the same time, those of lower rank go first.
         """
+        if self._num_runs == 0:
+            self._turns = Turns(self.max_concurrent)  # of this event loop
         pending = list(attempts)
         episodes: dict[int, Episode] = {}
         queue = iter(enumerate(pending))
         # A few workers that share one queue, not a task for each attempt: 10,000 attempts cost 64 tasks.
         workers = min(self.max_concurrent, len(pending))
         fatal: BaseException | None = None
+        self._num_runs += 1
         try:
             with watched_loop():
                 async with asyncio.TaskGroup() as group:
                     for _ in range(workers):
-                        group.create_task(self._work(queue, episodes))
+                        group.create_task(self._work(queue, episodes, on_episode, rank))
         except BaseExceptionGroup as failures:
             fatal = failures.exceptions[0]  # it cancelled the rest
+        finally:
+            self._num_runs -= 1
         if fatal is not None:
             raise fatal
         return [episodes[position] for position in range(len(pending))]
 
-    async def _work(self, queue: Iterator[tuple[int, Attempt]], episodes: dict[int, Episode]) -> None:
-        for position, attempt in queue:
-            episodes[position] = episode = await self._episode(attempt)
-            if self.on_episode is not None:
-                self.on_episode(episode)
+    async def _work(
+        self,
+        queue: Iterator[tuple[int, Attempt]],
+        episodes: dict[int, Episode],
+        on_episode: Callable[[Episode], None] | None,
+        rank: int,
+    ) -> None:
+        async with self._turns.one(rank) as turn:
+            for position, attempt in queue:
+                await turn.give_way()
+                episodes[position] = episode = await self._episode(attempt)
+                if on_episode is not None:
+                    on_episode(episode)
 
     async def _episode(self, attempt: Attempt) -> Episode:
         for retry in range(self.num_retries + 1):

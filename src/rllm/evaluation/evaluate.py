@@ -160,10 +160,9 @@ class Evaluation:
             max_concurrent=max_concurrent,
             timeout_s=timeout_s,
             num_retries=num_retries,
-            on_episode=on_episode,
         )
         report_progress()
-        await runner.run(missing)
+        await runner.run(missing, on_episode=on_episode)
 
     def report(self) -> Report:
         """The report on all that was done, tasks in the order of the dataset; it is also written into the folder."""

@@ -31,13 +31,15 @@ from rllm.store import open_store
 from rllm.tracking import TRACKERS
 from rllm.tracking.base import Tracker, Trackers
 from rllm.trainer import rng
-from rllm.trainer.algorithm import make_algorithm, make_roles
+from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
+from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.checkpoint import Checkpoints
-from rllm.trainer.config import ConfigSource, load_config
-from rllm.trainer.doors import Surroundings, door_of
+from rllm.trainer.config import ConfigSource, TrainConfig, load_config
+from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.run_folder import evaluations_of, in_use
+from rllm.trainer.teacher import check_teacher, open_teacher
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class AgentTrainer:
         env_args: Mapping[str, Any] | None = None,
         workflow_class: type[Workflow] | None = None,
         workflow_args: Mapping[str, Any] | None = None,
+        door: Door | None = None,
         train_dataset: TaskSource,
         val_dataset: TaskSource | None = None,
         config: ConfigSource = None,
@@ -98,6 +101,7 @@ class AgentTrainer:
             env_args: see there.
             workflow_class: or a workflow, made as `workflow_class(rollout_engine=..., **workflow_args)`.
             workflow_args: see there.
+            door: or whatever else episodes come from.
             train_dataset: tasks to learn from: rows, a function that gives rows, or what `Dataset.load` reads: the path of
                 a file, or the id of a dataset of Hugging Face.
             val_dataset: held-out tasks, likewise.
@@ -128,19 +132,19 @@ class AgentTrainer:
             env_args=env_args,
             workflow_class=workflow_class,
             workflow_args=workflow_args,
+            door=door,
         )
+        check_fit(self.config, self.algorithm, demonstrates=self.door.demonstrates)
         for data in (self.train_data, self.val_data):
             if data is not None:
                 self.door.check(data)
-        if not self.config.model.path:
-            raise ConfigError(
-                "model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B"
-            )
+        check_model(self.config)
+        check_teacher(self.config, self.algorithm)
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.trackers = list(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         keep_best = self.config.keep_best
-        if keep_best is not None and not (keep_best.startswith("eval/") and self.val_data):
+        if keep_best is not None and not (keep_best.removeprefix("-").startswith("eval/") and self.val_data):
             raise ConfigError(
                 f"keep_best={keep_best!r}: name a metric of evaluations, eval/..., and give a val_dataset"
             )
@@ -182,6 +186,7 @@ class AgentTrainer:
             settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
             replace_text(self.run_dir / "config.yaml", settings)
             rng.seed_all(self.config.seed)
+            teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
             backend: TrainingBackend = resolve(self.config.backend, BACKENDS, kind="backend").from_config(self.config)
             stack.callback(backend.close)
             self._load(backend, start)
@@ -197,11 +202,13 @@ class AgentTrainer:
             trackers = Trackers.start(self.config.trackers, self.run_dir, self.trackers)
             stack.callback(trackers.close)
             rollout = self.config.rollout
-            loop = TrainingLoop(
+            loop = (AsyncTrainingLoop if rollout.max_staleness else TrainingLoop)(
                 config=self.config,
                 backend=backend,
                 algorithm=self.algorithm,
                 roles=self.roles,
+                judge=self.door.judge(self.algorithm, backend, self.roles),
+                teacher=teacher,
                 runner=RolloutRunner(
                     engine,
                     max_concurrent=rollout.max_concurrent,
@@ -244,6 +251,12 @@ class AgentTrainer:
         return GatewayServer(
             store, upstream, GatewayConfig(host=settings.host, port=settings.port, shutdown_timeout_s=1.0)
         )
+
+
+def check_model(config: TrainConfig) -> None:
+    """Raise `ConfigError` if nobody said which model is to be trained."""
+    if not config.model.path:
+        raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -45,8 +46,64 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
                 f"roles.{name}.estimator={given.estimator!r}: it needs a critic, or rollouts that the run's algorithm does not "
                 "make: use one that compares rollouts, such as grpo or rloo"
             )
+        if estimator is not None and not (algorithm.needs_rewards and estimator.needs_rewards):
+            raise ConfigError(
+                f"roles.{name}.estimator={given.estimator!r}: an estimator credits rewards, and here they count for nothing: "
+                "leave it out, or use an algorithm that learns from rewards on both sides"
+            )
         roles[name] = Role(trainable=given.trainable, weight=given.weight, estimator=estimator)
     return roles
+
+
+_OF_ROLLOUTS = (
+    *(
+        "rollout.temperature",
+        "rollout.max_tokens",
+        "rollout.resample_rounds",
+        "rollout.max_staleness",
+        "rollout.max_steps",
+    ),
+    *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
+    "model.reference_offload",
+)
+_OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
+
+
+def check_fit(config: TrainConfig, algorithm: Algorithm, *, demonstrates: bool) -> None:
+    """Refuse an algorithm, or settings, that mean nothing for where the episodes come from.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    name = config.algorithm.get("name", "grpo")
+    if algorithm.demonstrated and not demonstrates:
+        raise ConfigError(
+            f"algorithm.name={name}: it learns from demonstrations, and here the policy rolls out: use AgentSFTTrainer or "
+            "`rllm sft`, or an algorithm such as grpo"
+        )
+    if demonstrates and not algorithm.demonstrated:
+        raise ConfigError(
+            f"algorithm.name={name}: it learns from rollouts, and here are demonstrations: leave it out, or use sft"
+        )
+    if demonstrates:
+        _refuse_changes(config, _OF_ROLLOUTS, "demonstrations are shown, not sampled")
+        if config.rollout.group_size != 1:
+            raise ConfigError(
+                f"rollout.group_size={config.rollout.group_size}: a demonstration is shown once a step; leave it out"
+            )
+    else:
+        _refuse_changes(config, _OF_DEMONSTRATIONS, "the policy rolls out, and is shown nothing")
+    if not algorithm.needs_rewards:
+        _refuse_changes(config, ("rollout.resample_rounds",), f"{name} does not compare rewards")
+
+
+def _refuse_changes(config: TrainConfig, keys: Sequence[str], why: str) -> None:
+    """Raise `ConfigError` for the first of these settings that is not as it is by default."""
+    defaults = TrainConfig()
+    for key in keys:
+        value = attrgetter(key)(config)
+        if value != attrgetter(key)(defaults):
+            raise ConfigError(f"{key}={value!r} would have no effect, because {why}; leave it out")
 
 
 def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algorithm:
@@ -58,6 +115,8 @@ def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algori
     settings = _checked(kind, settings, str(name), section)
     if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
         settings["fixed_length"] = config.rollout.max_tokens
+    if config.rollout.max_staleness and kind.correction == "none" and not kind.demonstrated:
+        settings.setdefault("correction", "truncate")  # for tokens that older weights have sampled
     algorithm = kind(**settings)
     if config.rollout.group_size < algorithm.min_group_size:
         raise ConfigError(

@@ -43,17 +43,27 @@ def training_attempts(
         # A task that a step takes twice is two groups: its place in the step keeps them apart.
         task_id = f"{data.task_id(row)}@{step}.{extra_round}.{place}"
         for index in range(rollout.group_size):
-            attempts.append(_attempt(data, row, task_id, index, "train", sampled, seed=config.seed))
+            attempts.append(_attempt(data, row, task_id, index, "train", sampled, seed=config.seed, step=step))
         if algorithm.needs_greedy:
             greedy = {**sampled, "temperature": 0.0}
             attempts.append(
-                _attempt(data, row, task_id, rollout.group_size, "train", greedy, seed=config.seed, trainable=False)
+                _attempt(
+                    data,
+                    row,
+                    task_id,
+                    rollout.group_size,
+                    "train",
+                    greedy,
+                    seed=config.seed,
+                    step=step,
+                    trainable=False,
+                )
             )
     return attempts
 
 
-def eval_attempts(data: Dataset, config: TrainConfig) -> list[Attempt]:
-    """`eval.num_rollouts` attempts at each held-out task; those of all evaluations of a run have the same seeds, so that
+def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Attempt]:
+    """`eval.num_rollouts` attempts at each held-out task after `step` steps; those of all evaluations of a run have the same seeds, so that
     luck weighs less in their differences."""
     judged = config.eval
     imposed = {"temperature": judged.temperature, "top_p": judged.top_p, "top_k": judged.top_k}
@@ -64,7 +74,9 @@ def eval_attempts(data: Dataset, config: TrainConfig) -> list[Attempt]:
         for _ in range(judged.num_rollouts):
             task_id = data.task_id(row)
             attempts.append(
-                _attempt(data, row, task_id, times[task_id], "eval", sampling, seed=config.seed, trainable=False)
+                _attempt(
+                    data, row, task_id, times[task_id], "eval", sampling, seed=config.seed, step=step, trainable=False
+                )
             )
             times[task_id] += 1
     return attempts
@@ -79,8 +91,17 @@ def _attempt(
     sampling: Mapping[str, Any],
     *,
     seed: int,
+    step: int,
     trainable: bool = True,
 ) -> Attempt:
     given = {name: value for name, value in sampling.items() if value is not None}
     given["seed"] = derived_seed(seed, split, task_id, index)
-    return Attempt(task=data[row], task_id=task_id, index=index, split=split, sampling=given, trainable=trainable)
+    return Attempt(
+        task=data[row],
+        task_id=task_id,
+        index=index,
+        split=split,
+        training_step=step,
+        sampling=given,
+        trainable=trainable,
+    )

@@ -7,9 +7,10 @@ no backend, no agent and no algorithm by name; what it needs of them are the pro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,25 +23,22 @@ from rllm.errors import RolloutError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.tracking.base import Trackers
 from rllm.trainer import rng
-from rllm.trainer.assemble import Assembled, assemble
+from rllm.trainer.assemble import Assembled, Teacher, assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.filters import leave_out, num_informative
+from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.measure import (
     batch_metrics,
-    episode_metrics,
-    eval_metrics,
     failure_report,
     peak_memory,
     rates,
     staleness,
-    why_unusable,
 )
 from rllm.trainer.resume import newest_session
 from rllm.trainer.roles import Roles
 from rllm.trainer.signals import Watch
-from rllm.trainer.upstream_metrics import known_eval_metrics, known_training_metrics
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -61,6 +59,10 @@ class TrainingLoop:
     val_data: Dataset | None = None
     roles: Roles = field(default_factory=dict)
     """What sets trajectories of some names apart."""
+    judge: Judge = field(default_factory=RolloutJudge)
+    """What is made known of episodes."""
+    teacher: Teacher | None = None
+    """Whom the algorithm asks about the policy's tokens, if it does."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What a run that goes on from a checkpoint must have in common with this one."""
     steps_done: int = 0
@@ -95,13 +97,7 @@ class TrainingLoop:
         """One training step. Once its update has begun it is finished, also when the run is being stopped."""
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
-            episodes = await self._roll_out("roll out", self._attempts())
-            for extra_round in range(1, self.config.rollout.resample_rounds + 1):
-                missing = self.config.tasks_per_step - num_informative(episodes)
-                if missing <= 0:
-                    break
-                more = self._attempts(extra_round=extra_round, num_tasks=missing)
-                episodes += await self._roll_out(f"roll out more ({extra_round})", more)
+            episodes = await self._episodes_of(self.steps_done)
         await _to_the_end(self._learn(episodes, times))
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
@@ -115,6 +111,7 @@ class TrainingLoop:
                 step=self.steps_done,
                 temperature=self.config.rollout.temperature,
                 scorer=self.backend,
+                teacher=self.teacher,
                 roles=self.roles,
             )
         self.trackers.progress("update", 0, 1)
@@ -128,8 +125,13 @@ class TrainingLoop:
         with _timed(times, "explain"):
             await self._explain(assembled, update)
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
-        metrics = {**episode_metrics(sampled), **batch_metrics(assembled), **update.metrics, **rates(times, episodes)}
-        metrics |= ages | peak_memory() | known_training_metrics(sampled)
+        metrics = {
+            **self.judge.of_training(sampled),
+            **batch_metrics(assembled),
+            **update.metrics,
+            **rates(times, episodes),
+        }
+        metrics |= ages | peak_memory()
         metrics.update(self._watch.look(self.steps_done, metrics, episodes))
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)
@@ -141,12 +143,9 @@ class TrainingLoop:
         episodes: list[Episode] = []
         if self.val_data:
             started = time.perf_counter()
-            episodes = await self._roll_out("evaluate", eval_attempts(self.val_data, self.config))
-            metrics = {
-                **eval_metrics(episodes),
-                **known_eval_metrics(episodes),
-                "timing/eval_s": time.perf_counter() - started,
-            }
+            episodes = await self._roll_out("evaluate", eval_attempts(self.val_data, self.config, step=self.steps_done))
+            metrics = await asyncio.to_thread(self.judge.of_evaluation, episodes)
+            metrics["timing/eval_s"] = time.perf_counter() - started
             self._score = score_of(metrics, self.config.keep_best)
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
@@ -167,8 +166,12 @@ class TrainingLoop:
             "evaluated_at": self.evaluated_at,
             "score": self._score if self.evaluated_at == self.steps_done else None,
             "rng": rng.states(),
-            "last_session": await asyncio.to_thread(newest_session, self.store),
+            "last_session": await self._last_session(),
         }
+
+    async def _last_session(self) -> str | None:
+        """The newest session before the first one of a step that is still to be done."""
+        return await asyncio.to_thread(newest_session, self.store)
 
     def _owes_evaluation(self) -> bool:
         """Whether the policy as it is should have been evaluated, and was not before the run was stopped."""
@@ -179,18 +182,32 @@ class TrainingLoop:
         score, best = self._state["score"], self.checkpoints.best_score()
         return score is not None and (best is None or score > best)
 
-    def _attempts(self, **extra: int) -> list[Attempt]:
-        return training_attempts(self.train_data, self.config, self.algorithm, step=self.steps_done, **extra)
+    async def _episodes_of(self, step: int) -> list[Episode]:
+        """What a step is trained on: the rollouts of its tasks, and of others where those have nothing to teach."""
+        episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
+        for extra_round in range(1, self.config.rollout.resample_rounds + 1):
+            missing = self.config.tasks_per_step - num_informative(episodes)
+            if missing <= 0:
+                break
+            more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
+            episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step)
+        return episodes
 
-    async def _roll_out(self, phase: str, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Make the attempts.
+    def _attempts(self, step: int, **extra: int) -> list[Attempt]:
+        return training_attempts(self.train_data, self.config, self.algorithm, step=step, **extra)
+
+    async def _roll_out(self, phase: str, attempts: Sequence[Attempt], *, rank: int = 0) -> list[Episode]:
+        """Make the attempts, before others of a higher rank.
 
         Raises:
             RolloutError: if every one of them failed or was not scored, with the reasons.
         """
-        with _counted(self.runner, lambda done: self.trackers.progress(phase, done, len(attempts))):
-            episodes = await self.runner.run(attempts)
-        reasons = [why_unusable(episode) for episode in episodes]
+        num_done = itertools.count(1)
+        self.trackers.progress(phase, 0, len(attempts))
+        episodes = await self.runner.run(
+            attempts, on_episode=lambda _: self.trackers.progress(phase, next(num_done), len(attempts)), rank=rank
+        )
+        reasons = [self.judge.why_unusable(episode) for episode in episodes]
         if all(reasons):
             raise RolloutError(failure_report(phase, reasons))
         if any(reasons):
@@ -239,21 +256,3 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     times[name] = time.perf_counter() - started
-
-
-@contextmanager
-def _counted(runner: RolloutRunner, tell: Callable[[int], None]) -> Iterator[None]:
-    """Tell how many episodes are done, as they are."""
-    done = 0
-
-    def count(episode: Episode) -> None:
-        nonlocal done
-        done += 1
-        tell(done)
-
-    tell(0)
-    runner.on_episode = count
-    try:
-        yield
-    finally:
-        runner.on_episode = None

@@ -12,7 +12,7 @@ import torch
 
 from rllm.engine.failures import count_reasons, why_failed
 from rllm.trainer.assemble import Assembled
-from rllm.types import Episode
+from rllm.types import Episode, Step
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -49,15 +49,23 @@ def batch_metrics(assembled: Assembled) -> dict[str, float]:
 
 
 def staleness(episodes: Sequence[Episode], weight_version: int) -> dict[str, float]:
-    """`tokens/staleness...`: how many publishes ago the trained steps were sampled; nothing where no version is known."""
+    """`tokens/staleness...`: how many publishes ago tokens that may be trained on were sampled; nothing where no version is
+    known."""
     paths = [path for episode in episodes if not episode.failed for path in episode.trajectories if path.trainable]
     ages = [
-        float(weight_version - step.weight_version)
-        for path in paths
-        for step in path.steps
-        if step.weight_version is not None
+        float(weight_version - version) for path in paths for step in path.steps for version in token_versions(step)
     ]
     return {**_mean("tokens/staleness", ages), **({"tokens/staleness_max": max(ages)} if ages else {})}
+
+
+def token_versions(step: Step) -> list[int]:
+    """Which weights sampled each token of a step's answer; empty where that is not known."""
+    if step.weight_version is None:
+        return []
+    versions = [step.weight_version] * len(step.response_ids)
+    for start, version in step.weight_updates:
+        versions[start:] = [version] * (len(versions) - start)
+    return versions
 
 
 def peak_memory() -> dict[str, float]:

@@ -75,7 +75,9 @@ class StartingPoint:
     def forget_sessions(self, store: TraceStore) -> None:
         """Drop the rollouts that will be made again from the run's own store."""
         if self.begun and (self.checkpoint is None or "last_session" in self.state):
-            num_lost = forget_sessions_after(store, self.state.get("last_session"))
+            num_lost = forget_sessions_after(
+                store, self.state.get("last_session"), steps_done=self.steps_done, evaluated_at=self.evaluated_at
+            )
             if num_lost:
                 logger.info("the traces of %d rollouts of lost steps are deleted", num_lost)
 
@@ -136,8 +138,8 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
         )
 
 
-def forget_sessions_after(store: TraceStore, last: str | None) -> int:
-    """Delete the rollouts' sessions that are newer than `last`: those of steps that will be made again.
+def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: int, evaluated_at: int) -> int:
+    """Delete the rollouts' sessions that are newer than `last`, if they are of steps that will be made again.
 
     Returns how many went. Where `last` is not in the store, nothing does: it is another store than the run had.
     """
@@ -145,7 +147,7 @@ def forget_sessions_after(store: TraceStore, last: str | None) -> int:
     for info in _sessions(store):
         if info.id == last:
             break
-        if "split" in info.metadata:
+        if _is_lost(info.metadata, steps_done, evaluated_at):
             lost.append(info.id)
     else:
         if last is not None:
@@ -154,6 +156,14 @@ def forget_sessions_after(store: TraceStore, last: str | None) -> int:
     with ThreadPoolExecutor(max_workers=16) as pool:  # deletions of several threads share a commit
         list(pool.map(store.delete, lost))
     return len(lost)
+
+
+def _is_lost(metadata: Mapping[str, Any], steps_done: int, evaluated_at: int) -> bool:
+    """Whether a session is a rollout whose step, or evaluation, is still to be done."""
+    if "split" not in metadata:
+        return False
+    done = evaluated_at if metadata["split"] == "eval" else steps_done - 1
+    return bool(metadata.get("training_step", done + 1) > done)
 
 
 def newest_session(store: TraceStore) -> str | None:

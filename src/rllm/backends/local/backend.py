@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
 from rllm.backends.local.report import Progress, batch_metrics
+from rllm.backends.local.sampling_copy import copy_trained, sampling_copy
 from rllm.backends.local.trunk import Trunk
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.local.engine import LocalEngine
@@ -44,7 +45,8 @@ class LocalBackend:
     """Policy, sampler and AdamW in one process; a critic and a reference, once they are asked for.
 
     Publishing copies nothing: the sampler decodes with the very tensors that the optimiser updates, so a publish is a
-    new version number and an empty prefix cache.
+    new version number and an empty prefix cache. With `overlap` the sampler has a copy of what is trained instead, and
+    goes on while that changes.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LocalBackend:
         load_original: Callable[[], LoadedModel] | None = None,
         reference_offload: bool = False,
         gradient_checkpointing: bool = False,
+        overlap: bool = False,
         max_concurrent: int = 64,
         max_length: int | None = None,
         tool_parser: str = "hermes",
@@ -71,8 +74,9 @@ class LocalBackend:
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
         with nullcontext() if self.adapter is None else self.adapter.at_work():
             trunk = Trunk.of(self.model.base_model, autocast=settings.autocast, recompute=gradient_checkpointing)
+            self._sampled = sampling_copy(self.model) if overlap else self.model
             self._engine = LocalEngine(
-                self.model,
+                self._sampled,
                 self.tokenizer,
                 max_concurrent=max_concurrent,
                 max_length=max_length,
@@ -86,6 +90,7 @@ class LocalBackend:
         self._critic: Critic | None = None
         self._unpublished = ExitStack()
         """Holds the sampler still between an update and its publish."""
+        self._hand_over(0)
 
     @classmethod
     def from_config(cls, config: Any) -> LocalBackend:
@@ -105,6 +110,7 @@ class LocalBackend:
             load_original=load,
             reference_offload=model.reference_offload,
             gradient_checkpointing=model.gradient_checkpointing,
+            overlap=config.rollout.max_staleness > 0,
             max_concurrent=config.rollout.max_concurrent,
             max_length=model.max_length,
             tool_parser=model.tool_parser,
@@ -124,9 +130,20 @@ class LocalBackend:
     def weight_version(self) -> int:
         return self._engine.weight_version
 
+    def _still(self) -> AbstractContextManager[None]:
+        """Inside, nothing is sampled from the weights that are trained."""
+        return self._engine.paused() if self._sampled is self.model else nullcontext()
+
+    def _hand_over(self, version: int) -> None:
+        """Let the sampler go on with the weights as they are."""
+        with self._engine.paused():
+            if self._sampled is not self.model:
+                copy_trained(self.model, self._sampled)
+            self._engine.publish(version)
+
     def score(self, batch: Batch) -> Tensor:
         """[N] log-probabilities under the current weights, without gradient."""
-        with self._engine.paused():
+        with self._still():
             return self.policy.score(batch, self.settings.micro_batch_tokens)
 
     def score_reference(self, batch: Batch) -> Tensor:
@@ -139,12 +156,12 @@ class LocalBackend:
             raise ConfigError(
                 "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use kl_coef=0"
             )
-        with self._engine.paused(), self.reference() as reference:
+        with self._still(), self.reference() as reference:
             return reference.score(batch, self.settings.micro_batch_tokens)
 
     def values(self, batch: Batch) -> Tensor:
         """[N] the critic's estimates; the first call makes it, from the policy as it is."""
-        with self._engine.paused():
+        with self._still():
             return self.critic.values(batch)
 
     @property
@@ -155,14 +172,14 @@ class LocalBackend:
         return self._critic
 
     def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """One optimiser step for each minibatch of each epoch. Sampling rests from here until `publish`, so that no answer
-        is sampled from new weights under the old version.
+        """One optimiser step for each minibatch of each epoch. Without `overlap` sampling rests from here until `publish`,
+        so that no answer is sampled from new weights under the old version.
 
         Raises:
             ConfigError: if the batch lacks what the algorithm needs.
         """
         _check(batch, algorithm)
-        self._unpublished.enter_context(self._engine.paused())
+        self._unpublished.enter_context(self._still())
         if len(batch) == 0:
             return UpdateResult()
         critic = None if batch.returns is None else self.critic
@@ -210,12 +227,12 @@ class LocalBackend:
                         f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
                         "or optim.max_grad_norm, and resume from the last checkpoint"
                     )
-            self._engine.publish(self._engine.weight_version + 1)
+            self._hand_over(self.weight_version + 1)
         return self._engine.weight_version
 
     def save(self, folder: Path) -> None:
         """An ordinary Hugging Face folder (with LoRA: of peft), `recovery.pt` with the optimiser's state, and the critic."""
-        with self._engine.paused():
+        with self._still():
             if self.adapter is None:
                 self.model.save_pretrained(folder)
             else:
@@ -239,7 +256,7 @@ class LocalBackend:
         try:
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]
-            with self._engine.paused():
+            with self._still():
                 self._load_weights(folder)
                 self.optimizer.load_state_dict(state["optimizer"])
                 self._critic = None
@@ -250,7 +267,7 @@ class LocalBackend:
                 f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
                 f"({type(error).__name__}: {error})"
             ) from error
-        self._engine.publish(version)
+        self._hand_over(version)
 
     def _load_weights(self, folder: Path) -> None:
         if self.adapter is not None:

@@ -151,7 +151,7 @@ class LocalEngine:
                 self._changed.notify_all()
 
     def publish(self, version: int) -> None:
-        """The model's weights are now this version: requests in flight end with `abort`, cached prefixes go."""
+        """The model's weights are now this version: answers in the making go on with them, cached prefixes go."""
         with self.paused():
             self._scheduler.publish(version)
 
@@ -253,6 +253,7 @@ class LocalEngine:
             logprobs_kind="raw" if request.sampling.temperature == 0 else "processed",
             finish_reason=finish,
             weight_version=request.weight_version,
+            weight_updates=request.weight_updates,
             template_hash=self.template.hash,
             sampling=request.sampling.to_dict(),
             metrics=request.metrics(),

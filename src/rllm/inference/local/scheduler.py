@@ -39,7 +39,10 @@ class Request:
     finish_reason: str | None = None
     error: Exception | None = None
     cancelled: bool = False
-    weight_version: int = 0
+    weight_version: int | None = None
+    """Of the weights that the answer was begun with."""
+    weight_updates: list[list[int]] = field(default_factory=list)
+    """Where the weights changed: `[position of the first token sampled after it, version]` of each time."""
     num_cached: int = 0
     submitted_at: float = field(default_factory=time.perf_counter)
     admitted_at: float = 0.0
@@ -65,6 +68,14 @@ class Request:
             "total_s": self.finished_at - self.submitted_at,
             "cached_prompt_tokens": self.num_cached,
         }
+
+    def go_on(self, weight_version: int) -> None:
+        """From here on, tokens are sampled from other weights."""
+        self.weight_updates = [item for item in self.weight_updates if item[0] < len(self.completion_ids)]
+        if self.completion_ids:
+            self.weight_updates.append([len(self.completion_ids), weight_version])
+        else:
+            self.weight_version = weight_version
 
     def finish(self, reason: str | None, error: Exception | None = None) -> None:
         self.finished_at = time.perf_counter()
@@ -122,11 +133,13 @@ class Scheduler:
             self._step()
 
     def publish(self, weight_version: int) -> None:
-        """The weights have changed: abort what was begun with the old ones, and forget their cached states."""
-        for request in self._live:
-            request.finish("abort")
+        """The weights have changed: forget what was computed with the old ones.
+
+        Answers that were begun go on from the tokens they have, whose states are computed again: so each token's
+        log-probability is that of one set of weights, given all tokens before it.
+        """
+        self._waiting.extendleft(reversed(self._live))
         self._live.clear()
-        self._stop_texts.clear()
         self._settings = None
         self._decoder.clear()
         self.weight_version = weight_version
@@ -146,16 +159,19 @@ class Scheduler:
             return False
         admitted_at = time.perf_counter()
         try:
-            added = self._decoder.add([request.prompt_ids for request in chosen])
+            added = self._decoder.add([request.prompt_ids + request.completion_ids for request in chosen])
         except BaseException:
             self._waiting.extendleft(reversed(chosen))  # where `fail` finds them
             raise
         prefilled_at = time.perf_counter()
         for item in added:
             request = chosen[item.index]
+            self._live.append(request)
+            if request.weight_version is not None:
+                request.go_on(self.weight_version)
+                continue
             request.weight_version, request.num_cached = self.weight_version, item.num_cached
             request.admitted_at, request.prefilled_at = admitted_at, prefilled_at
-            self._live.append(request)
             if request.sampling.stop:
                 self._stop_texts[request] = IncrementalText(self._text)
             self.counters.requests += 1
@@ -174,7 +190,9 @@ class Scheduler:
         while self._waiting and len(self._live) + len(chosen) < self._max_concurrent:
             request = self._waiting[0]
             if request.cancelled:
-                self._waiting.popleft().finish("abort")
+                self._waiting.popleft()
+                self._stop_texts.pop(request, None)
+                request.finish("abort")
                 continue
             longest = max(longest, request.max_length)
             number = len(self._live) + len(chosen) + 1

@@ -48,6 +48,13 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     return [
         f"{config.tasks_per_step} tasks x {rollout.group_size} rollouts = {episodes} episodes a step, "
         f"{updates} update{'s' if updates > 1 else ''}",
+        *(
+            [
+                f"rollouts run up to {rollout.max_staleness} step{'s' if rollout.max_staleness > 1 else ''} ahead of the updates"
+            ]
+            if rollout.max_staleness
+            else []
+        ),
         f"{config.num_steps} steps x {config.tasks_per_step} tasks = {config.num_steps * config.tasks_per_step / num_tasks:.3g} "
         f"times through the {num_tasks} tasks",
     ]

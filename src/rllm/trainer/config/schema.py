@@ -77,6 +77,9 @@ class RolloutConfig(Section):
     resample_rounds: NonNegativeInt = 0
     """Times that tasks whose rollouts all earned the same are replaced by others, until tasks_per_step of them teach
     something (DAPO's dynamic sampling; Yu et al. 2025)."""
+    max_staleness: NonNegativeInt = 0
+    """Training steps that rollouts may run ahead of the updates: a token is trained at most this many publishes after the
+    one that it was sampled from. 0 does one after the other. Above it algorithm.correction is truncate unless it is set."""
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None leaves it to the engine."""
 
@@ -162,6 +165,43 @@ class CriticConfig(Section):
     """Training steps at the start in which the critic alone is updated."""
 
 
+class SFTConfig(Section):
+    """What is learned of demonstrations (`AgentSFTTrainer`, `rllm sft`)."""
+
+    train_on: Literal["all", "last"] = "all"
+    """Which answers of a conversation are learned."""
+    tokenize_method: Literal["cumulative", "stepwise"] = "cumulative"
+    """How messages become tokens: cumulative makes one text of a conversation, every answer as it was written; stepwise
+    puts each answer behind the prompt that an engine would send, which may leave out earlier reasoning. Rows with token ids
+    keep them."""
+    reward_threshold: float | None = None
+    """Rejection sampling: only trajectories that earned at least this are learned from."""
+    best_per_task: PositiveInt | None = None
+    """Rejection sampling: only so many trajectories of each task, those that earned most."""
+
+
+class TeacherConfig(Section):
+    """The model that judges the policy's tokens, for algorithm.name=distill or algorithm.teacher_coef: `path` or `url`."""
+
+    path: str | None = None
+    """Folder or hub id of a model with the policy's vocabulary, to run in this process."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of its forward passes."""
+    device: str = "auto"
+    """Where it runs."""
+    url: str | None = None
+    """Or a server of such a model, up to and including /v1: one that gives prompt log-probabilities for prompts of token
+    ids, as vLLM does. Its key, if it needs one, is OPENAI_API_KEY."""
+    model: str | None = None
+    """The model's name at the server; None takes the only one that it serves."""
+    max_concurrent: PositiveInt = 16
+    """Sequences that the server is asked about at a time."""
+    timeout_s: PositiveFloat = 120.0
+    """The longest wait for its answer to one of them."""
+    num_retries: NonNegativeInt = 3
+    """New tries where the server is busy or out of reach."""
+
+
 class GatewaySettings(Section):
     """Where agents reach the policy."""
 
@@ -189,7 +229,8 @@ class TrainConfig(Section):
     keep_checkpoints: PositiveInt = 2
     """How many of the newest checkpoints stay."""
     keep_best: str | None = None
-    """A metric of the evaluations, such as eval/accuracy: the checkpoint where it was highest stays, too."""
+    """A metric of the evaluations, such as eval/accuracy: the checkpoint where it was highest stays, too. With a minus, as
+    in -eval/loss, that where it was lowest."""
     backend: str = "local"
     """What holds the weights."""
     store: str | None = None
@@ -204,6 +245,8 @@ class TrainConfig(Section):
     """By name of the trajectories, such as roles.judge.weight=0.5; those that are not named are all alike."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
+    sft: SFTConfig = Field(default_factory=SFTConfig)
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
     """Where metrics go."""

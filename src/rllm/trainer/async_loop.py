@@ -1,0 +1,52 @@
+"""Training while rollouts go on: the same loop, with the rollouts of later steps begun before earlier ones are trained on.
+
+The rollouts of step k may begin once step k - `max_staleness` is reached, so that no token is sampled from weights that lie
+more than `max_staleness` publishes behind those it is trained with. Answers that are being sampled when new weights are
+published go on under these; the trace keeps where (`Trace.weight_updates`). Steps are trained in order, each on all the
+rollouts of its own tasks: a batch of whatever ends first would prefer short answers, and could not be made again.
+
+With `max_staleness=0` nothing is begun early, which is `TrainingLoop` to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rllm.trainer.loop import TrainingLoop
+from rllm.types import Episode
+
+
+@dataclass(kw_only=True)
+class AsyncTrainingLoop(TrainingLoop):
+    """A `TrainingLoop` whose rollouts run ahead of the updates by at most `config.rollout.max_staleness` steps."""
+
+    _ahead: dict[int, asyncio.Task[list[Episode]]] = field(default_factory=dict, init=False)
+    """The rollouts under way, by step."""
+    _begun_behind: dict[int, str | None] = field(default_factory=dict, init=False)
+    """The newest session before each of these steps was begun."""
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            for task in self._ahead.values():
+                task.cancel()
+            await asyncio.gather(*self._ahead.values(), return_exceptions=True)
+
+    async def _episodes_of(self, step: int) -> list[Episode]:
+        last = min(step + self.config.rollout.max_staleness, self.config.num_steps - 1)
+        for number in range(step, last + 1):
+            if number not in self._ahead:
+                self._begun_behind[number] = await super()._last_session()
+                self._ahead[number] = asyncio.create_task(
+                    super()._episodes_of(number), name=f"rollouts of step {number}"
+                )
+        episodes = await self._ahead[step]
+        del self._ahead[step], self._begun_behind[step]
+        return episodes
+
+    async def _last_session(self) -> str | None:
+        if self.steps_done in self._begun_behind:
+            return self._begun_behind[self.steps_done]
+        return await super()._last_session()

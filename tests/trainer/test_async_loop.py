@@ -1,0 +1,89 @@
+"""Rollouts that run ahead of the updates: how far, what is left of them, and that without it nothing is different."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rllm.store import open_store
+from rllm.trainer.async_loop import AsyncTrainingLoop
+
+from . import mortal_run
+from .conftest import RunTrainer, ScriptedBackend, ask
+from .test_loop import At, interrupt, step_words
+from .test_resume import assert_the_same, model, quiet, rollouts_of  # noqa: F401
+
+
+def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mortal_run.trainer_of(tmp_path / "plain", model, 5).train()
+    monkeypatch.setattr("rllm.trainer.agent_trainer.TrainingLoop", AsyncTrainingLoop)
+    mortal_run.trainer_of(tmp_path / "async", model, 5).train()
+    assert_the_same(tmp_path / "async", tmp_path / "plain")
+
+
+def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer: RunTrainer) -> None:
+    next_step_has_begun = threading.Event()
+    versions: list[int] = []
+
+    def overlapping(word: str, base_url: str) -> float:
+        versions.append(ScriptedBackend.latest.weight_version)
+        if len(versions) > 6:
+            next_step_has_begun.set()
+        assert next_step_has_begun.wait(timeout=20), "no rollout of the second step began beside those of the first"
+        ask(base_url, word)
+        return float(len(base_url) % 2)
+
+    config = {"num_steps": 4, "rollout": {"max_staleness": 1, "max_concurrent": 7}}
+    run = run_trainer(config, agent=overlapping)
+    assert set(run.words[:6]) == step_words(0), "the first step goes first"
+    assert len(versions) == 4 * 6, "each step was rolled out once, and nothing beyond the last one"
+    for line in run.lines:
+        assert line["tokens/staleness_max"] <= 1
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        for info in store.sessions():
+            (trace,) = store.by_session(info.id)
+            assert trace.weight_version is not None
+            assert trace.weight_version >= info.metadata["training_step"] - 1
+    assert run.backend.algorithms[0].correction == "truncate", "what older weights have sampled is weighed"
+
+
+def test_a_failure_ahead_is_told_when_its_turn_comes(run_trainer: RunTrainer) -> None:
+    def failing(word: str, base_url: str) -> float:
+        if word in step_words(1):
+            raise ValueError("no such fruit")
+        ask(base_url, word)
+        return float(len(base_url) % 2)
+
+    from rllm.errors import RolloutError
+
+    run = run_trainer({"rollout": {"max_staleness": 1}}, agent=failing, raises=RolloutError)
+    assert "no such fruit" in str(run.error)
+    assert run.steps == [1]
+    assert run.backend.saved_at == [1], "the step before it is kept"
+
+
+def test_what_was_ahead_of_an_interrupted_run_is_rolled_out_again_and_stored_once(run_trainer: RunTrainer) -> None:
+    config = {"num_steps": 5, "save_every": 1, "rollout": {"max_staleness": 2}}
+    stopped = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
+    assert stopped.steps == [1, 2]
+    resumed = run_trainer(config, resume=True)
+    assert resumed.steps == [1, 2, 3, 4, 5]
+    stored = [(split, task_id, index) for split, task_id, index, _ in rollouts_of(resumed.trainer.run_dir)]
+    assert len(stored) == len(set(stored)) == 5 * 6
+
+
+def test_answers_go_on_across_updates_of_a_real_policy(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    trainer = mortal_run.trainer_of(tmp_path / "run", model, 6, max_staleness=2)
+    result = trainer.train()
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    ages = [line["tokens/staleness_max"] for line in lines if "timing/step_s" in line]
+    assert len(ages) == 6
+    assert ages[0] == 0
+    assert 1 <= max(ages) <= 2
