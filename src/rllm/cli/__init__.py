@@ -11,6 +11,7 @@ from rllm.cli.demo import demo
 from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
 from rllm.cli.gateway import gateway
+from rllm.cli.sft import sft
 from rllm.cli.train import train
 from rllm.errors import ConfigError, RLLMError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(explain)
 app.command()(gateway)

@@ -24,6 +24,8 @@ class LiveDisplay:
     def __init__(self, console: Console, num_steps: int) -> None:
         self._num_steps = num_steps
         self._rewards: list[float] = []
+        self._losses: list[float] = []
+        self._held_out_losses: list[tuple[int, float]] = []
         self._accuracies: list[tuple[int, float]] = []
         self._latest: dict[str, float] = {}
         self._phase = "starting"
@@ -43,6 +45,10 @@ class LiveDisplay:
         self._latest.update(metrics)
         if "rollout/reward" in metrics:
             self._rewards.append(metrics["rollout/reward"])
+        if "policy/nll" in metrics:
+            self._losses.append(metrics["policy/nll"])
+        if "eval/loss" in metrics:
+            self._held_out_losses.append((step, metrics["eval/loss"]))
         if "eval/accuracy" in metrics:
             self._accuracies.append((step, metrics["eval/accuracy"]))
         self._done = step
@@ -65,20 +71,26 @@ class LiveDisplay:
 
     def _render(self) -> Group:
         facts = Table.grid(padding=(0, 2))
-        facts.add_row("reward", self._reward())
-        facts.add_row("held-out accuracy", self._accuracy())
-        facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} sampled tokens/s")
+        if self._losses or self._held_out_losses:
+            facts.add_row("loss", _latest_of(self._losses))
+            facts.add_row("held-out loss", _by_step(self._held_out_losses, "{:.3f}"))
+        else:
+            facts.add_row("reward", _latest_of(self._rewards))
+            facts.add_row("held-out accuracy", _by_step(self._accuracies, "{:.0%}"))
+        facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} tokens/s")
         failed = int(self._latest.get("rollout/num_failed", 0))
         facts.add_row("now", f"{self._phase}{f'; {failed} rollouts of the last step failed' if failed else ''}")
         return Group(self._progress, facts)
 
-    def _reward(self) -> Text:
-        if not self._rewards:
-            return Text("-")
-        return Text(f"{self._rewards[-1]:.3f}  ").append(trend(self._rewards), style="green")
 
-    def _accuracy(self) -> str:
-        return "  ".join(f"{value:.0%} (step {step})" for step, value in self._accuracies[-6:]) or "-"
+def _latest_of(values: Sequence[float]) -> Text:
+    """The last value and the trend of all."""
+    return Text(f"{values[-1]:.3f}  ").append(trend(values), style="green") if values else Text("-")
+
+
+def _by_step(values: Sequence[tuple[int, float]], form: str) -> str:
+    """The latest values, each with its step."""
+    return "  ".join(f"{form.format(value)} (step {step})" for step, value in values[-6:]) or "-"
 
 
 def trend(values: Sequence[float], width: int = 40) -> str:

@@ -1,4 +1,4 @@
-"""What `rllm train` and `rllm demo` have in common: find the gateway's address early, show progress, end well."""
+"""What the commands that train have in common: settle the settings, find the gateway's address early, show progress, end well."""
 
 from __future__ import annotations
 
@@ -7,16 +7,108 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from rllm.cli.display import LiveDisplay
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
-from rllm.trainer.config import TrainConfig
+from rllm.trainer.config import TrainConfig, load_config
+from rllm.trainer.config.describe import described, in_words
+from rllm.trainer.config.load import Layer, layers_of
+
+if TYPE_CHECKING:
+    from rllm.trainer.agent_trainer import AgentTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenSettings:
+    """What the options of a command come to."""
+
+    config: TrainConfig
+    layers: list[Layer]
+    """Where each value comes from."""
+
+
+def chosen_settings(
+    settings: Sequence[str] | None, *, model: str | None, config: Path | None, resume: Path | None
+) -> ChosenSettings:
+    """The settings of a run: those of a file or of the run that is gone on with, and what is said beside them.
+
+    Raises:
+        ConfigError: naming the setting that is wrong.
+    """
+    if resume is not None and config is not None:
+        raise ConfigError("--resume takes the settings of the run; leave out --config")
+    source = resume / "config.yaml" if resume else config
+    named = [*([f"model.path={model}"] if model else []), *([f"run_dir={resume}"] if resume else [])]
+    overrides = [*(settings or []), *named]
+    return ChosenSettings(config=load_config(source, overrides), layers=layers_of(source, overrides))
+
+
+def options(given: Mapping[str, str | None]) -> list[str]:
+    """The options that were given, as they are typed."""
+    return [text for option, value in given.items() if value is not None for text in (option, value)]
+
+
+def carry_out(
+    trainer: AgentTrainer,
+    chosen: ChosenSettings,
+    *,
+    again: Sequence[str],
+    started: float,
+    dry_run: bool,
+    outcome: tuple[str, Callable[[Path], list[float]]] | None,
+) -> None:
+    """Train, or with `dry_run` say what would be done. Ctrl-C ends the process with code 130.
+
+    Args:
+        trainer: checked, and not begun.
+        chosen: what its configuration was made of.
+        again: the arguments that go on with the run, without --resume.
+        started: on `time.perf_counter()`.
+        dry_run: see there.
+        outcome: what the line of JSON at the end calls the measure, and how to read it from the run's folder; `None` for no
+            such line.
+    """
+    if dry_run:
+        _show_settings(trainer, chosen.layers)
+        return
+    console = Console(stderr=True, highlight=False)
+    console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
+    trainer.trackers = display(console, trainer.config)
+    try:
+        result = trainer.train()
+    except KeyboardInterrupt:
+        stopped(console, trainer.run_dir, [*again, "--resume", str(trainer.run_dir)])
+        sys.exit(130)
+    console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True)
+    if outcome is not None:
+        name, measure = outcome
+        measured = measure(result.run_dir)
+        print_json(
+            {
+                f"{name}_before": measured[0] if measured else None,
+                f"{name}_after": measured[-1] if measured else None,
+                "seconds": time.perf_counter() - started,
+                "run_dir": str(result.run_dir),
+            }
+        )
+
+
+def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
+    settings = described(trainer.config, layers, asdict(trainer.algorithm))
+    widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]
+    for item in settings:
+        print(f"{item.key:<{widths[0]}}  {item.value!s:<{min(widths[1], 40)}}  {item.origin}")
+    print()
+    for sentence in in_words(trainer.config, len(trainer.train_data)):
+        print(sentence)
 
 
 def lead_to_gateway(config: TrainConfig) -> None:
@@ -48,9 +140,18 @@ def display(console: Console, config: TrainConfig) -> list[Tracker]:
 
 def accuracies(run_dir: Path) -> list[float]:
     """The held-out accuracy of every evaluation of a run."""
+    return _evaluated(run_dir, "eval/accuracy")
+
+
+def losses(run_dir: Path) -> list[float]:
+    """The held-out loss of every evaluation of a run."""
+    return _evaluated(run_dir, "eval/loss")
+
+
+def _evaluated(run_dir: Path, name: str) -> list[float]:
     from rllm.trainer.run_folder import evaluations_of
 
-    return [metrics["eval/accuracy"] for metrics in evaluations_of(run_dir)]
+    return [metrics[name] for metrics in evaluations_of(run_dir)]
 
 
 def quiet_libraries() -> None:

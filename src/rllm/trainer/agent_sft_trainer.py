@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -95,12 +96,9 @@ def _rows(source: Any, name: str) -> list[Row]:
     Raises:
         ConfigError: if it cannot be read, or is empty.
     """
-    if isinstance(source, str | Path) and (path := _store_of(Path(source).expanduser())) is not None:
-        with_store = open_store(str(path), read_only=True)
-        try:
-            rows = rows_of_store(with_store)
-        finally:
-            with_store.close()
+    if isinstance(source, str | Path) and (path := store_of(source)) is not None:
+        with closing(open_store(str(path), read_only=True)) as store:
+            rows = rows_of_store(store)
         if not rows:
             raise ConfigError(f"{name}={str(source)!r} holds no rollouts that a run was trained on")
         return rows
@@ -116,8 +114,9 @@ def _rows(source: Any, name: str) -> list[Row]:
     return rows
 
 
-def _store_of(path: Path) -> Path | None:
+def store_of(source: str | Path) -> Path | None:
     """The store of traces that this is, or that this run folder has."""
+    path = Path(source).expanduser()
     if path.suffix == ".db" and path.is_file():
         return path
     return path / _STORE if (path / _STORE).is_file() else None

@@ -89,6 +89,8 @@ class _Reader:
         self._of = of
         self._config = config
         self._parser: ChatTemplateParser | None = None
+        self._compared = False
+        """Whether it is known that a conversation as one text is what an engine would send."""
 
     def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
         try:
@@ -139,8 +141,19 @@ class _Reader:
             self._parser = ChatTemplateParser(self._of.tokenizer)
         if self._config.tokenize_method == "stepwise":
             return [_one_answer(self._parser, messages[: place + 1], tools) for place in learned]
+        if len(answers) > 1 and not self._compared:
+            self._compared = True
+            _compare(self._parser, messages, tools)
         wanted = [place in learned for place in answers]
         return [_whole(self._parser, messages[: learned[-1] + 1], tools, wanted[: answers.index(learned[-1]) + 1])]
+
+
+def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> None:
+    if not parser.verify_equivalence(messages, tools):
+        logger.warning(
+            "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did (without "
+            "their reasoning, say), so the policy learns behind another past than an engine will send it; use stepwise"
+        )
 
 
 def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:

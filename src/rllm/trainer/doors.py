@@ -1,4 +1,4 @@
-"""The three ways to say what is rolled out: a function, an agent in an environment, or a workflow. Behind them is one loop."""
+"""The ways to say where episodes come from: a function, an agent in an environment, a workflow. Behind them is one loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rllm.agents.agent import BaseAgent
+from rllm.algorithms.base import Algorithm
+from rllm.backends.base import TrainingBackend
 from rllm.data.dataset import Dataset
 from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent_and_env
 from rllm.engine.agent_function_engine import AgentFunctionEngine
@@ -23,6 +25,8 @@ from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
 from rllm.trainer.config.schema import RolloutConfig
+from rllm.trainer.judge import Judge, RolloutJudge
+from rllm.trainer.roles import Roles
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ class Door(ABC):
 
     retry_if: Callable[[RolloutError], bool] | None = None
     """Which failures are worth another try; `None` leaves it to the runner."""
+    demonstrates: ClassVar[bool] = False
+    """Whether episodes are shown to the policy, and not made by it."""
 
     @abstractmethod
     def check(self, data: Dataset) -> None:
@@ -68,6 +74,10 @@ class Door(ABC):
         Raises:
             ConfigError: if a part does not fit.
         """
+
+    def judge(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> Judge:
+        """What is made known of the episodes."""
+        return RolloutJudge(needs_rewards=algorithm.needs_rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +148,7 @@ class WorkflowDoor(Door):
 
 def door_of(
     *,
+    door: Door | None = None,
     agent_run_func: Callable[..., Any] | None,
     agent_class: type[BaseAgent] | None,
     env_class: type[BaseEnv] | None,
@@ -146,7 +157,7 @@ def door_of(
     workflow_class: type[Workflow] | None,
     workflow_args: Mapping[str, Any] | None,
 ) -> Door:
-    """The one of the three that was given.
+    """The one that was given.
 
     Raises:
         ConfigError: if none was, or more than one.
@@ -155,12 +166,15 @@ def door_of(
         "agent_run_func": agent_run_func,
         "agent_class and env_class": agent_class or env_class,
         "workflow_class": workflow_class,
+        "door": door,
     }
     given = [name for name, value in doors.items() if value is not None]
     if len(given) != 1:
         raise ConfigError(
             f"{' and '.join(given) if given else 'nothing'} to roll out was given: give one of {', '.join(doors)}"
         )
+    if door is not None:
+        return door
     if agent_run_func is not None:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")

@@ -1,0 +1,29 @@
+"""The arguments and options that the commands which train have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+Settings: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(help="Settings, such as optim.lr=1e-5.", metavar="[KEY=VALUE]...")
+]
+Split: TypeAlias = Annotated[
+    str | None, typer.Option(help="Part of the data that is taken, where it has several.", show_default=False)
+]
+ValSplit: TypeAlias = Annotated[
+    str | None, typer.Option(help="Part of --val that is taken, where it has several.", show_default=False)
+]
+Model: TypeAlias = Annotated[
+    str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)
+]
+Config: TypeAlias = Annotated[Path | None, typer.Option(help="YAML file of settings.", show_default=False)]
+Resume: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Run folder to go on from, with its settings.", show_default=False)
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything, print every setting and where it comes from, and stop.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")]

@@ -1,0 +1,171 @@
+"""Rows to demonstrations: precisely the answers' tokens are learned, and what was sampled stays as it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from rllm.data.dataset import Dataset
+from rllm.errors import ConfigError
+from rllm.inference.local.loading import LoadedTokenizer
+from rllm.testing.tiny_policy import train_tokenizer
+from rllm.trainer.config.schema import SFTConfig
+from rllm.trainer.demonstrations import FIELD, Demonstration, prepared
+from rllm.types import Message
+
+TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {}}}]
+CALL = {"id": "c", "type": "function", "function": {"name": "price", "arguments": '{"item": "fig"}'}}
+SHOP: list[Message] = [
+    {"role": "system", "content": "Answer."},
+    {"role": "user", "content": "What does a fig cost?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "42"},
+    {"role": "assistant", "content": "It costs 42"},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes"},
+]
+ANSWERS = [
+    '<tool_call>\n{"name": "price", "arguments": {"item": "fig"}}\n</tool_call><|im_end|>',
+    "It costs 42<|im_end|>",
+    "Yes<|im_end|>",
+]
+
+
+FORGETFUL = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content.split('</think>')[-1].lstrip() if not loop.last else message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
+
+
+@pytest.fixture(scope="module")
+def of() -> LoadedTokenizer:
+    tokenizer = train_tokenizer(["What does a fig cost? It costs 42. Sure? Yes"] * 4, vocab_size=300)
+    return LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
+
+
+def read(of: LoadedTokenizer, *rows: dict[str, Any], max_length: int | None = None, **config: Any) -> Dataset:
+    return prepared(rows, of, SFTConfig(**config), max_length)
+
+
+def only(of: LoadedTokenizer, row: dict[str, Any], **config: Any) -> Demonstration:
+    (task,) = read(of, row, **config)
+    shown: Demonstration = task[FIELD]
+    return shown
+
+
+def learned(of: LoadedTokenizer, shown: Demonstration) -> list[str]:
+    return [of.tokenizer.decode(part.ids[start:stop]) for part in shown.shown for start, stop in part.spans]
+
+
+@pytest.mark.parametrize("method", ["cumulative", "stepwise"])
+def test_the_answers_and_nothing_else_is_learned(of: LoadedTokenizer, method: str) -> None:
+    row = {"messages": SHOP, "tools": TOOLS}
+    assert learned(of, only(of, row, tokenize_method=method)) == ANSWERS
+    assert learned(of, only(of, row, tokenize_method=method, train_on="last")) == ANSWERS[-1:]
+
+
+def test_a_conversation_is_one_text_and_ends_with_its_last_answer(of: LoadedTokenizer) -> None:
+    (part,) = only(of, {"messages": [*SHOP, {"role": "user", "content": "Thanks"}], "tools": TOOLS}).shown
+    whole = of.tokenizer.apply_chat_template(SHOP, tools=TOOLS, tokenize=False)
+    assert of.tokenizer.decode(part.ids) == whole.removesuffix("\n")
+
+
+def test_the_steps_of_a_demonstration_continue_each_other(of: LoadedTokenizer) -> None:
+    steps = only(of, {"messages": SHOP, "tools": TOOLS}).trajectory().steps
+    assert [of.tokenizer.decode(step.response_ids) for step in steps] == ANSWERS
+    for earlier, later in zip(steps, steps[1:], strict=False):
+        whole = [*earlier.prompt_ids, *earlier.response_ids]
+        assert later.prompt_ids[: len(whole)] == whole
+    assert {len(step.logprobs) for step in steps} == {0}
+
+
+def test_messages_of_weight_zero_are_read_and_not_learned(of: LoadedTokenizer) -> None:
+    messages = [dict(message) for message in SHOP]
+    messages[4]["weight"] = 0
+    for method in ("cumulative", "stepwise"):
+        shown = only(of, {"messages": messages, "tools": TOOLS}, tokenize_method=method)
+        assert learned(of, shown) == [ANSWERS[0], ANSWERS[2]]
+
+
+def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
+    steps = [
+        {"prompt_ids": [5, 6], "response_ids": [7, 7, 7]},
+        {"prompt_ids": [5, 6, 7, 7, 7, 8], "response_ids": [9]},
+        {"prompt_ids": [1], "response_ids": []},
+    ]
+    row = {"steps": steps, "messages": SHOP, "reward": 0.5, "name": "solver"}
+    trajectory = only(of, row).trajectory()
+    assert [(step.prompt_ids, step.response_ids) for step in trajectory.steps] == [
+        ([5, 6], [7, 7, 7]),
+        ([5, 6, 7, 7, 7, 8], [9]),
+    ]
+    assert (trajectory.reward, trajectory.name) == (0.5, "solver")
+    assert [step.response_ids for step in only(of, row, train_on="last").trajectory().steps] == [[9]]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({}, r"row 0: messages=None: use a list of chat messages, or `steps`.*the row has no fields"),
+        ({"question": "?"}, r"the row has 'question'"),
+        ({"messages": "hello"}, "messages='hello'"),
+        ({"messages": []}, "row 0: no message is an assistant's: there is nothing to learn"),
+        ({"messages": SHOP[:2]}, "no message is an assistant's: there is nothing to learn"),
+        (
+            {"messages": [SHOP[1], {**SHOP[6], "weight": 0}]},
+            "no message is an assistant's whose weight is not 0: there is nothing to learn",
+        ),
+        ({"messages": [SHOP[6]]}, "is an assistant's, and nothing asked for it"),
+        ({"messages": [SHOP[1], {"content": "no role"}, SHOP[6]]}, r"messages\[1\].*string 'role'"),
+        ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
+        ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids behind no prompt_ids"),
+        ({"steps": [{"prompt_ids": [1]}]}, "steps hold no response_ids"),
+        ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model knows"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_from_is_named(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read(of, row)
+
+
+def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    tokenizer.chat_template = (
+        "{% for message in messages | reverse %}{{ message.role }}{{ message.content }}{% endfor %}"
+    )
+    of = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
+    with pytest.raises(ConfigError, match="row 0: the chat template.*append-only"):
+        read(of, {"messages": SHOP[:2] + SHOP[4:]})
+
+
+def test_a_template_that_forgets_reasoning_is_told_of_once(
+    of: LoadedTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    thoughtful = [SHOP[1], {"role": "assistant", "content": "<think>\n40 + 2\n</think>\n\n42"}, SHOP[5], SHOP[6]]
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    tokenizer.chat_template = FORGETFUL
+    forgetful = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
+    rows = [{"messages": thoughtful}] * 2
+    with caplog.at_level(logging.WARNING):
+        read(of, *rows)
+        read(forgetful, *rows, tokenize_method="stepwise")
+        assert not caplog.records
+        read(forgetful, *rows)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["sft.tokenize_method=cumulative"]
+
+
+def test_what_is_too_long_is_counted_and_left_out(of: LoadedTokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    short = {"messages": [SHOP[1], SHOP[6]]}
+    limit = only(of, short).num_tokens
+    with caplog.at_level(logging.WARNING):
+        data = read(of, {"messages": SHOP}, short, {**short, "task_id": "own"}, max_length=limit)
+    assert [data.task_id(row) for row in range(len(data))] == ["1", "own"]
+    assert f"1 of 3 demonstrations are longer than the {limit} tokens that the model takes" in caplog.text
+    with pytest.raises(ConfigError, match=r"1 of 1 demonstrations are longer.*nothing is left"):
+        read(of, {"messages": SHOP}, max_length=limit)

@@ -1,0 +1,105 @@
+"""Rejection sampling: what earned enough, token for token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store import open_store
+from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
+from rllm.trainer.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
+from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
+
+ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+
+
+def trajectory(reward: float | None, *, task: str = "a", ids: tuple[int, ...] = (7, 8), **fields: Any) -> Trajectory:
+    steps = [Step(prompt_ids=[1, 2], response_ids=list(ids), logprobs=[-1.0] * len(ids), chat_completions=[ASK, SAY])]
+    return Trajectory(reward=reward, task={"question": task}, steps=steps, **fields)
+
+
+def test_what_earned_enough_keeps_its_tokens() -> None:
+    rows = process_trajectories([trajectory(1.0, ids=(7, 9)), trajectory(0.5), trajectory(0.4), trajectory(None)], 0.5)
+    assert [row["reward"] for row in rows] == [1.0, 0.5]
+    assert rows[0]["steps"] == [{"prompt_ids": [1, 2], "response_ids": [7, 9]}]
+    assert rows[0]["messages"] == [ASK, SAY]
+    assert json.loads(json.dumps(rows)) == rows
+    assert AgentSFTTrainer.process_trajectories is process_trajectories
+
+
+def test_what_must_not_be_learned_from_is_not() -> None:
+    assert process_trajectories([trajectory(1.0, trainable=False)], 0.0) == []
+    assert rows_of_items([Episode(id="a:0", trajectories=[trajectory(1.0)], info={"error": {}})]) == []
+
+
+def test_without_ids_a_conversation_is_left_to_be_rendered() -> None:
+    (row,) = process_trajectories([trajectory(1.0, ids=())], 0.5)
+    assert "steps" not in row
+    assert row["messages"] == [ASK, SAY]
+    edited = Trajectory(reward=1.0, steps=[Step(chat_completions=[ASK, SAY]), Step(chat_completions=[SAY, ASK])])
+    with pytest.raises(ConfigError, match=r"'agent' has no token ids, and its steps do not extend each other"):
+        process_trajectories([edited], 0.5)
+
+
+def test_rows_come_from_whatever_there_is() -> None:
+    episode = Episode(id="t@3.0.1:2", trajectories=[trajectory(1.0, name="solver"), trajectory(0.0, trainable=False)])
+    rows = rows_of_items([{"messages": [ASK, SAY]}, trajectory(0.5), episode, episode.to_dict()])
+    assert [row.get("reward") for row in rows] == [None, 0.5, 1.0, 1.0]
+    assert rows[2] == rows[3]
+    assert (rows[2]["task_id"], rows[2]["name"]) == ("t", "solver"), "the same task at any step of a run"
+    with pytest.raises(ConfigError, match=r"row 0 is 7: use an object with messages, a Trajectory or an Episode"):
+        rows_of_items([7])
+    with pytest.raises(ConfigError, match="row 0 has trajectories, and is no episode"):
+        rows_of_items([{"trajectories": [], "colour": "blue"}])
+
+
+def test_the_best_of_each_task_are_taken() -> None:
+    rewards = [("a", 0.1), ("b", 0.3), ("a", 0.9), ("a", 0.9), ("b", 0.2), ("c", 0.0)]
+    rows = rows_of_items(trajectory(reward, task=task, ids=(number,)) for number, (task, reward) in enumerate(rewards))
+
+    def taken(**options: Any) -> list[int]:
+        chosen = sampled_from(rows, **{"reward_threshold": None, "best_per_task": None, **options})
+        return [row["steps"][0]["response_ids"][0] for row in chosen]
+
+    assert taken() == [0, 1, 2, 3, 4, 5]
+    assert taken(best_per_task=1) == [1, 2, 5]
+    assert taken(best_per_task=2) == [1, 2, 3, 4, 5]
+    assert taken(reward_threshold=0.2) == [1, 2, 3, 4]
+    assert taken(reward_threshold=0.25, best_per_task=1) == [1, 2]
+    with pytest.raises(ConfigError, match=r"sft\.reward_threshold=1\.0 leaves nothing of 6 trajectories.*earned 0\.9"):
+        taken(reward_threshold=1.0)
+    with pytest.raises(ConfigError, match=r"sft\.best_per_task: no row has a reward"):
+        sampled_from([{"messages": []}], reward_threshold=None, best_per_task=1)
+
+
+def test_a_store_gives_what_its_run_was_trained_on() -> None:
+    store = open_store("memory:")
+
+    def roll_out(session: str, task_id: str, split: str, *credited: tuple[str, str | None, float | None]) -> None:
+        store.open_session(session, {"task_id": task_id, "index": 0, "split": split}).result()
+        for place, (role, dropped, reward) in enumerate(credited):
+            trace = Trace(
+                id=f"{session}-{place}", call_id=f"{session}-{place}", session_id=session, model="m", messages=[ASK],
+                response=SAY, prompt_ids=[1] * (place + 1), response_ids=[5, place], logprobs=[-1.0, -1.0],
+            )  # fmt: skip
+            store.add([trace]).result()
+            credit = StepCredit(
+                trace_id=trace.id, session_id=session, training_step=0, episode_id=f"{task_id}:0", trajectory_name=role,
+                reward=reward, dropped=dropped,
+            )  # fmt: skip
+            store.annotate([credit]).result()
+
+    roll_out(
+        "s1", "apples@0.0.0", "train", ("solver", None, 1.0), ("judge", "not_trainable", 0.3), ("solver", None, 1.0)
+    )
+    roll_out("s2", "apples@4.0.2", "train", ("solver", "zero_variance", 0.0))
+    roll_out("s3", "apples", "eval", ("solver", None, 1.0))
+    rows = rows_of_store(store)
+    assert [(row["task_id"], row["name"], row["reward"], len(row["steps"])) for row in rows] == [
+        ("apples", "solver", 1.0, 2),
+        ("apples", "solver", 0.0, 1),
+    ]
+    assert [step["response_ids"] for step in rows[0]["steps"]] == [[5, 0], [5, 2]]
