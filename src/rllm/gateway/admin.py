@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorize
+from rllm.gateway.identity import authorization_of, authorize
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
 from rllm.store.base import SessionInfo
 
@@ -34,9 +35,10 @@ class Admin:
 
     def routes(self) -> list[Route]:
         models = [
-            self._route(f"{prefix}{path}", self._models, "GET")
+            self._route(f"{prefix}{path}{end}", answer, "GET")
             for prefix in ("", "/sessions/{session_id}")
-            for path in ("/v1/models", "/models")
+            for path in ("/v1/models", "/v1/v1/models", "/models")
+            for end, answer in (("", self._models), ("/{model_id:path}", self._model))
         ]
         return [
             *models,
@@ -52,13 +54,25 @@ class Admin:
 
     def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
         async def authorized(request: Request) -> Response:
-            authorize(request.headers.get("authorization", ""), self._config.api_key)
+            authorize(authorization_of(dict(request.headers.raw)), self._config.api_key)
             return await answer(request)
 
         return Route(path, authorized, methods=[method])
 
     async def _models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": await self._gateway.upstream.models()})
+        models = await self._gateway.upstream.models()
+        if not is_anthropic(request):
+            return _json({"object": "list", "data": models})
+        shown = [_anthropic_model(model) for model in models]
+        ids = [model["id"] for model in shown] or [None]
+        return _json({"data": shown, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
+
+    async def _model(self, request: Request) -> Response:
+        wanted = request.path_params["model_id"]
+        for model in await self._gateway.upstream.models():
+            if model.get("id") == wanted:
+                return _json(_anthropic_model(model) if is_anthropic(request) else model)
+        raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
         body = await request.body()
@@ -137,6 +151,17 @@ class Admin:
 
     async def _check_store(self) -> None:
         await asyncio.to_thread(self._store.sessions, limit=1)
+
+
+def is_anthropic(request: Request) -> bool:
+    """Whether this client reads Anthropic's formats; all of its requests say so."""
+    return "anthropic-version" in request.headers
+
+
+def _anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
+    created = datetime.fromtimestamp(model.get("created") or 0, UTC)
+    model_id = model.get("id")
+    return {"type": "model", "id": model_id, "display_name": model_id, "created_at": created.isoformat()}
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import orjson
 from starlette.applications import Starlette
@@ -15,11 +16,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError
-from rllm.gateway.admin import Admin
+from rllm.gateway.admin import Admin, is_anthropic
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
+from rllm.gateway.dialects import messages, responses
 from rllm.gateway.dialects.chat import ChatDialect
+from rllm.gateway.dialects.completions import CompletionsDialect
+from rllm.gateway.dialects.messages import MessagesDialect
+from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
@@ -27,7 +32,10 @@ from rllm.store.base import TraceStore
 
 logger = logging.getLogger(__name__)
 
-_CALL_PATH = re.compile(r"(?:/sessions/(?P<session_id>[^/]+))?(?:/v1)?/chat/completions")
+_CALL_PATH = re.compile(
+    r"(?:/sessions/(?P<session_id>[^/]+))?(?:/v1)*"  # Some clients add a /v1 of their own to the one that they were given.
+    r"/(?P<call>chat/completions|completions|responses(?:/input_tokens)?|messages(?:/count_tokens)?)"
+)
 
 
 def create_app(
@@ -37,7 +45,7 @@ def create_app(
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store)
     gateway = Gateway(store, upstream, require_tokens=config.require_tokens)
-    chat = CallEndpoint(gateway, sessions, config, ChatDialect())
+    calls = _call_endpoints(gateway, sessions, config)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -53,30 +61,52 @@ def create_app(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         # Model calls are nearly all the traffic and answer their own errors, so they need no router and no middleware.
         called = _CALL_PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if called is None:
-            await others(scope, receive, send)
-        else:
+        if scope.get("method") == "HEAD":
+            await _present(scope, receive, send)
+        elif called is not None:
             scope["path_params"] = called.groupdict()
-            await chat(scope, receive, send)
+            await calls[called["call"]](scope, receive, send)
+        else:
+            await others(scope, receive, send)
 
     return app
 
 
+def _call_endpoints(gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> dict[str, CallEndpoint]:
+    """What answers model calls, by the end of its path."""
+    endpoint = partial(CallEndpoint, gateway, sessions, config)
+    return {
+        "chat/completions": endpoint(ChatDialect()),
+        "completions": endpoint(CompletionsDialect()),
+        "responses": endpoint(ResponsesDialect()),
+        "responses/input_tokens": endpoint(ResponsesDialect(), responses.render_count),
+        "messages": endpoint(MessagesDialect()),
+        "messages/count_tokens": endpoint(MessagesDialect(), messages.render_count),
+    }
+
+
+_present = Response()
+"""Some clients ask with `HEAD` for any path whether anybody is there."""
+
+
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, in the shape that OpenAI clients read."""
+    """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return _error_response(GatewayError(error.status_code, message, code=error.detail.lower().replace(" ", "_")))
+    code = error.detail.lower().replace(" ", "_")
+    return _error_response(request, GatewayError(error.status_code, message, code=code))
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
-    return _error_response(to_gateway_error(error))
+    return _error_response(request, to_gateway_error(error))
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
     logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _error_response(to_gateway_error(error))
+    return _error_response(request, to_gateway_error(error))
 
 
-def _error_response(error: GatewayError) -> Response:
-    return Response(orjson.dumps(error.to_dict()), status_code=error.status, media_type="application/json")
+def _error_response(request: Request, error: GatewayError) -> Response:
+    """In the shape that this client reads."""
+    shown = messages.error_to_dict(error) if is_anthropic(request) else error.to_dict()
+    return Response(orjson.dumps(shown), status_code=error.status, media_type="application/json")

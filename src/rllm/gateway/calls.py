@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import Gateway, ModelCall
-from rllm.gateway.dialects import Dialect
+from rllm.gateway.core import Gateway, ModelCall, new_call_id
+from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
-from rllm.gateway.identity import METADATA_HEADER, SESSION_HEADER, authorize, headers_of, metadata_of, session_named
+from rllm.gateway.identity import (
+    METADATA_HEADER,
+    SESSION_HEADER,
+    authorization_of,
+    authorize,
+    headers_of,
+    metadata_of,
+    session_named,
+)
+from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.sessions import Sessions
+from rllm.types import Trace
 
 _CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
+_NOTHING_EARLIER: Mapping[str, Trace] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,8 @@ class CallEndpoint:
     sessions: Sessions
     config: GatewayConfig
     dialect: Dialect
+    render_count: Callable[[int], bytes] | None = None
+    """Where it is given, calls are answered with the number of tokens of their prompts."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
@@ -35,9 +52,15 @@ class CallEndpoint:
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
-            call = await self._call(scope, receive, answer)
-            mode = "stream" if call.asked.get("stream") else "json"
-            await (self._stream if mode == "stream" else self._complete)(call, receive, answer)
+            call, asked = await self._call(scope, receive, answer)
+            if self.render_count is not None:
+                mode = "count"
+                await answer.whole(200, self.render_count(await self.gateway.count_tokens(call)))
+            elif call.asked.get("stream"):
+                mode = "stream"
+                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer)
+            else:
+                await self._complete(call, asked, receive, answer)
         except ClientDisconnected:
             answer.status = _CLIENT_LEFT
         except Exception as error:
@@ -47,35 +70,57 @@ class CallEndpoint:
             metrics.in_flight -= 1
             metrics.observe(mode, answer.status, time.perf_counter() - started)
 
-    async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> ModelCall:
-        """The request as a call of a session, which the answer's headers name from here on."""
+    async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> tuple[ModelCall, dict[str, Any]]:
+        """The request as a call of a session, which the answer's headers name from here on; and as it came."""
         if scope["method"] != "POST":
+            if b"upgrade" in dict(scope["headers"]):
+                raise GatewayError(
+                    426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required"
+                )
             raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
         body = await _body(receive, self.config.max_body_bytes)
-        key_session = authorize(_text(headers, "authorization"), self.config.api_key)
-        session_id = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), key_session)
+        key_session = authorize(authorization_of(headers), self.config.api_key)
+        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), key_session)
         asked = self.dialect.parse(body)
         metadata = metadata_of(_text(headers, METADATA_HEADER))
+        session_id, earlier = named, _NOTHING_EARLIER
+        if refers_to := self.dialect.refers_to(asked):
+            session_id = named or self.sessions.session_of_answer(refers_to[0])
+            earlier = await self._answers(session_id, refers_to)
+        chat = self.dialect.to_chat(asked, earlier)
+        if notes := self.dialect.notes(asked):
+            metadata = {**metadata, **notes}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
         answer.session_id = session.id
-        return ModelCall(asked=asked, session=session, metadata=metadata)
+        call = ModelCall(asked=chat, session=session, metadata=metadata, id=new_call_id(self.dialect.id_prefix))
+        if self.dialect.continues_answers and not named:
+            self.sessions.remember_answer(call.id, session.id)
+        return call, asked
 
-    async def _complete(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
+    async def _answers(self, session_id: str | None, ids: Sequence[str]) -> Mapping[str, Trace]:
+        """The traces of these answers, as far as the session has them."""
+        if session_id is None:
+            return {}
+        traces = await asyncio.to_thread(self.gateway.store.by_session, session_id)
+        return {trace.id: trace for trace in traces if trace.id in ids}
+
+    async def _complete(self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer) -> None:
         async with until_disconnect(receive):
-            body = await self.gateway.complete(call, partial(self.dialect.render, asked=call.asked))
+            body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
         await answer.whole(200, body)
 
-    async def _stream(self, call: ModelCall, receive: Receive, answer: _Answer) -> None:
-        encoder = self.dialect.encoder(asked=call.asked)
+    async def _stream(self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer) -> None:
         async with until_disconnect(receive), aclosing(self.gateway.stream(call, encoder)) as pieces:
-            try:
-                async for piece in pieces:
-                    await answer.piece(piece)
-            except Exception as error:
-                if not answer.began:
-                    raise
-                await answer.piece(encoder.fail(to_gateway_error(error)))
+            with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
+                try:
+                    async for piece in pieces:
+                        spoken()
+                        await answer.piece(piece)
+                except Exception as error:
+                    if not answer.began:
+                        raise
+                    await answer.piece(encoder.fail(to_gateway_error(error)))
         await answer.end()
 
 

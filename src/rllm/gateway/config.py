@@ -20,6 +20,8 @@ class GatewayConfig:
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     max_body_bytes: int = 64 * 1024 * 1024
+    keep_alive_s: float = 15.0
+    """After how long a silence of a streamed answer something is sent that clients ignore, so that they go on waiting."""
     ready_timeout_s: float = 5.0
     """How long `/readyz` waits for the upstream and for the store."""
     shutdown_timeout_s: float = 10.0

@@ -32,15 +32,20 @@ _random = random.Random()
 ABORTED = "the client disconnected before the answer was complete"
 
 
+def new_call_id(prefix: str) -> str:
+    """A new id, in the form that answers of one wire format have."""
+    return f"{prefix}{_random.getrandbits(128):032x}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall:
     """One model call as a chat request, whatever wire format it came in."""
 
     asked: Mapping[str, Any]
-    """The agent's own request."""
+    """The agent's own request, as a chat request."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    id: str = field(default_factory=lambda: f"chatcmpl-{_random.getrandbits(128):032x}")
+    id: str
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
@@ -112,6 +117,20 @@ class Gateway:
             raise
         await self._keep(call, traces)
         yield encoder.finish()
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
+
+        Raises:
+            RLLMError: if the upstream does not say.
+        """
+        asked = {name: value for name, value in call.asked.items() if name not in ("stream", "stream_options", "n")}
+        sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
+        response = await self.upstream.complete(sent, call_id=call.id)
+        counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
+        if counted is None:
+            raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
+        return len(counted) if isinstance(counted, list) else int(counted)
 
     def _prepared(self, call: ModelCall) -> dict[str, Any]:
         """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""

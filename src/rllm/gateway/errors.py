@@ -14,6 +14,9 @@ from rllm.errors import (
     TokenMismatchError,
 )
 
+CONTEXT_OVERFLOW = "context_length_exceeded"
+"""The code of a prompt that is too long: clients shorten the conversation when they read it."""
+
 
 class GatewayError(RLLMError):
     """A request that the gateway answers with an error."""
@@ -26,12 +29,15 @@ class GatewayError(RLLMError):
         type: str | None = None,
         code: str | int | None = None,
         param: str | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type or ("invalid_request_error" if status < 500 else "server_error")
         self.code = code
         self.param = param
+        self.details = details
+        """What a client may act on beyond the code, in dialects that have a place for it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
@@ -51,7 +57,9 @@ def to_gateway_error(error: Exception) -> GatewayError:
         case GatewayError():
             return error
         case PromptTooLongError():
-            return GatewayError(error.status_code, str(error), code="context_length_exceeded", param="messages")
+            return _too_long(str(error))
+        case UpstreamError(details={"code": str(code)}) if code == CONTEXT_OVERFLOW:
+            return _too_long(str(error))
         case UpstreamError():
             given = error.details
             return GatewayError(
@@ -67,3 +75,10 @@ def to_gateway_error(error: Exception) -> GatewayError:
             return GatewayError(500, f"the call was not acknowledged, because its trace was not stored: {error}")
         case _:
             return GatewayError(500, f"the gateway failed: {type(error).__name__}: {error}", code="internal_error")
+
+
+def _too_long(message: str) -> GatewayError:
+    """Some clients know it by the code, and some by these words alone."""
+    if "maximum context length" not in message:
+        message = f"This model's maximum context length is exceeded: {message}"
+    return GatewayError(400, message, code=CONTEXT_OVERFLOW, param="messages")

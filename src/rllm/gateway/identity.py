@@ -37,6 +37,12 @@ def authorize(authorization: str, api_key: str | None) -> str | None:
     return presented.removeprefix(KEY_PREFIX) or None if presented.startswith(KEY_PREFIX) else None
 
 
+def authorization_of(headers: Mapping[bytes, bytes]) -> str:
+    """The `Authorization` header; Anthropic's clients may send their key as `x-api-key` instead."""
+    authorization, key = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+    return (authorization or (b"Bearer " + key if key else b"")).decode("latin-1")
+
+
 def session_named(path: str | None, header: str | None, key: str | None) -> str | None:
     """The session that a request names, or `None`: then it gets a fresh one.
 

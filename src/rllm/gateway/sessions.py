@@ -53,6 +53,8 @@ class Sessions:
     def __init__(self, store: TraceStore) -> None:
         self._store = store
         self._known: OrderedDict[str, Session] = OrderedDict()
+        self._unnamed: OrderedDict[str, str] = OrderedDict()
+        """The sessions of answers whose calls named none, by the answer's id."""
 
     def fresh(self) -> Session:
         """A session for a call that names none. Nothing continues it, so it is not kept."""
@@ -89,6 +91,19 @@ class Sessions:
             session = self._keep(self._known.setdefault(session_id, session))
         if fixed is not None:
             session.sampling = fixed
+
+    def remember_answer(self, answer_id: str, session_id: str) -> None:
+        """Keep in mind where an answer is, for a client that names nothing else when it continues.
+
+        Only this process knows, and only of the latest answers: a session that is named outlives both.
+        """
+        self._unnamed[answer_id] = session_id
+        if len(self._unnamed) > _MAX_IN_MEMORY:
+            self._unnamed.popitem(last=False)
+
+    def session_of_answer(self, answer_id: str) -> str | None:
+        """The session of an answer whose call named none."""
+        return self._unnamed.get(answer_id)
 
     def forget(self, session_id: str) -> None:
         """Drop what memory holds of a session that was deleted."""

@@ -9,30 +9,24 @@ from typing import Any
 import orjson
 
 from rllm.capture import strip_chunk
+from rllm.gateway.dialects.base import COMMENT, WholeConversations
+from rllm.gateway.dialects.fields import check_chat, parse_object
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.types import Trace
 
-_MAX_CHOICES = 128
 
-
-class ChatDialect:
+class ChatDialect(WholeConversations):
     """Requests are checked for what the gateway itself relies on; the rest is the upstream's business."""
 
+    id_prefix = "chatcmpl-"
+
     def parse(self, body: bytes) -> dict[str, Any]:
-        try:
-            request = orjson.loads(body)
-        except ValueError as error:
-            raise _invalid(f"the request body is not valid JSON: {error}") from error
-        if not isinstance(request, dict):
-            raise _invalid(f"the request body is a JSON {_kind(request)}: send an object with 'model' and 'messages'")
-        _check_messages(request.get("messages"))
-        n = request.get("n")
-        if n is not None and not (type(n) is int and 1 <= n <= _MAX_CHOICES):
-            raise _invalid(f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}", "n")
-        for name, types in _TYPES.items():
-            if request.get(name) is not None and not isinstance(request[name], types):
-                raise _invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
-        return request
+        return parse_object(body, needs="'model' and 'messages'")
+
+    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+        check_chat(asked)
+        return asked
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
         _complete_head(response, "chat.completion")
@@ -48,6 +42,8 @@ class ChatDialect:
 
 class ChatStreamEncoder:
     """Chunks as server-sent events, one for one; finish reasons, usage and `[DONE]` are held back for the end."""
+
+    keep_alive = COMMENT
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self._asked = asked
@@ -93,15 +89,6 @@ class ChatStreamEncoder:
         return bool(left)
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "model": str,
-    "stream": bool,
-    "stream_options": dict,
-    "tools": list,
-    "logprobs": (bool, int),
-}
-
-
 def _strip(answer: dict[str, Any], asked: Mapping[str, Any]) -> None:
     strip_chunk(answer, asked=asked)
     if not asked.get("return_token_ids"):
@@ -114,23 +101,3 @@ def _complete_head(answer: dict[str, Any], object: str) -> None:
         answer["created"] = int(time.time())
     if answer.get("object") != object:
         answer["object"] = object
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        given = "missing" if messages is None else "empty" if messages == [] else f"a JSON {_kind(messages)}"
-        raise _invalid(f"'messages' is {given}: send a list of at least one message", "messages")
-    for position, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _invalid(
-                f"messages[{position}]={repr(message)[:80]}: use an object with a 'role'", f"messages[{position}]"
-            )
-
-
-def _invalid(message: str, param: str | None = None) -> GatewayError:
-    return GatewayError(400, message, param=param)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 }
 
 _DONE = b"[DONE]"
+_ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
+"""What the dialects put before the random part of a call's id."""
 
 
 class HTTPUpstream:
@@ -123,7 +126,7 @@ class HTTPUpstream:
 
     def _chat(self, request: Mapping[str, Any], call_id: str) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
-        headers = {**self._headers, "x-request-id": call_id.removeprefix("chatcmpl-")}
+        headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call_id)}
         return self._connections.exchange("POST", "/chat/completions", headers, orjson.dumps(request))
 
     def _named(self, error: OSError) -> UpstreamError:

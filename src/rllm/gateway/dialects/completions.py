@@ -1,0 +1,174 @@
+"""OpenAI's completions: a text prompt as the only message of a chat, and the answer's text.
+
+An upstream that speaks only chat completions renders the prompt through its chat template, as a user's message. Agents that
+need the bare prompt continued, as a base model does it, need an upstream's own completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from rllm.gateway.dialects.base import COMMENT, WholeConversations, created_at
+from rllm.gateway.dialects.fields import check_chat, invalid, parse_object
+from rllm.gateway.errors import GatewayError
+from rllm.types import Trace, text_of
+
+_OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
+
+
+class CompletionsDialect(WholeConversations):
+    """OpenAI's `/v1/completions`."""
+
+    id_prefix = "cmpl-"
+
+    def parse(self, body: bytes) -> dict[str, Any]:
+        return parse_object(body, needs="'model' and 'prompt'")
+
+    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+        return to_chat(asked)
+
+    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(from_chat(response, asked))
+
+    def encoder(self, *, asked: Mapping[str, Any]) -> CompletionsStreamEncoder:
+        return CompletionsStreamEncoder(asked)
+
+    def render_error(self, error: GatewayError) -> bytes:
+        return orjson.dumps(error.to_dict())
+
+
+def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat request of a completion request; members that are not of this dialect are passed on.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or asks for what a chat completion cannot give.
+    """
+    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    if asked.get("suffix"):
+        raise invalid("suffix: an answer cannot be fitted between two texts here: put both into the prompt", "suffix")
+    if (asked.get("best_of") or 1) != (asked.get("n") or 1):
+        raise invalid(f"best_of={asked['best_of']!r}: ask for n answers and choose among them", "best_of")
+    if asked.get("logprobs") is not None:
+        if asked.get("echo"):
+            raise invalid("echo with logprobs: log-probabilities of a prompt are not to be had here", "echo")
+        if type(asked["logprobs"]) is not int:
+            raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
+        chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
+    chat["messages"] = [{"role": "user", "content": _prompt(asked)}]
+    check_chat(chat)
+    return chat
+
+
+def _prompt(asked: Mapping[str, Any]) -> str:
+    prompt = asked.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        [prompt] = prompt
+    if not isinstance(prompt, str):
+        raise invalid(f"prompt={repr(prompt)[:80]}: send one text, in a call of its own", "prompt")
+    return prompt
+
+
+def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The completion of a chat completion, choice for choice."""
+    ids = {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
+    choices = [
+        _choice(choice, position, _echoed(asked) + text_of(choice.get("message") or {}), asked)
+        for position, choice in enumerate(response.get("choices") or ())
+    ]
+    return {**_head(response), "choices": choices, "usage": response.get("usage"), **ids}
+
+
+def _head(response: Mapping[str, Any]) -> dict[str, Any]:
+    head = {"id": response.get("id"), "object": "text_completion", "created": created_at(response)}
+    return {**head, "model": response.get("model") or ""}
+
+
+def _choice(choice: Mapping[str, Any], position: int, text: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    reason = choice.get("finish_reason")
+    ids = {"token_ids": choice.get("token_ids")} if asked.get("return_token_ids") else {}
+    return {
+        "index": choice.get("index", position),
+        "text": text,
+        "logprobs": _logprobs(choice, len(_echoed(asked))) if asked.get("logprobs") is not None else None,
+        "finish_reason": "stop" if reason == "tool_calls" else reason,
+        **ids,
+    }
+
+
+def _echoed(asked: Mapping[str, Any]) -> str:
+    return _prompt(asked) if asked.get("echo") else ""
+
+
+def _logprobs(choice: Mapping[str, Any], offset: int) -> dict[str, Any] | None:
+    entries = (choice.get("logprobs") or {}).get("content")
+    if entries is None:
+        return None
+    tokens = [entry.get("token") or "" for entry in entries]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [entry.get("logprob") for entry in entries],
+        "top_logprobs": [_alternatives(entry.get("top_logprobs") or ()) for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _alternatives(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {str(entry.get("token")): entry.get("logprob") for entry in entries}
+
+
+class CompletionsStreamEncoder:
+    """Chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
+        self._endings: list[dict[str, Any]] = []
+        self._offsets: dict[int, int] = {}
+        """How long each choice's text is so far."""
+
+    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+        events = []
+        for chunk in chunks:
+            head = _head(chunk)
+            for choice in chunk.get("choices") or ():
+                piece = self._piece(choice)
+                if piece["text"] or piece["logprobs"] or piece.get("token_ids"):
+                    events.append(_data({**head, "choices": [{**piece, "finish_reason": None}]}))
+                if piece["finish_reason"] is not None:
+                    ending = {"index": piece["index"], "text": "", "logprobs": None}
+                    ending["finish_reason"] = piece["finish_reason"]
+                    self._endings.append({**head, "choices": [ending]})
+            if chunk.get("usage") and self._wants_usage:
+                self._endings.append({**head, "choices": [], "usage": chunk["usage"]})
+        return b"".join(events)
+
+    def finish(self) -> bytes:
+        return b"".join([*map(_data, self._endings), b"data: [DONE]\n\n"])
+
+    def fail(self, error: GatewayError) -> bytes:
+        return _data(error.to_dict())
+
+    def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        index = choice.get("index", 0)
+        text = (choice.get("delta") or {}).get("content") or ""
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            text = _echoed(self._asked) + text
+        piece = _choice(choice, index, text, {**self._asked, "echo": False})
+        if piece["logprobs"]:
+            piece["logprobs"]["text_offset"] = [at + self._offsets[index] for at in piece["logprobs"]["text_offset"]]
+        self._offsets[index] += len(text)
+        return piece
+
+
+def _data(value: Mapping[str, Any]) -> bytes:
+    return b"data: %s\n\n" % orjson.dumps(value)

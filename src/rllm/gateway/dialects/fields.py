@@ -1,0 +1,115 @@
+"""Reading what a client sent: every value of a wrong shape is named, with its place and the remedy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import orjson
+
+from rllm.gateway.errors import GatewayError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_CHOICES = 128
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "stream": bool,
+    "stream_options": dict,
+    "tools": list,
+    "logprobs": (bool, int),
+}
+
+
+def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises:
+        GatewayError: 400, if it is none.
+    """
+    try:
+        request = orjson.loads(body)
+    except ValueError as error:
+        raise invalid(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise invalid(f"the request body is a JSON {kind_of(request)}: send an object with {needs}")
+    return request
+
+
+def check_chat(request: Mapping[str, Any]) -> None:
+    """Check a chat request for what the gateway itself relies on; the rest is the upstream's business.
+
+    Raises:
+        GatewayError: 400, if it cannot be one.
+    """
+    _check_messages(request.get("messages"))
+    n = request.get("n")
+    if n is not None and not (type(n) is int and 1 <= n <= _MAX_CHOICES):
+        raise invalid(f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}", "n")
+    for name, types in _TYPES.items():
+        if request.get(name) is not None and not isinstance(request[name], types):
+            raise invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
+
+
+def field(value: Mapping[str, Any], name: str, kind: type[T], where: str, default: T | None = None) -> T:
+    """A member of an object, which must be there unless it has a default, and of its type.
+
+    Raises:
+        GatewayError: 400, naming its place.
+    """
+    given = value.get(name)
+    if given is None and default is not None:
+        return default
+    if not isinstance(given, kind):
+        place = f"{where}.{name}" if where else name
+        found = "missing" if given is None else f"a JSON {kind_of(given)}"
+        raise invalid(f"'{place}' is {found}: send a JSON {_KINDS[kind]}", place)
+    return given
+
+
+def objects(values: Any, where: str) -> list[dict[str, Any]]:
+    """A list of objects.
+
+    Raises:
+        GatewayError: 400, naming the first value that is none.
+    """
+    if not isinstance(values, list):
+        raise invalid(f"'{where}' is a JSON {kind_of(values)}: send a JSON array", where)
+    for position, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise invalid(f"{where}[{position}]={repr(value)[:80]}: send a JSON object", f"{where}[{position}]")
+    return values
+
+
+@cache
+def note_left_out(tool_type: str) -> None:
+    """Say once that a tool is left out which only the servers of a provider can run."""
+    logger.warning("tools of type %r run on their provider's servers; the model is not told of them", tool_type)
+
+
+def invalid(message: str, param: str | None = None, *, code: str | None = None) -> GatewayError:
+    """The error of a request that is not what it should be."""
+    return GatewayError(400, message, param=param, code=code)
+
+
+def kind_of(value: Any) -> str:
+    """What JSON calls a value of this type."""
+    return _KINDS.get(type(value), "number")
+
+
+_KINDS: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        given = "missing" if messages is None else "empty" if messages == [] else f"a JSON {kind_of(messages)}"
+        raise invalid(f"'messages' is {given}: send a list of at least one message", "messages")
+    for position, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(
+                f"messages[{position}]={repr(message)[:80]}: use an object with a 'role'", f"messages[{position}]"
+            )

@@ -1,0 +1,327 @@
+"""OpenAI's responses: requests to chat requests, with the conversation they continue; chat answers to responses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from rllm.gateway.dialects.fields import check_chat, field, invalid, note_left_out, objects, parse_object
+from rllm.gateway.dialects.responses_output import (
+    CUSTOM_INPUT,
+    ENCRYPTED,
+    ResponsesStreamEncoder,
+    from_chat,
+    output_items,
+)
+from rllm.gateway.errors import GatewayError
+from rllm.types import Message, Trace
+
+INSTRUCTIONS_KEY = "rllm.instructions"
+"""In a trace's metadata: whether its first message is the request's `instructions`, which a continuation leaves behind."""
+
+_OURS = frozenset(
+    # Translated below.
+    "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
+    # Answered or refused below.
+    "background conversation prompt store "
+    # Without a meaning for a chat completion.
+    "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
+    "prompt_cache_options prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
+)
+_REFUSED = {
+    "background": "the answer is given to this very request",
+    "conversation": "send previous_response_id, or the whole conversation as input",
+    "prompt": "send the prompt's text as input",
+}
+_UNSAID = frozenset({"configuration_update", "compaction_trigger", "mcp_list_tools"})
+"""Items that say nothing to the model."""
+_ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
+
+
+class ResponsesDialect:
+    """OpenAI's `/v1/responses`. The conversation that a client leaves on the server is read from the store's traces."""
+
+    id_prefix = "resp_"
+    continues_answers = True
+
+    def parse(self, body: bytes) -> dict[str, Any]:
+        return parse_object(body, needs="'model' and 'input'")
+
+    def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
+        return refers_to(asked)
+
+    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+        return to_chat(asked, earlier)
+
+    def notes(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}
+
+    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(from_chat(response, asked))
+
+    def encoder(self, *, asked: Mapping[str, Any]) -> ResponsesStreamEncoder:
+        return ResponsesStreamEncoder(asked)
+
+    def render_error(self, error: GatewayError) -> bytes:
+        return orjson.dumps(error.to_dict())
+
+
+def render_count(num_tokens: int) -> bytes:
+    """The answer of `/v1/responses/input_tokens`."""
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def refers_to(asked: Mapping[str, Any]) -> list[str]:
+    """The ids of the responses whose conversation or items a request takes up."""
+    previous = asked.get("previous_response_id")
+    items = asked.get("input")
+    references = items if isinstance(items, list) else ()
+    found = [_response_of(item["id"]) for item in references if _is_reference(item)]
+    return [*([previous] if isinstance(previous, str) else ()), *filter(None, found)]
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+
+
+def _response_of(item_id: str) -> str | None:
+    known = _ITEM_ID.fullmatch(item_id)
+    return f"resp_{known[1]}" if known else None
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    """The chat request of a request; members that are not of this dialect are passed on.
+
+    Args:
+        asked: the request.
+        earlier: the traces of the responses that it refers to.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or refers to what is not there.
+    """
+    for name, remedy in _REFUSED.items():
+        if asked.get(name):
+            raise invalid(f"{name}={repr(asked[name])[:80]} is not supported: {remedy}", name)
+    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    messages: list[Message] = []
+    if asked.get("instructions"):
+        messages.append({"role": "system", "content": field(asked, "instructions", str, "")})
+    messages += _history(asked.get("previous_response_id"), earlier)
+    reader = _InputReader(earlier)
+    messages += reader.messages(asked.get("input"))
+    chat["messages"] = messages
+    if asked.get("max_output_tokens") is not None:
+        chat["max_tokens"] = asked["max_output_tokens"]
+    chat.update(_tools(asked, reader.tools), **_text(asked), **_logprobs(asked))
+    effort = field(asked, "reasoning", dict, "", {}).get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    check_chat(chat)
+    return chat
+
+
+def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
+    """The conversation up to and including an earlier answer, without the instructions that were given for it."""
+    if previous is None:
+        return []
+    trace = earlier.get(previous) if isinstance(previous, str) else None
+    if trace is None or not trace.response:
+        raise invalid(
+            f"Previous response with id '{previous}' not found: it is not an answer of this session.",
+            "previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [*trace.messages[bool(trace.metadata.get(INSTRUCTIONS_KEY)) :], trace.response]
+
+
+class _InputReader:
+    """Items to messages: what the assistant thought, said and called in one turn is one message of a chat."""
+
+    def __init__(self, earlier: Mapping[str, Trace]) -> None:
+        self._earlier = earlier
+        self._turn: Message = {}
+        self._done: list[Message] = []
+        self.tools: list[dict[str, Any]] = []
+        """Tools that came as items."""
+
+    def messages(self, given: Any) -> list[Message]:
+        if isinstance(given, str):
+            return [{"role": "user", "content": given}]
+        for position, item in enumerate(objects(given if given is not None else [], "input")):
+            self._read(item, f"input[{position}]")
+        self._end_turn()
+        return self._done
+
+    def _read(self, item: dict[str, Any], where: str) -> None:
+        match item.get("type") or ("message" if "role" in item else None):
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                self._begin_if("content", "tool_calls")
+                self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + _thought(item)
+            case "function_call":
+                self._call(item, field(item, "arguments", str, where), where)
+            case "custom_tool_call":
+                self._call(item, json.dumps({CUSTOM_INPUT: item.get("input")}, ensure_ascii=False), where)
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = field(item, "call_id", str, where)
+                content = _content(item.get("output") or "", f"{where}.output")
+                self._add({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "item_reference":
+                self._read(self._referenced(field(item, "id", str, where), where), where)
+            case "additional_tools":
+                self.tools += objects(item.get("tools"), f"{where}.tools")
+            case other if other not in _UNSAID:
+                raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
+
+    def _message(self, item: dict[str, Any], where: str) -> None:
+        role = field(item, "role", str, where)
+        content = _content(item.get("content") or "", f"{where}.content")
+        if role != "assistant":
+            self._add({"role": role, "content": content})
+            return
+        self._begin_if("content", "tool_calls")
+        self._turn["content"] = content
+
+    def _call(self, item: dict[str, Any], arguments: str, where: str) -> None:
+        function = {"name": field(item, "name", str, where), "arguments": arguments}
+        call = {"id": field(item, "call_id", str, where), "type": "function", "function": function}
+        self._turn.setdefault("tool_calls", []).append(call)
+
+    def _referenced(self, item_id: str, where: str) -> dict[str, Any]:
+        trace = self._earlier.get(_response_of(item_id) or "")
+        items = output_items(trace.response, trace.id) if trace is not None else ()
+        found = next((item for item in items if item["id"] == item_id), None)
+        if found is None:
+            raise invalid(f"Item with id '{item_id}' not found: it is not an item of this session.", where)
+        return found
+
+    def _begin_if(self, *present: str) -> None:
+        """Begin a new turn where the one that is open has come further than what follows."""
+        if any(name in self._turn for name in present):
+            self._end_turn()
+
+    def _add(self, message: Message) -> None:
+        self._end_turn()
+        self._done.append(message)
+
+    def _end_turn(self) -> None:
+        if self._turn:
+            empty = None if self._turn.get("tool_calls") else ""
+            self._done.append({"role": "assistant", "content": empty, **self._turn})
+            self._turn = {}
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item; of the places where it may stand, clients keep one or another."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if isinstance(parts, list) and (text := "".join(part.get("text") or "" for part in objects(parts, name))):
+            return text
+    carried = item.get("encrypted_content")
+    return carried.removeprefix(ENCRYPTED) if isinstance(carried, str) and carried.startswith(ENCRYPTED) else ""
+
+
+def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
+    """Parts as a chat message's content: one text as a string, anything else as parts."""
+    if isinstance(value, str):
+        return value
+    parts = [_part(part, f"{where}[{position}]") for position, part in enumerate(objects(value, where))]
+    if not parts:
+        return ""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    match part.get("type"):
+        case "input_text" | "output_text" | "text" | "summary_text":
+            return {"type": "text", "text": field(part, "text", str, where)}
+        case "refusal":
+            return {"type": "text", "text": field(part, "refusal", str, where)}
+        case "input_image":
+            image = {"url": field(part, "image_url", str, where)}
+            return {"type": "image_url", "image_url": image | _present(part, "detail")}
+        case "input_file":
+            return {"type": "file", "file": _present(part, "file_id", "filename", "file_data", "file_url")}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part.get("input_audio")}
+        case other:
+            raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
+
+
+def _tools(asked: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, Any]:
+    """`tools`, `tool_choice`: of a choice among some tools, only these are shown to the model."""
+    given = [*objects(asked.get("tools") or [], "tools"), *added]
+    choice = asked.get("tool_choice")
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            allowed = {tool.get("name") for tool in objects(choice.get("tools"), "tool_choice.tools")}
+            given = [tool for tool in given if tool.get("name") in allowed]
+            choice = choice.get("mode") or "auto"
+        elif kind in ("function", "custom"):
+            choice = {"type": "function", "function": {"name": field(choice, "name", str, "tool_choice")}}
+        else:
+            raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
+    tools = [found for tool in given for found in _functions(tool)]
+    return ({"tools": tools} if tools else {}) | ({"tool_choice": choice} if choice is not None and tools else {})
+
+
+def _functions(tool: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The chat tools of a tool: none for one that OpenAI's servers run, several for a namespace."""
+    match tool.get("type"):
+        case "function":
+            function = {"name": field(tool, "name", str, "tools[]"), **_present(tool, "description", "strict")}
+            parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+            yield {"type": "function", "function": {**function, "parameters": parameters}}
+        case "custom":
+            text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
+            function = {"name": field(tool, "name", str, "tools[]"), **_present(tool, "description")}
+            yield {"type": "function", "function": {**function, "parameters": text}}
+        case "namespace":
+            for inner in objects(tool.get("tools"), "tools[].tools"):
+                yield from _functions(inner)
+        case other:
+            note_left_out(str(other))
+
+
+def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """`response_format` and `verbosity`."""
+    config = field(asked, "text", dict, "", {})
+    form = field(config, "format", dict, "text", {})
+    chat = _present(config, "verbosity")
+    match form.get("type", "text"):
+        case "text":
+            return chat
+        case "json_object":
+            return {**chat, "response_format": {"type": "json_object"}}
+        case "json_schema":
+            schema = {
+                **_present(form, "name", "description", "strict"),
+                "schema": field(form, "schema", dict, "text.format"),
+            }
+            return {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}
+        case other:
+            raise invalid(f"text.format.type={other!r}: use text, json_object or json_schema", "text.format")
+
+
+def _logprobs(asked: Mapping[str, Any]) -> dict[str, Any]:
+    if not _includes(asked, "message.output_text.logprobs") and asked.get("top_logprobs") is None:
+        return {}
+    return {"logprobs": True, **_present(asked, "top_logprobs")}
+
+
+def _includes(asked: Mapping[str, Any], name: str) -> bool:
+    included = asked.get("include")
+    return isinstance(included, list) and name in included
+
+
+def _present(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value[name] for name in names if value.get(name) is not None}
