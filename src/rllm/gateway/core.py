@@ -20,6 +20,7 @@ from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.sessions import Session
+from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream
 from rllm.store.base import TraceStore
 from rllm.types import Trace
@@ -72,6 +73,7 @@ class Gateway:
             details = bool(call.asked.get("logprobs"))
             response = await self.upstream.complete(sent, call_id=call.id, logprob_details=details)
             response["id"] = call.id
+            complete_response(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
             # Before the write, so that the parsed answer is not kept while it is waited for.
             answer = render(response)
@@ -95,6 +97,7 @@ class Gateway:
         """
         sent = self._prepared(call)
         rebuilt = ChatStream()
+        completer = ChunkCompleter(sent.get("model") or "")
         timings: dict[str, float] = {}
         try:
             details = bool(call.asked.get("logprobs"))
@@ -103,6 +106,7 @@ class Gateway:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
                     for chunk in chunks:
                         chunk["id"] = call.id
+                        completer.complete(chunk)
                         rebuilt.feed(chunk)
                     if piece := encoder.feed(chunks):
                         yield piece

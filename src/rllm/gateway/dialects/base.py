@@ -118,6 +118,20 @@ def created_at(response: Mapping[str, Any]) -> int:
     return created if isinstance(created, int) else int(time.time())
 
 
+def usage_of(response: Mapping[str, Any]) -> dict[str, int]:
+    """How many tokens were read and written; counted, where the server does not say."""
+    usage = response.get("usage") or {}
+    read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    choices = response.get("choices") or ()
+    num_written = sum(len(choice.get("token_ids") or ()) for choice in choices)
+    return {
+        "prompt": usage.get("prompt_tokens") or len(response.get("prompt_token_ids") or ()),
+        "completion": usage.get("completion_tokens") or num_written,
+        "cached": read.get("cached_tokens") or 0,
+        "reasoning": written.get("reasoning_tokens") or 0,
+    }
+
+
 def token_fields(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The ids of the prompt and of the first choice, for clients that ask for them."""
     if not asked.get("return_token_ids"):

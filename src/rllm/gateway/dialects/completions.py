@@ -49,7 +49,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     if asked.get("suffix"):
         raise invalid("suffix: an answer cannot be fitted between two texts here: put both into the prompt", "suffix")
-    if (asked.get("best_of") or 1) != (asked.get("n") or 1):
+    if asked.get("best_of") not in (None, asked.get("n") or 1):
         raise invalid(f"best_of={asked['best_of']!r}: ask for n answers and choose among them", "best_of")
     if asked.get("logprobs") is not None:
         if asked.get("echo"):

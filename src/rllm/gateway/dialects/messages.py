@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from rllm.capture import ChatStream
-from rllm.gateway.dialects.base import WholeConversations, event, first_choice, reasoning_of, token_fields
+from rllm.gateway.dialects.base import WholeConversations, event, first_choice, reasoning_of, token_fields, usage_of
 from rllm.gateway.dialects.fields import check_chat, field, invalid, note_left_out, objects, parse_object
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
 from rllm.types import Message, Trace
@@ -317,13 +317,13 @@ def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
-    usage = response.get("usage") or {}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    """What was read from a cache is not input in Anthropic's count."""
+    usage = usage_of(response)
     return {
-        "input_tokens": (usage.get("prompt_tokens") or len(response.get("prompt_token_ids") or ())) - cached,
-        "output_tokens": usage.get("completion_tokens") or 0,
+        "input_tokens": usage["prompt"] - usage["cached"],
+        "output_tokens": usage["completion"],
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": usage["cached"],
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from rllm.capture import ChatStream
-from rllm.gateway.dialects.base import COMMENT, created_at, event, first_choice, reasoning_of, token_fields
+from rllm.gateway.dialects.base import COMMENT, created_at, event, first_choice, reasoning_of, token_fields, usage_of
 from rllm.gateway.errors import GatewayError
 from rllm.types import Message
 
@@ -152,15 +152,13 @@ def _add_logprobs(items: list[dict[str, Any]], choice: Mapping[str, Any], asked:
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
-    usage = response.get("usage") or {}
-    read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
-    num_input, num_output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    usage = usage_of(response)
     return {
-        "input_tokens": num_input,
-        "input_tokens_details": {"cached_tokens": read.get("cached_tokens") or 0, "cache_write_tokens": 0},
-        "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens") or 0},
-        "total_tokens": num_input + num_output,
+        "input_tokens": usage["prompt"],
+        "input_tokens_details": {"cached_tokens": usage["cached"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion"],
+        "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
+        "total_tokens": usage["prompt"] + usage["completion"],
     }
 
 
@@ -168,10 +166,10 @@ def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesStreamEncoder:
-    """Items in the order in which they begin; what a client may act on, an item's end, is kept back.
+    """Items in the order in which they begin; reasoning ends where the message begins, and both where a tool call does.
 
-    Reasoning ends when the message begins. The message and the tool calls end with the answer, because a client acts on a
-    tool call as soon as it is done, and the answer is not acknowledged before its trace is durable.
+    Tool calls end with the answer, because a client acts on one as soon as it is done, and the answer is not acknowledged
+    before its trace is durable. What an upstream adds to an item that has ended stands in the last event only.
     """
 
     keep_alive = COMMENT
@@ -235,9 +233,10 @@ class ResponsesStreamEncoder:
             yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
         if text := delta.get("content"):
             message = _message(self._own, [])
-            yield from self._end_reasoning()
-            yield from self._begin(message)
-            yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
+            yield from self._end_spoken("rs_")
+            if message["id"] not in self._ended:
+                yield from self._begin(message)
+                yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
         for piece in delta.get("tool_calls") or ():
             yield from self._call_piece(piece)
 
@@ -254,7 +253,7 @@ class ResponsesStreamEncoder:
         if not (call["id"] and call["name"]) or call["name"] in self._custom:
             return
         item = _call(self._own, call["position"], {"id": call["id"], "function": {"name": call["name"]}}, self._custom)
-        yield from self._end_reasoning()
+        yield from self._end_spoken("rs_", "msg_")
         yield from self._begin(item)
         if call["held"]:
             yield self._of(item["id"], "function_call_arguments.delta", delta=call["held"])
@@ -282,10 +281,13 @@ class ResponsesStreamEncoder:
         elif item.get("input"):
             yield self._of(item["id"], "custom_tool_call_input.delta", delta=item["input"])
 
-    def _end_reasoning(self) -> Iterable[bytes]:
-        item_id = f"rs_{self._own}"
-        if item_id in self._positions and item_id not in self._ended:
-            yield from self._end(next(item for item in self._whole()["output"] if item["id"] == item_id))
+    def _end_spoken(self, *prefixes: str) -> Iterable[bytes]:
+        """The events that end these items, where they are open."""
+        open_ids = {f"{prefix}{self._own}" for prefix in prefixes} & self._positions.keys() - self._ended
+        if open_ids:
+            for item in self._whole()["output"]:
+                if item["id"] in open_ids:
+                    yield from self._end(item)
 
     def _end(self, item: Mapping[str, Any]) -> Iterable[bytes]:
         self._ended.add(item["id"])

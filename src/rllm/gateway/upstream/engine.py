@@ -10,6 +10,7 @@ from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS
 from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.gateway.upstream.roles import for_template
 from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, SamplingParams, StreamingInferenceEngine
 
 
@@ -70,8 +71,9 @@ class EngineUpstream:
         return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}
 
     async def _outputs(self, request: Mapping[str, Any]) -> list[ModelOutput]:
+        messages = for_template(request["messages"])
         calls = [
-            self.engine.get_model_response(request["messages"], tools=request.get("tools"), **_params(request, index))
+            self.engine.get_model_response(messages, tools=request.get("tools"), **_params(request, index))
             for index in range(_num_choices(request))
         ]
         if len(calls) == 1:
@@ -87,7 +89,7 @@ class EngineUpstream:
         self, request: Mapping[str, Any], index: int
     ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
         """What the engine says for one choice, in one piece if it cannot stream."""
-        messages, tools = request["messages"], request.get("tools")
+        messages, tools = for_template(request["messages"]), request.get("tools")
         params = _params(request, index)
         if not isinstance(self.engine, StreamingInferenceEngine):
             yield index, await self.engine.get_model_response(messages, tools=tools, **params)

@@ -15,6 +15,7 @@ from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.connection import Exchange, HTTPConnections
 from rllm.gateway.upstream.events import parse_events
+from rllm.gateway.upstream.roles import for_template
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -127,6 +128,8 @@ class HTTPUpstream:
     def _chat(self, request: Mapping[str, Any], call_id: str) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call_id)}
+        if self._kind == "vllm":
+            request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", "/chat/completions", headers, orjson.dumps(request))
 
     def _named(self, error: OSError) -> UpstreamError:
