@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_conversation_is_one_text_and_ends_with_its_last_answer(of: LoadedToke
 def test_the_steps_of_a_demonstration_continue_each_other(of: LoadedTokenizer) -> None:
     steps = only(of, {"messages": SHOP, "tools": TOOLS}).trajectory().steps
     assert [of.tokenizer.decode(step.response_ids) for step in steps] == ANSWERS
-    for earlier, later in zip(steps, steps[1:], strict=False):
+    for earlier, later in pairwise(steps):
         whole = [*earlier.prompt_ids, *earlier.response_ids]
         assert later.prompt_ids[: len(whole)] == whole
     assert {len(step.logprobs) for step in steps} == {0}
@@ -140,7 +141,7 @@ def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:
         "{% for message in messages | reverse %}{{ message.role }}{{ message.content }}{% endfor %}"
     )
     of = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
-    with pytest.raises(ConfigError, match="row 0: the chat template.*append-only"):
+    with pytest.raises(ConfigError, match=r"row 0: the chat template.*append-only"):
         read(of, {"messages": SHOP[:2] + SHOP[4:]})
 
 

@@ -168,7 +168,10 @@ def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def test_every_setting_is_looked_at_here() -> None:
     elsewhere = {"model.path", "model.tool_parser", "optim.schedule", "rollout.max_steps", "rollout.resample_rounds"}
     elsewhere |= {"filters.ended_by", "filters.truncated", "roles"}
-    assert set(leaf_keys(TrainConfig)) == SEEN.keys() | BUILT.keys() | elsewhere
+    by_section = {
+        key for key in leaf_keys(TrainConfig) if key.startswith(("sft.", "teacher."))
+    }  # have tests of their own
+    assert set(leaf_keys(TrainConfig)) == SEEN.keys() | BUILT.keys() | elsewhere | by_section
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -119,11 +119,6 @@ class AgentTrainer:
         if self.config.num_epochs is not None:
             num_tasks = self.config.num_epochs * len(self.train_data)
             self.config.num_steps = math.ceil(num_tasks / self.config.tasks_per_step)
-        self.algorithm = make_algorithm(self.config)
-        self.roles = make_roles(self.config, self.algorithm)
-        resolve(self.config.backend, BACKENDS, kind="backend")
-        for name in self.config.trackers:
-            resolve(name, TRACKERS, kind="trackers")
         self.door = door_of(
             agent_run_func=agent_run_func,
             agent_class=agent_class,
@@ -134,7 +129,12 @@ class AgentTrainer:
             workflow_args=workflow_args,
             door=door,
         )
-        check_fit(self.config, self.algorithm, demonstrates=self.door.demonstrates)
+        check_fit(self.config, demonstrates=self.door.demonstrates)
+        self.algorithm = make_algorithm(self.config)
+        self.roles = make_roles(self.config, self.algorithm)
+        resolve(self.config.backend, BACKENDS, kind="backend")
+        for name in self.config.trackers:
+            resolve(name, TRACKERS, kind="trackers")
         for data in (self.train_data, self.val_data):
             if data is not None:
                 self.door.check(data)

@@ -34,6 +34,11 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
     """
     roles = {}
     for name, given in config.roles.items():
+        if given.estimator and not algorithm.needs_rewards:
+            raise ConfigError(
+                f"roles.{name}.estimator={given.estimator!r}: an estimator credits rewards, and for {type(algorithm).__name__} "
+                "they count for nothing; leave it out"
+            )
         estimator = _made(given.estimator, f"roles.{name}.estimator", config) if given.estimator else None
         if algorithm.credits_tokens and (estimator is not None or given.weight != 1.0):
             key = "weight" if estimator is None else "estimator"
@@ -41,18 +46,19 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
                 f"roles.{name}.{key}: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, "
                 "or use an algorithm that compares rollouts, such as grpo"
             )
-        if estimator is not None and (estimator.credits_tokens or estimator.needs_greedy != algorithm.needs_greedy):
+        if estimator is not None and not _estimates(estimator, algorithm):
             raise ConfigError(
-                f"roles.{name}.estimator={given.estimator!r}: it needs a critic, or rollouts that the run's algorithm does not "
-                "make: use one that compares rollouts, such as grpo or rloo"
-            )
-        if estimator is not None and not (algorithm.needs_rewards and estimator.needs_rewards):
-            raise ConfigError(
-                f"roles.{name}.estimator={given.estimator!r}: an estimator credits rewards, and here they count for nothing: "
-                "leave it out, or use an algorithm that learns from rewards on both sides"
+                f"roles.{name}.estimator={given.estimator!r}: it needs a critic, a teacher, or rollouts that the run's algorithm "
+                "does not make: use one that compares rollouts, such as grpo or rloo"
             )
         roles[name] = Role(trainable=given.trainable, weight=given.weight, estimator=estimator)
     return roles
+
+
+def _estimates(estimator: Algorithm, algorithm: Algorithm) -> bool:
+    """Whether it can credit the rollouts of a run of the algorithm from their rewards alone."""
+    from_rewards = estimator.needs_rewards and not estimator.credits_tokens and not estimator.needs_teacher
+    return from_rewards and estimator.needs_greedy == algorithm.needs_greedy
 
 
 _OF_ROLLOUTS = (
@@ -69,13 +75,14 @@ _OF_ROLLOUTS = (
 _OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
 
 
-def check_fit(config: TrainConfig, algorithm: Algorithm, *, demonstrates: bool) -> None:
+def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
     """Refuse an algorithm, or settings, that mean nothing for where the episodes come from.
 
     Raises:
         ConfigError: naming the setting.
     """
-    name = config.algorithm.get("name", "grpo")
+    name = str(config.algorithm.get("name", "grpo"))
+    algorithm = _kind(name, "algorithm")
     if algorithm.demonstrated and not demonstrates:
         raise ConfigError(
             f"algorithm.name={name}: it learns from demonstrations, and here the policy rolls out: use AgentSFTTrainer or "
@@ -109,9 +116,7 @@ def _refuse_changes(config: TrainConfig, keys: Sequence[str], why: str) -> None:
 def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algorithm:
     settings = dict(given)
     name = settings.pop("name", "grpo")
-    kind = resolve(str(name), ALGORITHMS, kind=f"{section}.name")
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ConfigError(f"{section}.name={name!r} is no algorithm: name a subclass of rllm.algorithms.base.Algorithm")
+    kind = _kind(str(name), section)
     settings = _checked(kind, settings, str(name), section)
     if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
         settings["fixed_length"] = config.rollout.max_tokens
@@ -124,6 +129,14 @@ def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algori
             f"use at least {algorithm.min_group_size}"
         )
     return algorithm
+
+
+def _kind(name: str, section: str) -> type[Algorithm]:
+    """The class of this name."""
+    kind = resolve(name, ALGORITHMS, kind=f"{section}.name")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ConfigError(f"{section}.name={name!r} is no algorithm: name a subclass of rllm.algorithms.base.Algorithm")
+    return kind
 
 
 def _checked(kind: type[Algorithm], settings: Mapping[str, Any], name: str, section: str) -> dict[str, Any]:

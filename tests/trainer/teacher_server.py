@@ -1,0 +1,77 @@
+"""A model behind HTTP that answers `/v1/completions` as vLLM does, prompt log-probabilities included."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Self
+
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rllm.gateway.server import ServerThread
+
+
+class TeacherServer:
+    """Set `fault` to make it fail; `requests` has what it was sent."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, names: tuple[str, ...] = ("teacher",)) -> None:
+        self.model, self.tokenizer, self.names = model, tokenizer, names
+        self.fault: str | None = None
+        """`busy`: the next request is refused for now. `omits`: no prompt_logprobs. `short`: one is missing. `nan`."""
+        self.requests: list[dict[str, Any]] = []
+        self.live = self.most_live = 0
+        self._lock = threading.Lock()
+        routes = [Route("/v1/completions", self._complete, methods=["POST"]), Route("/v1/models", self._models)]
+        self._thread = ServerThread(Starlette(routes=routes), shutdown_timeout_s=1.0)
+
+    @property
+    def url(self) -> str:
+        return f"{self._thread.url}/v1"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.stop()
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in self.names]})
+
+    async def _complete(self, request: Request) -> Response:
+        asked = await request.json()
+        self.requests.append(asked)
+        if self.fault == "busy":
+            self.fault = None
+            return JSONResponse({"error": {"message": "try again", "code": 503}}, status_code=503)
+        ids = asked["prompt"]
+        if max(ids) >= self.model.config.vocab_size:
+            message = f"Token id {max(ids)} is out of vocabulary"
+            return JSONResponse({"error": {"message": message, "code": 400}}, status_code=400)
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+        if self.fault != "omits":
+            choice["prompt_logprobs"] = self._prompt_logprobs(ids)
+        answer = {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 0,
+            "model": asked["model"],
+            "choices": [choice],
+        }
+        return JSONResponse(answer)
+
+    def _prompt_logprobs(self, ids: list[int]) -> list[Any]:
+        with torch.no_grad():
+            logprobs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        told: list[Any] = [None]
+        for place, token_id in enumerate(ids[1:]):
+            text = self.tokenizer.decode([token_id])
+            told.append(
+                {str(token_id): {"logprob": float(logprobs[place, token_id]), "rank": 1, "decoded_token": text}}
+            )
+        if self.fault == "nan":
+            told[1] = {"0": {"logprob": None}}
+        return told[:-1] if self.fault == "short" else told

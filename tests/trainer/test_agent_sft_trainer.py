@@ -1,0 +1,213 @@
+"""Supervised fine-tuning of a real, very small model, through the loop that reinforcement learning has."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rllm.algorithms.base import Algorithm
+from rllm.demo import tasks
+from rllm.errors import ConfigError
+from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
+from rllm.tracking.jsonl import reproducible
+from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.types import Episode, Message, Step, Trajectory
+
+RECIPE = TinyPolicyRecipe(
+    hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=360, skill_steps=1, habit_steps=1, batch_size=4
+)
+speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
+ROWS: list[dict[str, Any]] = [{"messages": messages} for messages in itertools.islice(speech(seed=5), 12)]
+TRAIN, HELD_OUT = ROWS[:8], ROWS[8:]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(
+        lambda seed: speech(seed=seed),
+        lambda seed: speech(seed=seed),
+        recipe=RECIPE,
+        cache_dir=tmp_path_factory.mktemp("policy"),
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_of(policy: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(policy)},
+        "run_dir": str(run_dir),
+        "num_steps": 4,
+        "tasks_per_step": 4,
+        "save_every": 0,
+        "optim": {"lr": 5e-3},
+        "eval": {"every": 2},
+        "trackers": ["jsonl"],
+        "store": "memory:",
+        **changes,
+    }
+
+
+def lines_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def nll(folder: Path, conversations: list[list[Message]]) -> float:
+    """Nats a token of the answers, by nothing but transformers and torch."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).double()
+    losses = []
+    for messages in conversations:
+        for place, message in enumerate(messages):
+            if message["role"] == "assistant":
+                asked = tokenizer.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
+                said = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False).removesuffix("\n")
+                prompt = tokenizer.encode(asked, add_special_tokens=False)
+                answer = tokenizer.encode(said.removeprefix(asked), add_special_tokens=False)
+                with torch.no_grad():
+                    logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+                targets = torch.tensor(answer)
+                losses.append(
+                    torch.nn.functional.cross_entropy(logits[len(prompt) - 1 : -1], targets, reduction="none")
+                )
+    return float(torch.cat(losses).mean())
+
+
+def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: Path) -> None:
+    result = AgentSFTTrainer(config_of(policy, tmp_path), TRAIN, HELD_OUT).train()
+    losses = [metrics["eval/loss"] for metrics in result.evaluations]
+    assert [metrics["step"] for metrics in result.evaluations] == [0, 2, 4]
+    assert losses[2] < losses[1] < losses[0]
+    conversations = [row["messages"] for row in HELD_OUT]
+    assert losses[0] == pytest.approx(nll(policy, conversations), abs=1e-4)
+    assert losses[2] == pytest.approx(nll(result.checkpoint, conversations), abs=1e-4)
+    first = next(line for line in lines_of(tmp_path) if line["step"] == 1)
+    assert first["policy/loss"] == pytest.approx(first["policy/nll"])
+    compared = {"policy/sampler_gap_mean", "tokens/staleness", "rollout/reward", "rollout/accuracy", "policy/ratio"}
+    assert not compared & first.keys(), "nobody sampled, so there is nothing to compare"
+    assert not [name for name in first if name.startswith("signal/")]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_ends_as_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    AgentSFTTrainer(config_of(policy, whole), TRAIN, HELD_OUT).train()
+    AgentSFTTrainer(config_of(policy, halves, num_steps=2), TRAIN, HELD_OUT).train()
+    AgentSFTTrainer(config_of(policy, halves), TRAIN, HELD_OUT, resume=True).train()
+    assert [reproducible(line) for line in lines_of(halves)] == [reproducible(line) for line in lines_of(whole)]
+
+
+def test_other_demonstrations_are_another_run(policy: Path, tmp_path: Path) -> None:
+    AgentSFTTrainer(config_of(policy, tmp_path, num_steps=1), TRAIN).train()
+    with pytest.raises(ConfigError, match="train_dataset was"):
+        AgentSFTTrainer(config_of(policy, tmp_path), TRAIN[1:], resume=True)
+
+
+def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+    seen: list[Episode] = []
+
+    class Watching:
+        def log(self, step: int, metrics: Any) -> None: ...
+        def log_episodes(self, step: int, split: str, episodes: Any) -> None:
+            seen.extend(episodes)
+
+        def progress(self, phase: str, done: int, total: int) -> None: ...
+        def close(self) -> None: ...
+
+    def rolled_out(reward: float, *answer: int) -> Trajectory:
+        step = Step(prompt_ids=[3, 4, 5], response_ids=list(answer), logprobs=[-0.1] * len(answer))
+        return Trajectory(reward=reward, task={"question": "?"}, steps=[step])
+
+    trajectories = [rolled_out(1.0, 9, 9, 2), rolled_out(0.0, 8, 2), rolled_out(0.75, 7)]
+    config = config_of(policy, tmp_path, num_steps=1, tasks_per_step=2, sft={"reward_threshold": 0.5})
+    AgentSFTTrainer(config, trajectories, trackers=[Watching()]).train()
+    steps = [step for episode in seen for trajectory in episode.trajectories for step in trajectory.steps]
+    assert sorted((step.prompt_ids, step.response_ids) for step in steps) == [([3, 4, 5], [7]), ([3, 4, 5], [9, 9, 2])]
+    assert lines_of(tmp_path)[0]["rollout/reward"] == 0.875
+    one = AgentSFTTrainer(config_of(policy, tmp_path / "one", sft={"best_per_task": 1}), trajectories)
+    assert len(one.train_data) == 1
+
+
+def test_a_reference_free_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
+    config = config_of(
+        policy, tmp_path, num_steps=2, eval={"every": 1}, keep_best="-eval/loss", model={"path": str(policy), "lora_rank": 2}
+    )  # fmt: skip
+    result = AgentSFTTrainer(config, TRAIN, HELD_OUT).train()
+    assert result.best == result.checkpoint
+    assert (result.checkpoint / "adapter_config.json").exists()
+
+
+def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
+    rows = [{**TRAIN[0], "name": "solver"}, {**TRAIN[1], "name": "judge"}, {**TRAIN[2], "name": "idle"}]
+    roles = {"solver": {"weight": 2.0}, "idle": {"trainable": False}}
+    AgentSFTTrainer(config_of(policy, tmp_path, num_steps=1, tasks_per_step=3, roles=roles), rows).train()
+    (line,) = lines_of(tmp_path)
+    assert (line["dropped/not_trainable"], line["batch/num_sequences"]) == (1.0, 2.0)
+    assert line["batch/advantage"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rollout": {"group_size": 4}}, r"rollout\.group_size=4: a demonstration is shown once a step"),
+        ({"rollout": {"temperature": 0.5}}, r"rollout\.temperature=0\.5 would have no effect, because demonstrations"),
+        ({"rollout": {"max_staleness": 1}}, r"rollout\.max_staleness=1 would have no effect"),
+        ({"eval": {"num_rollouts": 2}}, r"eval\.num_rollouts=2 would have no effect"),
+        ({"gateway": {"port": 8123}}, r"gateway\.port=8123 would have no effect"),
+        ({"critic": {"lr": 0.1}}, r"critic\.lr=0\.1 would have no effect"),
+        ({"algorithm": {"name": "grpo", "clip_low": 0.1}}, r"algorithm\.name=grpo: it learns from rollouts"),
+        ({"algorithm": {"correction": "mask"}}, r"algorithm\.correction='mask': there is no sampler"),
+        ({"keep_best": "eval/loss"}, r"keep_best='eval/loss' would keep the worst: use keep_best=-eval/loss"),
+        ({"model": {}}, r"model\.path is not set"),
+        ({"sft": {"reward_threshold": 0.5}}, r"sft\.reward_threshold: no row has a reward"),
+        ({"sft": {"train_on": "some"}}, r"sft\.train_on='some'"),
+        ({"teacher": {"path": "x"}}, r"teacher is set, and nothing is learned from it"),
+        ({"roles": {"x": {"estimator": {"name": "rloo"}}}}, r"roles\.x\.estimator=.*they count for nothing"),
+    ],
+)
+def test_what_means_nothing_here_is_refused(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        AgentSFTTrainer(config_of(policy, tmp_path / "run", **changes), TRAIN, HELD_OUT).train()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ([], "train_dataset is empty"),
+        ([{"messages": []}], "train_dataset, row 0: no message is an assistant's"),
+        (7, "train_dataset=7: use rows, trajectories, episodes"),
+        (["text"], "row 0 is 'text': use an object with messages"),
+    ],
+)
+def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        AgentSFTTrainer(config_of(policy, tmp_path), data)
+
+
+def test_an_agent_is_not_trained_by_imitation_of_itself(policy: Path, tmp_path: Path) -> None:
+    def agent(question: str) -> float:
+        return 1.0
+
+    for changes, told in (
+        ({"algorithm": {"name": "sft"}}, r"algorithm\.name=sft: it learns from demonstrations.*use AgentSFTTrainer"),
+        ({"sft": {"train_on": "last"}}, r"sft\.train_on='last' would have no effect, because the policy rolls out"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            AgentTrainer(
+                agent_run_func=agent, train_dataset=[{"question": "?"}], config=config_of(policy, tmp_path, **changes)
+            )
+    assert not Algorithm.demonstrated
