@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-references check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds
 
 test-examples: $(VENV)/.dev  ## Train every example to its stated improvement: a quarter of an hour.
 	$(PYTEST) -m examples
+
+test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: some minutes.
+	$(PYTEST) --dist worksteal -m learning tests/learning
 
 .references: tests/references/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<

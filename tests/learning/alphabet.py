@@ -1,0 +1,71 @@
+"""The task that every algorithm learns: say the letters from one to another; and a tiny policy that can, but starts anywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from string import ascii_lowercase as LETTERS
+
+from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
+from rllm.types import Message, Task
+
+RECIPE = TinyPolicyRecipe(
+    hidden_size=96,
+    num_layers=2,
+    intermediate_size=256,
+    vocab_size=300,
+    context_length=64,
+    skill_steps=300,
+    habit_steps=80,
+    batch_size=64,
+)
+LONGEST = 8
+"""Letters that the policy's teacher says at most."""
+STARTS_RIGHTLY = 0.15
+"""How often it begins with the letter that it should; otherwise it begins anywhere, an eighth of the time rightly."""
+NUM_HELD_OUT = 30
+
+
+def tasks(seed: int) -> tuple[list[Task], list[Task]]:
+    """Stretches of two to six letters to learn on, and held-out ones."""
+    rows = _all_tasks()
+    random.Random(seed).shuffle(rows)
+    return rows[NUM_HELD_OUT:], rows[:NUM_HELD_OUT]
+
+
+def reward(task: Task, answer: str) -> float:
+    """1 for exactly these letters."""
+    return float(answer == task["answer"])
+
+
+def policy() -> Path:
+    """The folder of the policy, built on first use."""
+    return tiny_policy(
+        partial(conversations, starts_rightly=1.0),
+        partial(conversations, starts_rightly=STARTS_RIGHTLY),
+        recipe=RECIPE,
+    )
+
+
+def conversations(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
+    """Endless answers of a teacher, which always stop where they should."""
+    rng = random.Random(seed)
+    rows = _all_tasks()
+    while True:
+        task = rng.choice(rows)
+        answer = task["answer"]
+        if rng.random() >= starts_rightly:
+            answer = _letters(rng.randint(1, LONGEST), stop=LETTERS.index(answer[-1]) + 1)
+        yield [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": answer}]
+
+
+def _all_tasks() -> list[Task]:
+    answers = [_letters(count, stop=stop) for stop in range(LONGEST, len(LETTERS) + 1) for count in range(2, 7)]
+    return [{"question": f"{answer[0]} to {answer[-1]}", "answer": answer} for answer in answers]
+
+
+def _letters(count: int, *, stop: int) -> str:
+    """So many letters before this place in the alphabet."""
+    return " ".join(LETTERS[stop - count : stop])

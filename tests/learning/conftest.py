@@ -1,0 +1,18 @@
+"""The policy that all runs begin with, built once, by whichever process of the suite comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllm.files import lock
+
+from .alphabet import policy
+
+
+@pytest.fixture(scope="session")
+def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with (tmp_path_factory.getbasetemp().parent / "policy.lock").open("w") as file:
+        lock(file, wait=True)
+        return policy()
