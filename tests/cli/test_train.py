@@ -45,8 +45,29 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
     assert told["model.path"] == [str(policy), "key=value"]
     assert "2 tasks x 4 rollouts = 8 episodes a step, 1 update" in done.stdout
     assert not (work / "run").exists()
-    wrong = rllm("train", *arguments, "--dry-run", "optim.rl=1", cwd=work)
-    assert (wrong.returncode, "optim.rl is not a setting" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("optim.rl=1", "optim.rl is not a setting"),
+        ("model.path=./nowhere", "'./nowhere': there is no such folder"),
+        ("critic.lr=1", "critic.lr=1.0 would have no effect because grpo has no critic"),
+        ("optim.num_minibatches=9", "8 episodes to divide; use at most 8"),
+    ],
+)
+def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, setting, said):
+    arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", f"model.path={policy}", *FAST, setting]
+    for dry in (["--dry-run"], []):
+        code, errors = fails("train", *arguments, *dry)
+        assert (code, errors.count(said)) == (2, 1)
+        assert not (work / "run").exists()
+
+
+def test_a_port_that_was_free_is_not_kept_for_the_next_process(work, policy):
+    done = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert "port: 0\n" in (work / "run" / "config.yaml").read_text()
 
 
 def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):

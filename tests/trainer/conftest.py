@@ -59,6 +59,10 @@ class ScriptedBackend:
         ScriptedBackend.latest = self
 
     @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        """Any configuration will do."""
+
+    @classmethod
     def from_config(cls, config: TrainConfig) -> Self:
         return cls(config)
 

@@ -11,7 +11,7 @@ from rllm.algorithms.grpo import GRPO
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.config.describe import described, in_words
+from rllm.trainer.config.describe import described
 from rllm.trainer.config.load import layers_of
 
 
@@ -87,6 +87,13 @@ def test_two_values_of_one_key_are_both_named(caplog: pytest.LogCaptureFixture) 
     assert [record.getMessage() for record in caplog.records] == ["seed=1 and seed=2 are both given: the last counts"]
 
 
+def test_a_section_that_takes_the_place_of_a_setting_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert load_config(["optim={lr: 3}", "optim.beta1=0.5"]).optim.lr == 3
+    assert not caplog.records
+    assert load_config(["optim.beta1=0.5", "optim={lr: 3}"]).optim.beta1 == 0.9
+    assert "optim.beta1=0.5 and optim={lr: 3} are both given: the last counts" in caplog.text
+
+
 def test_a_configuration_made_in_python_is_one_too() -> None:
     config = TrainConfig(num_steps=7)
     config.optim.lr = 0.5
@@ -111,6 +118,8 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
     [
         ("optim: {lr: 1", "is not valid YAML"),
         ("- a\n- b\n", "holds a list: use `key: value` lines"),
+        ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "seed is there twice"),
+        ("optim: {lr: 1, lr: 1}\n", "lr is there twice"),
         ("seeed: 3\n", "seeed is not a setting; did you mean 'seed'?"),
         (None, "No such file"),
     ],
@@ -216,12 +225,10 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
     assert told["num_steps"] == (100, "default")
 
 
-def test_sizes_in_words() -> None:
-    config = load_config(["tasks_per_step=32", "rollout.group_size=8", "optim.num_minibatches=2", "optim.num_epochs=2"])
-    assert in_words(config, 1600) == [
-        "32 tasks x 8 rollouts = 256 episodes a step, 4 updates",
-        "100 steps x 32 tasks = 2 times through the 1600 tasks",
-    ]
+def test_steps_that_follow_from_epochs_say_so() -> None:
+    config = load_config(["num_steps=7", "num_epochs=2"])
+    told = {item.key: item.origin for item in described(config, layers_of(["num_steps=7", "num_epochs=2"]))}
+    assert (told["num_steps"], told["num_epochs"]) == ("num_epochs", "key=value")
 
 
 def test_the_fixed_length_is_that_of_answers() -> None:

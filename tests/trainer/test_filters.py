@@ -119,7 +119,7 @@ def test_attempts_follow_from_seed_and_step() -> None:
 
 
 def test_held_out_tasks_that_are_repeated_go_on_counting() -> None:
-    made = eval_attempts(DATA.select([0]).repeat(2), config_of("eval.num_rollouts=2"))
+    made = eval_attempts(DATA.select([0]).repeat(2), config_of("eval.num_rollouts=2"), step=0)
     assert [(item.task_id, item.index) for item in made] == [("0", 0), ("0", 1), ("0", 2), ("0", 3)]
 
 

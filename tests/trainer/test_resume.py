@@ -185,6 +185,9 @@ def test_random_numbers_of_an_interrupted_step_are_drawn_again(run_trainer: RunT
         ({"algorithm": {"name": "grpo", "clip_high": 0.3}}, "algorithm.clip_high was 0.2 and is 0.3"),
         ({"algorithm": {"name": "rloo"}}, "algorithm.name was 'grpo' and is 'rloo'"),
         ({"seed": 1}, "seed was 0 and is 1"),
+        ({"roles": {"agent": {"weight": 2}}}, "agent.weight was 1.0 and is 2.0"),
+        ({"roles": {"agent": {"estimator": {"name": "rloo"}}}}, "roles.agent.estimator.name was None and is 'rloo'"),
+        ({"optim": {"schedule": "linear"}}, "of: optim.schedule was 'constant' and is 'linear'. Set it back"),
     ],
 )
 def test_another_run_is_refused_before_anything_is_done(
@@ -205,9 +208,31 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
         run_trainer({"num_steps": 4}, resume=True)
 
 
+def test_other_held_out_tasks_are_refused_and_new_ones_are_not(run_trainer: RunTrainer) -> None:
+    run_trainer()
+    run_trainer({"num_steps": 3}, val=True, resume=True)
+    with pytest.raises(ConfigError, match=r"val_dataset was '2 tasks \(sha256 \w+\)' and is None"):
+        run_trainer({"num_steps": 4}, resume=True)
+
+
+def test_a_role_that_had_settings_keeps_them(run_trainer: RunTrainer) -> None:
+    run_trainer({"roles": {"agent": {"weight": 2}}})
+    with pytest.raises(ConfigError, match=r"roles\.agent\.weight was 2\.0 and is 1\.0"):
+        run_trainer({"num_steps": 4}, resume=True)
+
+
+def test_what_cannot_be_gone_on_with_leaves_everything_as_it_was(run_trainer: RunTrainer) -> None:
+    folder = run_trainer().trainer.run_dir
+    (folder / "checkpoints" / "step-000002" / "version").write_text("x")  # as long as before
+    before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
+    run_trainer({"num_steps": 4, "eval": {"every": 3}}, resume=True, raises=ValueError)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
 def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer) -> None:
     run_trainer()
     free = {"save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}, "rollout": {"max_concurrent": 2}}
+    free |= {"model": {"gradient_checkpointing": True}, "optim": {"offload": True}}
     explicit = {"algorithm": {"name": "grpo", "clip_high": 0.2}}  # what it was by default
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
 

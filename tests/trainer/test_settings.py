@@ -15,6 +15,7 @@ from torch import Tensor
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
 
 from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
@@ -238,5 +239,8 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(model_folder: Path, override: str, told: str) -> None:
+    config = load_config([f"model.path={model_folder}", override])
     with pytest.raises(ConfigError, match=told):
-        LocalBackend.from_config(load_config([f"model.path={model_folder}", override]))
+        LocalBackend.from_config(config)
+    with pytest.raises(ConfigError, match=told):  # before anything is loaded or written
+        AgentTrainer(agent_run_func=lambda word: 1.0, train_dataset=[{"word": "fig"}], config=config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -28,6 +28,24 @@ class UpdateResult:
 
 class TrainingBackend(Protocol):
     """Where the weights live. All methods block; the loop calls them from a thread."""
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Look at a `TrainConfig` before anything is loaded or written.
+
+        Raises:
+            ConfigError: if a setting cannot be used, or would have no effect.
+        """
+        ...
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """The backend of a `TrainConfig`, its model loaded.
+
+        Raises:
+            ConfigError: if a setting cannot be used.
+        """
+        ...
 
     @property
     def inference(self) -> InferenceEngine:

@@ -101,7 +101,7 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
     from rllm.demo.tasks import shop_tasks
     from rllm.trainer.agent_trainer import AgentTrainer
 
-    lead_to_gateway(config)
+    port = lead_to_gateway(config)
     from rllm.demo import agent  # makes its client as it is imported, so it comes after the line above
 
     config.model.path = str(_policy(console))
@@ -112,6 +112,7 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
         config=config,
         resume=resume,
     )
+    trainer.config.gateway.port = port
     console.print(
         f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) is asked for prices and stock. It has "
         "tools, but its model mostly guesses. Its calls go through the gateway, which keeps their exact tokens; "

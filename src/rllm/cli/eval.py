@@ -91,7 +91,7 @@ def evaluate(
         )
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
-    lead_to_gateway(config)
+    config.gateway.port = lead_to_gateway(config)
     function = load_function(agent)
     data = read_tasks(dataset, split)
     check_rows(function, data)

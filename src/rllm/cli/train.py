@@ -44,7 +44,7 @@ def train(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
     chosen = chosen_settings(settings, model=model, config=config, resume=resume)
-    lead_to_gateway(chosen.config)
+    port = lead_to_gateway(chosen.config)
     function = load_function(agent)
     quiet_libraries()
     from rllm.trainer.agent_trainer import AgentTrainer
@@ -63,5 +63,6 @@ def train(
         again=["train", agent, *again],
         started=started,
         dry_run=dry_run,
+        port=port,
         outcome=("accuracy", accuracies) if as_json else None,
     )

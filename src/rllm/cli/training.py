@@ -18,9 +18,10 @@ from rich.console import Console
 from rllm.cli.display import LiveDisplay
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
-from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.config.describe import described, in_words
-from rllm.trainer.config.load import Layer, layers_of
+from rllm.trainer.config import TrainConfig
+from rllm.trainer.config.describe import described
+from rllm.trainer.config.load import Layer, from_layers, layers_of
+from rllm.trainer.config.sizes import in_words
 
 if TYPE_CHECKING:
     from rllm.trainer.agent_trainer import AgentTrainer
@@ -47,8 +48,8 @@ def chosen_settings(
         raise ConfigError("--resume takes the settings of the run; leave out --config")
     source = resume / "config.yaml" if resume else config
     named = [*([f"model.path={model}"] if model else []), *([f"run_dir={resume}"] if resume else [])]
-    overrides = [*(settings or []), *named]
-    return ChosenSettings(config=load_config(source, overrides), layers=layers_of(source, overrides))
+    layers = layers_of(source, [*(settings or []), *named])
+    return ChosenSettings(config=from_layers(layers), layers=layers)
 
 
 def options(given: Mapping[str, str | None]) -> list[str]:
@@ -63,6 +64,7 @@ def carry_out(
     again: Sequence[str],
     started: float,
     dry_run: bool,
+    port: int | None = None,
     outcome: tuple[str, Callable[[Path], list[float]]] | None,
 ) -> None:
     """Train, or with `dry_run` say what would be done. Ctrl-C ends the process with code 130.
@@ -73,12 +75,15 @@ def carry_out(
         again: the arguments that go on with the run, without --resume.
         started: on `time.perf_counter()`.
         dry_run: see there.
+        port: what `lead_to_gateway` chose.
         outcome: what the line of JSON at the end calls the measure, and how to read it from the run's folder; `None` for no
             such line.
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
         return
+    if port is not None:
+        trainer.config.gateway.port = port
     console = Console(stderr=True, highlight=False)
     console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
     trainer.trackers = display(console, trainer.config)
@@ -111,9 +116,9 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
         print(sentence)
 
 
-def lead_to_gateway(config: TrainConfig) -> None:
+def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
-    that the module makes as it is imported reads the variable then."""
+    that the module makes as it is imported reads the variable then. Returns the port."""
     from rllm.gateway.config import is_loopback
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
@@ -124,10 +129,11 @@ def lead_to_gateway(config: TrainConfig) -> None:
             f"gateway.host={host!r}: agents run on this machine, so use 127.0.0.1 or another loopback address"
         )
     with bind(host, config.gateway.port) as listener:
-        config.gateway.port = listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
         variables = environment(url_of(listener, host))
     keep = {name for name in variables if name.endswith("_API_KEY") and os.environ.get(name)}
     os.environ.update({name: value for name, value in variables.items() if name not in keep})
+    return port
 
 
 def display(console: Console, config: TrainConfig) -> list[Tracker]:

@@ -35,6 +35,7 @@ from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
+from rllm.trainer.config.sizes import check_sizes
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
@@ -130,9 +131,9 @@ class AgentTrainer:
             door=door,
         )
         check_fit(self.config, demonstrates=self.door.demonstrates)
+        check_sizes(self.config, len(self.train_data))
         self.algorithm = make_algorithm(self.config)
         self.roles = make_roles(self.config, self.algorithm)
-        resolve(self.config.backend, BACKENDS, kind="backend")
         for name in self.config.trackers:
             resolve(name, TRACKERS, kind="trackers")
         for data in (self.train_data, self.val_data):
@@ -140,6 +141,8 @@ class AgentTrainer:
                 self.door.check(data)
         check_model(self.config)
         check_teacher(self.config, self.algorithm)
+        self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
+        self._backend.check(self.config)
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.trackers = list(trackers)
         """More places for metrics, beside those of `config.trackers`."""
@@ -152,9 +155,11 @@ class AgentTrainer:
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=keep_best is not None
         )
         self._start = starting_point(self._checkpoints, self.run_dir, resume=resume)
-        self._identity = identity_of(self.config, self.algorithm, self.train_data)
+        self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         if self._start.checkpoint is not None:
             check_identity(self._start.state.get("identity", {}), self._identity, self._start.checkpoint)
+        self._settings = self.config.model_dump(mode="json")
+        """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
 
     def train(self) -> TrainResult:
         """Run the training to its end. May be called where an event loop is already running.
@@ -182,14 +187,14 @@ class AgentTrainer:
             )
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
-            start.forget_metrics(self.run_dir / "metrics.jsonl")
-            settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
-            replace_text(self.run_dir / "config.yaml", settings)
             rng.seed_all(self.config.seed)
             teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
-            backend: TrainingBackend = resolve(self.config.backend, BACKENDS, kind="backend").from_config(self.config)
+            backend = self._backend.from_config(self.config)
             stack.callback(backend.close)
             self._load(backend, start)
+            # Only what can be gone on with replaces what was there.
+            start.forget_metrics(self.run_dir / "metrics.jsonl")
+            replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
             store = open_store(self.config.store or str(self.run_dir / "traces.db"))
             stack.callback(store.close)
             if self.config.store is None:

@@ -20,7 +20,7 @@ from rllm.store.base import TraceStore
 from rllm.tracking.jsonl import forget_after
 from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
-from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.config.schema import RoleConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,20 @@ MAY_CHANGE = (
     "store",
     "trackers",
     "model.device",
+    "model.gradient_checkpointing",
+    "model.reference_offload",
     "rollout.max_concurrent",
     "rollout.timeout_s",
     "rollout.num_retries",
     "optim.micro_batch_tokens",
+    "optim.offload",
     "eval.",
     "gateway.",
 )
 """Settings, and whole sections (`eval.`), that a resumed run may have otherwise: they do not decide what is learned."""
 
+VAL_DATASET = "val_dataset"
+_ROLES = "roles."
 _PAGE = 256
 
 
@@ -106,14 +111,18 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
 
 
-def identity_of(config: TrainConfig, algorithm: Algorithm, train_data: Dataset) -> dict[str, Any]:
-    """By key, everything that decides what a run learns."""
+def identity_of(
+    config: TrainConfig, algorithm: Algorithm, train_data: Dataset, val_data: Dataset | None = None
+) -> dict[str, Any]:
+    """By key, everything that decides what a run learns, and the tasks that it is judged by."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": config.algorithm.get("name", "grpo"), **asdict(algorithm)}
     flat = {key: value for key, value in _flat(settings) if not _may_change(key)}
     if config.optim.schedule != "constant":
         flat["num_steps"] = config.num_steps  # the schedule is stretched over them
     flat["train_dataset"] = dataset_identity(train_data)
+    if val_data is not None:
+        flat[VAL_DATASET] = dataset_identity(val_data)
     plain: dict[str, Any] = orjson.loads(to_json(flat))
     return plain
 
@@ -124,18 +133,31 @@ def _may_change(key: str) -> bool:
 
 def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse to go on with something else than what was begun. A setting that `before` does not know had its default.
+    Held-out tasks may be new, where there were none.
 
     Raises:
         ConfigError: naming every key that differs, with its old and its new value.
     """
-    defaults = dict(_flat(TrainConfig().model_dump(mode="json")))
-    known = {key: before.get(key, defaults.get(key, value)) for key, value in now.items()}
-    changed = [f"{key} was {known[key]!r} and is {value!r}" for key, value in now.items() if known[key] != value]
+    changed = [
+        f"{key} was {one!r} and is {other!r}"
+        for key in dict.fromkeys([*now, *(key for key in before if key.startswith(_ROLES) or key == VAL_DATASET)])
+        if (one := before.get(key, _default(key, now))) != (other := now.get(key, _default(key, {})))
+    ]
     if changed:
         raise ConfigError(
             f"this is not the run that {str(checkpoint)!r} is of: {'; '.join(changed)}. Set it back; or begin a new run "
             f"from these weights, with model.path={checkpoint} and another run_dir"
         )
+
+
+def _default(key: str, now: Mapping[str, Any]) -> Any:
+    """What a setting was that a run does not name; as it is now, if that is not known."""
+    if key.startswith(_ROLES):
+        field = RoleConfig.model_fields.get(key.rpartition(".")[2])
+        return field.default if field else None
+    if _may_change(key):
+        return now.get(key)
+    return dict(_flat(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
 
 
 def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: int, evaluated_at: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +22,7 @@ from rllm.algorithms.batch import Batch
 from rllm.backends.base import UpdateResult
 from rllm.backends.local.accumulate import accumulate, aligned
 from rllm.backends.local.adapter import Adapter, LoraSettings
-from rllm.backends.local.configure import critic_settings, lora_settings, optimizer_settings
+from rllm.backends.local.configure import check, critic_settings, lora_settings, optimizer_settings
 from rllm.backends.local.critic import Critic, CriticSettings
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
@@ -93,12 +93,21 @@ class LocalBackend:
         self._hand_over(0)
 
     @classmethod
-    def from_config(cls, config: Any) -> LocalBackend:
+    def check(cls, config: Any) -> None:
+        """
+        Raises:
+            ConfigError: if a setting cannot be used, or would have no effect.
+        """
+        check(config)
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
         """The backend of a `TrainConfig`.
 
         Raises:
             ConfigError: if a setting cannot be used, or would have no effect.
         """
+        check(config)
         settings, lora, critic = optimizer_settings(config), lora_settings(config), critic_settings(config)
         model = config.model
         load = partial(load_model, model.path, dtype=model.dtype, device=model.device)

@@ -10,7 +10,22 @@ from rllm.backends.local.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
 from rllm.errors import ConfigError
+from rllm.inference.local.loading import check_source, choose_device
+from rllm.parser.tool_parser import tool_parser
 from rllm.registry import resolve
+
+
+def check(config: Any) -> None:
+    """What can be said against a configuration before its model is loaded.
+
+    Raises:
+        ConfigError: naming the setting, its value and the remedy.
+    """
+    check_source(config.model.path)
+    choose_device(config.model.device)
+    tool_parser(config.model.tool_parser)
+    lora_settings(config)
+    critic_settings(config)
 
 
 def optimizer_settings(config: Any) -> OptimizerSettings:

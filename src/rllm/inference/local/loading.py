@@ -137,6 +137,16 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
+def check_source(path_or_id: str | Path) -> None:
+    """Look whether there is a model, or an adapter, without loading it; what may be a hub id is believed.
+
+    Raises:
+        ConfigError: if it is a path, and not that of a model's folder.
+    """
+    if not _is_adapter(Path(path_or_id).expanduser()):
+        _checked_source(path_or_id)
+
+
 def _checked_source(path_or_id: str | Path) -> str:
     """The source as `transformers` wants it; what looks like a path is never looked up on the hub."""
     folder = Path(path_or_id).expanduser()

@@ -1,4 +1,4 @@
-"""A configuration told to a person: every setting with where its value comes from, and the sizes of a step in words."""
+"""A configuration told to a person: every setting with where its value comes from."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def described(
     keys = [(layer.name, set(_leaves(layer.values))) for layer in layers]
 
     def origin(key: str) -> str:
+        if key == "num_steps" and config.num_epochs is not None:
+            return "num_epochs"
         written = published.get(key, key)
         name = next((name for name, known in reversed(keys) if written in known), "default")
         return f"{name}, as {written}" if written != key else name
@@ -38,26 +40,6 @@ def described(
     values = config.model_dump(mode="json")
     values["algorithm"] = {**values["algorithm"], **(algorithm or {})}
     return [DescribedSetting(key=key, value=_at(values, key), origin=origin(key)) for key in _leaves(values)]
-
-
-def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
-    """What the sizes mean: episodes and updates of a step, and how often the tasks are gone through."""
-    rollout, optim = config.rollout, config.optim
-    episodes = config.tasks_per_step * rollout.group_size
-    updates = optim.num_epochs * optim.num_minibatches
-    return [
-        f"{config.tasks_per_step} tasks x {rollout.group_size} rollouts = {episodes} episodes a step, "
-        f"{updates} update{'s' if updates > 1 else ''}",
-        *(
-            [
-                f"rollouts run up to {rollout.max_staleness} step{'s' if rollout.max_staleness > 1 else ''} ahead of the updates"
-            ]
-            if rollout.max_staleness
-            else []
-        ),
-        f"{config.num_steps} steps x {config.tasks_per_step} tasks = {config.num_steps * config.tasks_per_step / num_tasks:.3g} "
-        f"times through the {num_tasks} tasks",
-    ]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -50,7 +50,16 @@ def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> T
     Raises:
         ConfigError: naming the key, the value and the remedy.
     """
-    found = translated(layers_of(source, overrides))
+    return from_layers(layers_of(source, overrides))
+
+
+def from_layers(layers: Sequence[Layer]) -> TrainConfig:
+    """The configuration that these layers make together.
+
+    Raises:
+        ConfigError: naming the key, the value and the remedy.
+    """
+    found = translated(layers)
     config = _validated(found)
     if found.ignored:
         logger.warning(
@@ -136,9 +145,21 @@ def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in items}
 
 
+class _OneValueEach(yaml.SafeLoader):
+    """YAML in which no mapping has a key twice; of two values the parser would keep the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _from_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _OneValueEach)
     except OSError as error:
         raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -160,10 +181,12 @@ def _key_and_text(override: str) -> tuple[str, str]:
 
 
 def _tell_repeated(overrides: Iterable[str]) -> None:
+    """Name the settings whose value a later one of the same key, or of their whole section, takes the place of."""
     seen: dict[str, str] = {}
     for key, text in map(_key_and_text, overrides):
-        if seen.setdefault(key, text) != text:
-            logger.warning("%s=%s and %s=%s are both given: the last counts", key, seen[key], key, text)
+        for earlier, value in seen.items():
+            if (earlier == key and value != text) or earlier.startswith(f"{key}."):
+                logger.warning("%s=%s and %s=%s are both given: the last counts", earlier, value, key, text)
         seen[key] = text
 
 

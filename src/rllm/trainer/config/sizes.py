@@ -1,0 +1,69 @@
+"""The sizes of a training step: in words, and checked against each other."""
+
+from __future__ import annotations
+
+import logging
+
+from rllm.errors import ConfigError
+from rllm.trainer.config.schema import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+
+def check_sizes(config: TrainConfig, num_tasks: int) -> None:
+    """Refuse sizes that cannot be meant; sizes that only may not be are told in the log.
+
+    Raises:
+        ConfigError: if a step has more updates than episodes to divide among them.
+    """
+    episodes = num_episodes(config)
+    if config.optim.num_minibatches > episodes:
+        raise ConfigError(
+            f"optim.num_minibatches={config.optim.num_minibatches}: a step has tasks_per_step={config.tasks_per_step} x "
+            f"rollout.group_size={config.rollout.group_size} = {episodes} episodes to divide; use at most {episodes}"
+        )
+    if config.tasks_per_step > num_tasks:
+        logger.warning("%s", _more_than_there_are(config, num_tasks))
+
+
+def num_episodes(config: TrainConfig) -> int:
+    """How many episodes a step trains on, unless some are left out."""
+    return config.tasks_per_step * config.rollout.group_size
+
+
+def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
+    """What the sizes mean: episodes and updates of a step, and how often the tasks are gone through."""
+    told = [
+        f"{config.tasks_per_step} tasks x {config.rollout.group_size} rollouts = {num_episodes(config)} episodes a step, "
+        f"{_updates(config)}",
+        f"{config.num_steps} steps x {config.tasks_per_step} tasks = {config.num_steps * config.tasks_per_step / num_tasks:.3g} "
+        f"times through the {num_tasks} tasks",
+    ]
+    if config.tasks_per_step > num_tasks:
+        told.append(_more_than_there_are(config, num_tasks))
+    ahead = config.rollout.max_staleness
+    if ahead:
+        told.append(f"rollouts run up to {ahead} step{'s' if ahead > 1 else ''} ahead of the updates")
+    if config.rollout.resample_rounds:
+        told.append(
+            f"tasks whose rollouts all earn the same are replaced, up to {config.rollout.resample_rounds} times a step"
+        )
+    return told
+
+
+def _updates(config: TrainConfig) -> str:
+    parts = config.optim.num_minibatches
+    number = config.optim.num_epochs * parts
+    if number == 1:
+        return "1 update"
+    least, more = divmod(num_episodes(config), parts)
+    return (
+        f"{number} updates of {least} episodes" if not more else f"{number} updates of {least} or {least + 1} episodes"
+    )
+
+
+def _more_than_there_are(config: TrainConfig, num_tasks: int) -> str:
+    return (
+        f"tasks_per_step={config.tasks_per_step} is more than the {num_tasks} tasks there are: a step takes some of them "
+        "more than once, each time as a group of its own"
+    )

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.trainer.config import load_config
+from rllm.trainer.config.sizes import check_sizes, in_words
+
+from .conftest import RunTrainer
+
+SIZES = ("tasks_per_step=32", "rollout.group_size=8")
+
+
+def test_sizes_in_words() -> None:
+    config = load_config([*SIZES, "optim.num_minibatches=2", "optim.num_epochs=2"])
+    assert in_words(config, 1600) == [
+        "32 tasks x 8 rollouts = 256 episodes a step, 4 updates of 128 episodes",
+        "100 steps x 32 tasks = 2 times through the 1600 tasks",
+    ]
+    assert in_words(load_config(SIZES), 1600)[0] == "32 tasks x 8 rollouts = 256 episodes a step, 1 update"
+
+
+def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config([*SIZES, "optim.num_minibatches=3", "rollout.resample_rounds=2", "num_steps=1"])
+    assert in_words(config, 20) == [
+        "32 tasks x 8 rollouts = 256 episodes a step, 3 updates of 85 or 86 episodes",
+        "1 steps x 32 tasks = 1.6 times through the 20 tasks",
+        "tasks_per_step=32 is more than the 20 tasks there are: a step takes some of them more than once, each time as a "
+        "group of its own",
+        "tasks whose rollouts all earn the same are replaced, up to 2 times a step",
+    ]
+    check_sizes(config, 20)
+    assert [record.getMessage() for record in caplog.records] == [in_words(config, 20)[2]]
+
+
+def test_more_updates_than_episodes_are_refused() -> None:
+    check_sizes(load_config(["tasks_per_step=2", "rollout.group_size=4", "optim.num_minibatches=8"]), 5)
+    with pytest.raises(ConfigError) as refused:
+        check_sizes(load_config(["tasks_per_step=2", "rollout.group_size=4", "optim.num_minibatches=9"]), 5)
+    assert str(refused.value) == (
+        "optim.num_minibatches=9: a step has tasks_per_step=2 x rollout.group_size=4 = 8 episodes to divide; use at most 8"
+    )
+
+
+def test_a_trainer_checks_its_sizes(run_trainer: RunTrainer) -> None:
+    with pytest.raises(ConfigError, match=r"optim\.num_minibatches=7"):
+        run_trainer({"optim": {"num_minibatches": 7}})
