@@ -96,6 +96,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),
     "rollout.max_tokens": (5, lambda run: {params.get("max_tokens") for params in train_params(run)}, {5}),
     "rollout.max_concurrent": (1, lambda run: run.backend.inference.most_live, 1),
+    "rollout.max_staleness": (1, lambda run: run.backend.algorithms[0].correction, "truncate"),
     "rollout.timeout_s": (0.3, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 3),
     "rollout.num_retries": (1, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 0),
     "eval.every": (1, eval_steps, [0, 1, 2]),
