@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rllm.algorithms.base import Algorithm
 from rllm.demo import tasks
 from rllm.errors import ConfigError
+from rllm.store import open_store
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.config import load_config
 from rllm.types import Episode, Message, Step, Trajectory
+
+from .conftest import ask
 
 RECIPE = TinyPolicyRecipe(
     hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=360, skill_steps=1, habit_steps=1, batch_size=4
@@ -141,6 +146,26 @@ def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: P
     assert len(one.train_data) == 1
 
 
+def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+    def agent(question: str, base_url: str) -> float:
+        return float(len(ask(base_url, question, max_tokens=5)) % 3)
+
+    run, config = tmp_path / "run", {**config_of(policy, tmp_path / "run", num_steps=1), "rollout": {"group_size": 3}}
+    del config["store"]
+    AgentTrainer(
+        agent_run_func=agent, train_dataset=[{"question": "figs?"}, {"question": "limes?"}], config=config
+    ).train()
+    with closing(open_store(str(run / "traces.db"), read_only=True)) as store:
+        traces = [trace for info in store.sessions() for trace in store.by_session(info.id)]
+    data = AgentSFTTrainer(config_of(policy, tmp_path / "sft"), str(run)).train_data
+    steps = [step for row in data for step in row["demonstration"].trajectory().steps]
+    assert sorted((step.prompt_ids, step.response_ids) for step in steps) == sorted(
+        (trace.prompt_ids, trace.response_ids) for trace in traces
+    )
+    best = AgentSFTTrainer(config_of(policy, tmp_path / "sft", sft={"best_per_task": 1}), run / "traces.db").train_data
+    assert sorted(row["task_id"] for row in best) == ["0", "1"]
+
+
 def test_a_reference_free_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
     config = config_of(
         policy, tmp_path, num_steps=2, eval={"every": 1}, keep_best="-eval/loss", model={"path": str(policy), "lora_rank": 2}
@@ -163,6 +188,8 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"rollout": {"group_size": 4}}, r"rollout\.group_size=4: a demonstration is shown once a step"),
+        ({"rollout": {"group_size": 8}}, r"rollout\.group_size=8: a demonstration is shown once a step"),
+        ({"algorithm": {"name": "grpo"}}, r"algorithm\.name=grpo: it learns from rollouts"),
         ({"rollout": {"temperature": 0.5}}, r"rollout\.temperature=0\.5 would have no effect, because demonstrations"),
         ({"rollout": {"max_staleness": 1}}, r"rollout\.max_staleness=1 would have no effect"),
         ({"eval": {"num_rollouts": 2}}, r"eval\.num_rollouts=2 would have no effect"),
@@ -180,7 +207,7 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
 )
 def test_what_means_nothing_here_is_refused(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        AgentSFTTrainer(config_of(policy, tmp_path / "run", **changes), TRAIN, HELD_OUT).train()
+        AgentSFTTrainer(load_config(config_of(policy, tmp_path / "run", **changes)), TRAIN, HELD_OUT).train()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

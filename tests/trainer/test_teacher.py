@@ -173,7 +173,7 @@ def test_a_busy_server_is_asked_again(model: Any, tokenizer: Any) -> None:
         server.fault = "busy"
         with (
             TeacherEndpoint(server.url, model="teacher", num_retries=0) as endpoint,
-            pytest.raises(InferenceError, match="answered 503: .*try again"),
+            pytest.raises(InferenceError, match=r"answered 503: .*try again"),
         ):
             endpoint.score(batch_of(ROWS[0]))
 
@@ -210,9 +210,12 @@ def test_a_server_with_another_vocabulary_is_refused(model: Any, tokenizer: Any)
 
 
 def test_a_server_that_is_not_there_or_has_several_models(model: Any, tokenizer: Any) -> None:
-    with TeacherServer(model, tokenizer, names=("one", "two")) as server, TeacherEndpoint(server.url) as endpoint:
-        with pytest.raises(ConfigError, match=r"teacher\.model is missing: .* serves one, two; choose one"):
-            endpoint.check(tokenizer)
+    with (
+        TeacherServer(model, tokenizer, names=("one", "two")) as server,
+        TeacherEndpoint(server.url) as endpoint,
+        pytest.raises(ConfigError, match=r"teacher\.model is missing: .* serves one, two; choose one"),
+    ):
+        endpoint.check(tokenizer)
     with (
         TeacherEndpoint(server.url, num_retries=0) as endpoint,
         pytest.raises(InferenceError, match="cannot be reached"),

@@ -58,7 +58,9 @@ class AgentSFTTrainer(AgentTrainer):
         Raises:
             ConfigError: naming the row or the setting that is wrong, and the remedy.
         """
-        chosen = _for_demonstrations(load_config(config, [] if backend is None else [f"backend={backend}"]))
+        # A finished configuration is copied: loaded again, it would forget which defaults somebody asked for by name.
+        chosen = config.model_copy(deep=True) if isinstance(config, TrainConfig) else load_config(config)
+        chosen = _for_demonstrations(chosen)
         check_model(chosen)
         rows = sampled_from(
             _rows(train_dataset, "train_dataset"),
@@ -72,6 +74,7 @@ class AgentSFTTrainer(AgentTrainer):
             if val_dataset is None
             else _prepared(_rows(val_dataset, "val_dataset"), chosen, "val_dataset"),
             config=chosen,
+            backend=backend,
             trackers=trackers,
             resume=resume,
         )

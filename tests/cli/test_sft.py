@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from .conftest import rllm
+
+FAST = ["num_steps=2", "tasks_per_step=2", "optim.lr=1e-2", "run_dir=run"]
+
+
+@pytest.fixture
+def chats(work):
+    """Three conversations in a file."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"How many {item}?"}, {"role": "assistant", "content": "4"}]}
+        for item in ("figs", "limes", "plums")
+    ]
+    (work / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return work / "chats.jsonl"
+
+
+def test_a_model_is_fine_tuned_on_a_file(work, policy, chats):
+    from transformers import AutoModelForCausalLM
+
+    done = rllm("sft", "chats.jsonl", "--val", "chats.jsonl", "--model", policy, "--json", *FAST, cwd=work)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["loss_after"] < outcome["loss_before"]
+    assert AutoModelForCausalLM.from_pretrained(work / "run" / "checkpoints" / "step-000002").config.hidden_size == 32
+    assert "step 1: loss" in done.stderr
+
+
+def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, capsys):
+    from rllm import cli
+
+    monkeypatch.setattr("sys.argv", ["rllm", "sft", "chats.jsonl", "--model", str(policy), "--dry-run", *FAST])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    told = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert told["algorithm.name"][0] == "sft"
+    assert told["rollout.group_size"][0] == "1"
+    assert told["sft.train_on"] == ["all", "default"]
+    assert not (work / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chats.jsonl"], "model.path is not set"),
+        (["none.jsonl"], "'none.jsonl' cannot be read"),
+        (["tasks.jsonl"], "train_dataset, row 0: messages=None"),
+        (["chats.jsonl", "rollout.group_size=4"], "rollout.group_size=4: a demonstration is shown once a step"),
+        (["chats.jsonl", "sft.train_onn=last"], "sft.train_onn is not a setting; did you mean 'train_on'?"),
+        (["chats.jsonl", "algorithm.name=grpo"], "algorithm.name=grpo: it learns from rollouts"),
+        (["chats.jsonl", "sft.reward_threshold=2"], "sft.reward_threshold: no row has a reward"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(work, policy, chats, fails, arguments, said):
+    model = [] if said.startswith("model.path") else ["--model", str(policy)]
+    code, errors = fails("sft", *arguments, *model)
+    assert code == 2
+    assert said in errors
+    assert "Traceback" not in errors
