@@ -309,11 +309,12 @@ def _input(arguments: str) -> dict[str, Any]:
 
 def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str | None]:
     """`stop_reason` and `stop_sequence`. Whatever cut an answer off, a client must not take it for a complete one."""
-    if (choice.get("message") or {}).get("tool_calls") and choice.get("finish_reason") == "stop":
+    reason, sequence = choice.get("finish_reason") or "stop", choice.get("stop_reason")
+    if reason == "stop" and (choice.get("message") or {}).get("tool_calls"):
         return "tool_use", None
-    if choice.get("finish_reason") == "stop" and choice.get("stop_reason") in (asked.get("stop_sequences") or ()):
-        return "stop_sequence", choice["stop_reason"]
-    return _STOP_REASONS.get(choice.get("finish_reason") or "stop", "max_tokens"), None
+    if reason == "stop" and isinstance(sequence, str) and sequence in (asked.get("stop_sequences") or ()):
+        return "stop_sequence", sequence
+    return _STOP_REASONS.get(reason, "max_tokens"), None
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rllm.gateway.dialects.responses_output import (
     ENCRYPTED,
     ResponsesStreamEncoder,
     from_chat,
+    includes,
     output_items,
 )
 from rllm.gateway.errors import GatewayError
@@ -313,14 +314,9 @@ def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not _includes(asked, "message.output_text.logprobs") and asked.get("top_logprobs") is None:
+    if not includes(asked, "message.output_text.logprobs") and asked.get("top_logprobs") is None:
         return {}
     return {"logprobs": True, **_present(asked, "top_logprobs")}
-
-
-def _includes(asked: Mapping[str, Any], name: str) -> bool:
-    included = asked.get("include")
-    return isinstance(included, list) and name in included
 
 
 def _present(value: Mapping[str, Any], *names: str) -> dict[str, Any]:

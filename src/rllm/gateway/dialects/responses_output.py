@@ -58,6 +58,12 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     return items
 
 
+def includes(asked: Mapping[str, Any], name: str) -> bool:
+    """Whether a request wants something that is left out otherwise."""
+    included = asked.get("include")
+    return isinstance(included, list) and name in included
+
+
 def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """All but what the answer itself says."""
     text = asked.get("text") or {}
@@ -96,14 +102,13 @@ def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, An
 
 
 def _reasoning(own: str, thought: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    included = "reasoning.encrypted_content" in (asked.get("include") or ())
     return {
         "id": f"rs_{own}",
         "type": "reasoning",
         "status": "completed",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": thought}],
-        "encrypted_content": f"{ENCRYPTED}{thought}" if included else None,
+        "encrypted_content": f"{ENCRYPTED}{thought}" if includes(asked, "reasoning.encrypted_content") else None,
     }
 
 
@@ -144,7 +149,7 @@ def _custom_input(arguments: str) -> str:
 
 
 def _add_logprobs(items: list[dict[str, Any]], choice: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    if "message.output_text.logprobs" not in (asked.get("include") or ()):
+    if not includes(asked, "message.output_text.logprobs"):
         return
     for item in items:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
@@ -204,7 +209,9 @@ class ResponsesStreamEncoder:
         events: list[bytes] = []
         for item_id, item in by_id.items():
             if item_id not in self._positions:
-                events += [*self._begin(item), *self._whole_delta(item)]
+                events += self._begin(item)
+                if item.get("arguments"):
+                    events.append(self._of(item_id, "function_call_arguments.delta", delta=item["arguments"]))
         order = sorted(by_id, key=self._positions.__getitem__)
         for item_id in order:
             if item_id not in self._ended:
@@ -250,12 +257,12 @@ class ResponsesStreamEncoder:
         call["id"] = piece.get("id") or call["id"]
         call["name"] = function.get("name") or call["name"]
         call["held"] += function.get("arguments") or ""
-        if not (call["id"] and call["name"]) or call["name"] in self._custom:
+        if not (call["id"] and call["name"]):
             return
         item = _call(self._own, call["position"], {"id": call["id"], "function": {"name": call["name"]}}, self._custom)
         yield from self._end_spoken("rs_", "msg_")
         yield from self._begin(item)
-        if call["held"]:
+        if call["held"] and item["type"] == "function_call":
             yield self._of(item["id"], "function_call_arguments.delta", delta=call["held"])
             call["held"] = ""
 
@@ -274,13 +281,6 @@ class ResponsesStreamEncoder:
             part = {"type": "reasoning_text", "text": ""}
             yield self._of(item["id"], "content_part.added", content_index=0, part=part)
 
-    def _whole_delta(self, item: Mapping[str, Any]) -> Iterable[bytes]:
-        """All of a tool call that was not streamed, as its only delta."""
-        if item.get("arguments"):
-            yield self._of(item["id"], "function_call_arguments.delta", delta=item["arguments"])
-        elif item.get("input"):
-            yield self._of(item["id"], "custom_tool_call_input.delta", delta=item["input"])
-
     def _end_spoken(self, *prefixes: str) -> Iterable[bytes]:
         """The events that end these items, where they are open."""
         open_ids = {f"{prefix}{self._own}" for prefix in prefixes} & self._positions.keys() - self._ended
@@ -297,6 +297,7 @@ class ResponsesStreamEncoder:
                     item["id"], "function_call_arguments.done", arguments=item["arguments"], name=item["name"]
                 )
             case "custom_tool_call":
+                yield self._of(item["id"], "custom_tool_call_input.delta", delta=item["input"])
                 yield self._of(item["id"], "custom_tool_call_input.done", input=item["input"])
             case "reasoning":
                 yield from self._end_parts(item, "reasoning_text.done")

@@ -1,0 +1,283 @@
+"""OpenAI's responses in terms of chat completions, case by case."""
+
+import pytest
+
+from rllm.gateway.dialects.responses import INSTRUCTIONS_KEY, refers_to, to_chat
+from rllm.gateway.dialects.responses_output import from_chat
+from rllm.gateway.errors import GatewayError
+from rllm.types import Trace
+
+HI = {"role": "user", "content": "hi"}
+OWN = "0" * 32
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":  1.0}'}}
+
+
+def chat(earlier=None, **asked):
+    return to_chat({"model": "m", "input": "hi", **asked}, earlier or {})
+
+
+def answer(message, reason="stop", *, asked=None, **choice):
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason, **choice}
+    response = {"id": f"resp_{OWN}", "created": 7, "model": "m", "choices": [choice]}
+    return from_chat({**response, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}, asked or {})
+
+
+def trace(messages, response, **metadata):
+    return Trace(
+        id=f"resp_{OWN}",
+        call_id="c",
+        session_id="s",
+        model="m",
+        messages=messages,
+        response=response,
+        metadata=metadata,
+    )
+
+
+def test_a_request_says_the_same_in_chat():
+    asked = chat(instructions="be brief", max_output_tokens=9, temperature=0.5, stream=True, seed=7)
+    assert asked == {
+        "model": "m",
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "stream": True,
+        "seed": 7,
+        "messages": [{"role": "system", "content": "be brief"}, HI],
+    }
+
+
+def test_what_says_nothing_to_a_model_is_left_out_and_what_nobody_knows_is_passed_on():
+    ignored = {
+        "store": False,
+        "metadata": {},
+        "truncation": "auto",
+        "prompt_cache_key": "k",
+        "user": "u",
+        "include": [],
+    }
+    assert chat(**ignored, top_k=3).keys() == {"model", "messages", "top_k"}
+
+
+def test_items_of_one_turn_are_one_message():
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be brief"}]},
+        HI,
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "adding"}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":  1.0}'},
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "4"}]},
+        {"type": "configuration_update", "configuration": {}},
+        {"type": "message", "role": "assistant", "content": "one"},
+        {"type": "message", "role": "assistant", "content": "two"},
+    ]
+    second = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{"}}
+    assert chat(input=items)["messages"] == [
+        {"role": "developer", "content": "be brief"},
+        HI,
+        {"role": "assistant", "content": "adding", "reasoning_content": "hm", "tool_calls": [CALL, second]},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c2", "content": "4"},
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+    ]
+
+
+@pytest.mark.parametrize("kept", ["content", "encrypted_content", "summary"])
+def test_reasoning_comes_back_wherever_a_client_keeps_it(kept):
+    [reasoning, _] = answer(
+        {"content": "x", "reasoning_content": "hm"}, asked={"include": ["reasoning.encrypted_content"]}
+    )["output"]
+    given = {**reasoning, "content": None, "encrypted_content": None, "summary": []}
+    given[kept] = reasoning[kept] if kept != "summary" else [{"type": "summary_text", "text": "hm"}]
+    assert chat(input=[HI, given, HI])["messages"][1]["reasoning_content"] == "hm"
+
+
+def test_images_files_and_audio_are_passed_on():
+    parts = [
+        {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "low"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "x"},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+    ]
+    [message] = chat(input=[{"role": "user", "content": parts}])["messages"]
+    assert message["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "low"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "x"}},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+    ]
+
+
+def test_tools_are_functions():
+    inner = {"type": "function", "name": "b", "parameters": None}
+    tools = [
+        {"type": "function", "name": "a", "description": "A.", "strict": True, "parameters": {"type": "object"}},
+        {"type": "namespace", "name": "n", "tools": [inner]},
+        {"type": "custom", "name": "patch", "description": "Edit."},
+        {"type": "web_search"},
+    ]
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    assert [tool["function"] for tool in chat(tools=tools)["tools"]] == [
+        {"name": "a", "description": "A.", "strict": True, "parameters": {"type": "object"}},
+        {"name": "b", "parameters": {"type": "object", "properties": {}}},
+        {"name": "patch", "description": "Edit.", "parameters": text},
+    ]
+
+
+def test_tools_may_come_as_an_item():
+    items = [{"type": "additional_tools", "tools": [{"type": "function", "name": "a"}]}, HI]
+    assert chat(input=items)["tools"][0]["function"]["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "num_tools"),
+    [
+        ("auto", "auto", 2),
+        ("required", "required", 2),
+        ("none", "none", 2),
+        ({"type": "function", "name": "a"}, {"type": "function", "function": {"name": "a"}}, 2),
+        ({"type": "custom", "name": "p"}, {"type": "function", "function": {"name": "p"}}, 2),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "a"}]}, "required", 1),
+    ],
+)
+def test_every_form_of_tool_choice(choice, expected, num_tools):
+    asked = chat(tools=[{"type": "function", "name": "a"}, {"type": "custom", "name": "p"}], tool_choice=choice)
+    assert (asked["tool_choice"], len(asked["tools"])) == (expected, num_tools)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (
+            {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}},
+            {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}}},
+        ),
+    ],
+)
+def test_structured_output_is_a_response_format(form, expected):
+    assert chat(text={"format": form}).get("response_format") == expected
+
+
+def test_effort_verbosity_and_log_probabilities_have_their_names_in_chat():
+    asked = chat(
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low"},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    named = ("reasoning_effort", "verbosity", "logprobs", "top_logprobs")
+    assert [asked[name] for name in named] == ["low", "low", True, 2]
+
+
+def test_an_answer_is_a_list_of_items():
+    response = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]}, "tool_calls")
+    reasoning, message, call = response["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"] == [{"type": "output_text", "text": "adding", "annotations": [], "logprobs": []}]
+    assert (call["call_id"], call["name"], call["arguments"]) == ("c1", "add", '{"a":  1.0}')
+    assert [item["id"] for item in response["output"]] == [f"rs_{OWN}", f"msg_{OWN}", f"fc_{OWN}_0"]
+    assert (response["status"], response["object"], response["created_at"]) == ("completed", "response", 7)
+    assert response["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("abort", "max_output_tokens")],
+)
+def test_an_answer_that_was_cut_off_is_incomplete(reason, why):
+    response = answer({"content": "x"}, reason)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": why})
+    assert response["output"][-1]["status"] == "incomplete"
+
+
+def test_log_probabilities_stand_where_they_were_asked_for():
+    entries = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
+    asked = {"include": ["message.output_text.logprobs"]}
+    [message] = answer({"content": "x"}, asked=asked, logprobs={"content": entries})["output"]
+    assert message["content"][0]["logprobs"] == entries
+
+
+def test_a_custom_tool_is_called_with_text_and_says_so_again():
+    custom = {"id": "c1", "type": "function", "function": {"name": "patch", "arguments": '{"input": "+1 ü"}'}}
+    [call] = answer({"content": None, "tool_calls": [custom]}, asked={"tools": [{"type": "custom", "name": "patch"}]})[
+        "output"
+    ]
+    assert (call["type"], call["input"]) == ("custom_tool_call", "+1 ü")
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    assert chat(input=[HI, call, output])["messages"][1:] == [
+        {"role": "assistant", "content": None, "tool_calls": [custom]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+
+
+def test_a_continued_response_has_its_history_but_not_its_instructions():
+    said = {"role": "assistant", "content": "hello"}
+    before = trace([{"role": "system", "content": "old"}, HI], said, **{INSTRUCTIONS_KEY: True})
+    asked = {"previous_response_id": before.id, "instructions": "new"}
+    assert refers_to(asked) == [before.id]
+    assert chat({before.id: before}, **asked, input="more")["messages"] == [
+        {"role": "system", "content": "new"},
+        HI,
+        said,
+        {"role": "user", "content": "more"},
+    ]
+
+
+def test_a_continued_response_keeps_a_system_message_that_was_input():
+    before = trace([{"role": "system", "content": "rules"}, HI], {"role": "assistant", "content": "hello"})
+    messages = chat({before.id: before}, previous_response_id=before.id)["messages"]
+    assert messages[0] == {"role": "system", "content": "rules"}
+
+
+def test_an_item_can_be_referred_to():
+    before = trace([HI], {"role": "assistant", "content": "hello", "tool_calls": [CALL]})
+    items = [HI, *({"type": "item_reference", "id": item} for item in (f"msg_{OWN}", f"fc_{OWN}_0"))]
+    assert set(refers_to({"input": items})) == {before.id}
+    assert chat({before.id: before}, input=items)["messages"] == [
+        HI,
+        {"role": "assistant", "content": "hello", "tool_calls": [CALL]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"input": None}, "'messages' is empty"),
+        ({"input": 3}, "'input' is a JSON number"),
+        ({"input": ["hi"]}, "input[0]='hi'"),
+        ({"input": [{"type": "hologram"}]}, "hologram"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"role": "user", "content": [{"type": "scent"}]}]}, "scent"),
+        ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "'msg_x' not found"),
+        ({"instructions": 3}, "'instructions' is a JSON number"),
+        ({"background": True}, "background=True"),
+        ({"conversation": "conv_1"}, "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": "x"}, "'tools'"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"reasoning": "low"}, "reasoning"),
+        ({"stream": 1}, "stream=1"),
+    ],
+)
+def test_a_malformed_request_says_what_is_wrong(asked, named):
+    with pytest.raises(GatewayError) as refused:
+        chat(**asked)
+    assert refused.value.status == 400
+    assert named in str(refused.value)
+
+
+def test_an_unknown_previous_response_has_the_code_that_clients_know():
+    with pytest.raises(GatewayError, match="resp_x") as refused:
+        chat(previous_response_id="resp_x")
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
