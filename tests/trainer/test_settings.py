@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 from torch import Tensor
 
+import rllm
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
+from rllm.types import Episode, TerminationReason, Trajectory
 
 from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
 
@@ -69,6 +72,21 @@ def failing_once(word: str, base_url: str) -> float:
     return 1.0
 
 
+def alike(word: str, base_url: str) -> float:
+    ask(base_url, word)
+    return 1.0
+
+
+def cut_off(word: str, base_url: str) -> float:
+    ask(base_url, word, max_tokens=1)
+    return float(len(base_url) % 2)
+
+
+def out_of_turns(word: str, base_url: str) -> Any:
+    ask(base_url, word)
+    return Episode(trajectories=[Trajectory(reward=1.0)], termination_reason=TerminationReason.MAX_TURNS_EXCEEDED)
+
+
 _tried: list[str] = []
 
 COMMON: dict[str, Any] = {
@@ -77,6 +95,17 @@ COMMON: dict[str, Any] = {
     "eval": {"every": 0, "temperature": 0.5},
     "rollout": {"num_retries": 0},
 }
+
+
+def dropped(reason: str) -> Callable[[Run], float]:
+    return lambda run: sum(line.get(f"dropped/{reason}", 0) for line in run.lines)
+
+
+def largest_advantage(run: Run) -> float:
+    """Of the rewards 1, 0 and 1."""
+    batch = run.backend.batches[0]
+    return round(float(batch.advantages.abs().max()), 3) if len(batch) else 0.0
+
 
 Observe = Callable[[Run], Any]
 SEEN: dict[str, tuple[Any, Observe, Any]] = {
@@ -105,6 +134,14 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "eval.top_p": (0.75, lambda run: {params.get("top_p") for params in eval_params(run)}, {0.75}),
     "eval.top_k": (7, lambda run: {params.get("top_k") for params in eval_params(run)}, {7}),
     "eval.temperature": (0.25, lambda run: {params["temperature"] for params in run.params}, {1.0, 0.25}),
+    "rollout.resample_rounds": (1, lambda run: len(run.words), 2 * (2 + 2) * 3),
+    "rollout.max_staleness": (1, lambda run: max(line["tokens/staleness_max"] for line in run.lines), 1.0),
+    "filters.truncated": (True, dropped("truncated"), 12),
+    "filters.ended_by": (["max_turns_exceeded"], dropped("max_turns_exceeded"), 12),
+    "roles.*.trainable": (False, largest_advantage, 0.0),
+    "roles.*.weight": (2.0, largest_advantage, 2.828),
+    "roles.*.estimator": ({"name": "rloo"}, largest_advantage, 1.0),
+    "model.path": ("other", lambda run: run.backend.config.model.path, "other"),
     "gateway.host": ("localhost", lambda run: run.urls[0].split(":")[1], "//localhost"),
     "gateway.port": (PORT, lambda run: run.urls[0].split("/")[2], f"127.0.0.1:{PORT}"),
     "algorithm": (
@@ -113,7 +150,13 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
         [0.9, False],
     ),
 }
-AGENTS = {"rollout.timeout_s": slow, "rollout.num_retries": failing_once}
+AGENTS = {
+    "rollout.timeout_s": slow,
+    "rollout.num_retries": failing_once,
+    "rollout.resample_rounds": alike,
+    "filters.truncated": cut_off,
+    "filters.ended_by": out_of_turns,
+}
 
 
 def adapted(backend: LocalBackend) -> dict[str, Tensor]:
@@ -159,24 +202,54 @@ TOGETHER_WITH = {
 }
 
 
+ELSEWHERE = {
+    # what it takes more to see: a test that does
+    "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
+    "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
+    "rollout.max_steps": "test_doors.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
+    "sft.train_on": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
+    "sft.tokenize_method": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
+    "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
+    "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
+    "teacher.path": "test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
+    "teacher.url": "test_teacher.py::test_a_teacher_and_its_use_belong_together",
+}
+READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
+"""What is handed on to a part whose own tests turn it; here, that somebody reads it."""
+
+
 def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, item in model.model_fields.items():
-        if isinstance(item.annotation, type) and issubclass(item.annotation, BaseModel):
-            yield from leaf_keys(item.annotation, f"{prefix}{name}.")
+        kind, named_by_user = item.annotation, get_origin(item.annotation) is dict
+        if named_by_user:
+            kind = get_args(kind)[1]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaf_keys(kind, f"{prefix}{name}.{'*.' if named_by_user else ''}")
         else:
             yield prefix + name
 
 
-def test_every_setting_is_looked_at_here() -> None:
-    elsewhere = {"model.path", "model.tool_parser", "optim.schedule", "rollout.max_steps", "rollout.resample_rounds"}
-    elsewhere |= {"filters.ended_by", "filters.truncated", "roles"}
-    by_section = {
-        key for key in leaf_keys(TrainConfig) if key.startswith(("sft.", "teacher."))
-    }  # have tests of their own
-    assert set(leaf_keys(TrainConfig)) == SEEN.keys() | BUILT.keys() | elsewhere | by_section
+def test_every_setting_is_looked_at() -> None:
+    assert sorted(leaf_keys(TrainConfig)) == sorted([*SEEN, *BUILT, *ELSEWHERE, *READ])
+
+
+@pytest.mark.parametrize("key", ELSEWHERE)
+def test_what_is_seen_elsewhere_is(key: str) -> None:
+    file, _, name = ELSEWHERE[key].partition("::")
+    source = (Path(__file__).parent / file).read_text()
+    assert f"def {name}(" in source
+    assert key.rpartition(".")[2] in source
+
+
+def test_what_is_handed_on_is_read() -> None:
+    package = Path(rllm.__file__).parent
+    trees = [ast.parse(path.read_text()) for path in (package / "trainer").glob("*.py")]
+    read = {ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert read >= READ
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
+    key = key.replace("*", "agent")
     *sections, last = key.split(".")
     config = {last: value}
     for section in reversed(sections):
