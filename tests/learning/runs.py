@@ -38,7 +38,7 @@ SHARED = [
 """With two updates a batch, the second is off-policy, so that ratios and clips take part."""
 
 OWN: dict[str, list[str]] = {
-    # The critic begins with no idea of the rewards, and must learn as fast as the policy.
+    # The critic begins with no idea of the rewards, and gets two steps to find their mean before the policy learns.
     "ppo": ["critic.lr=1e-3", "critic.warmup_steps=2"],
     # Its four parts; the other two are its defaults.
     "dapo": [
