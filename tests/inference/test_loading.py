@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
+from rllm.inference.local.loading import load_tokenizer
 
 
 @pytest.fixture
@@ -89,6 +90,13 @@ def test_a_tokenizer_without_chat_template_is_refused(folder: Path) -> None:
         LocalEngine(loaded.model, loaded.tokenizer)
 
 
+def test_a_tokenizer_loads_without_its_model(folder: Path) -> None:
+    alone, loaded = load_tokenizer(folder), load_model(folder, device="cpu")
+    config = loaded.model.config
+    assert (alone.num_ids, alone.context_length) == (config.vocab_size, config.max_position_embeddings)
+    assert alone.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+
+
 def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp_path: Path, new_model: Any) -> None:
     adapted = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2, target_modules="all-linear")
@@ -105,6 +113,7 @@ def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp
     assert type(loaded.model) is type(new_model())
     torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-4, rtol=0)
     assert (load_model(folder, device="cpu").model(ids).logits - expected).abs().max() > 1e-2
+    assert load_tokenizer(target).tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
     (target / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"adapter_config.json names no base model"):
         load_model(target)

@@ -193,6 +193,7 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
         ({"rollout": {"temperature": 0.5}}, r"rollout\.temperature=0\.5 would have no effect, because demonstrations"),
         ({"rollout": {"max_staleness": 1}}, r"rollout\.max_staleness=1 would have no effect"),
         ({"eval": {"num_rollouts": 2}}, r"eval\.num_rollouts=2 would have no effect"),
+        ({"filters": {"truncated": True}}, r"filters\.truncated=True would have no effect"),
         ({"gateway": {"port": 8123}}, r"gateway\.port=8123 would have no effect"),
         ({"critic": {"lr": 0.1}}, r"critic\.lr=0\.1 would have no effect"),
         ({"algorithm": {"name": "grpo", "clip_low": 0.1}}, r"algorithm\.name=grpo: it learns from rollouts"),

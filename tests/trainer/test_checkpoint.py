@@ -144,6 +144,7 @@ def test_the_score_of_an_evaluation() -> None:
     metrics = {"eval/accuracy": 0.5, "eval/reward": 2.0}
     assert score_of(metrics, None) is None
     assert score_of(metrics, "eval/reward") == 2.0
+    assert score_of(metrics, "-eval/reward") == -2.0, "the lower the better"
     with pytest.raises(
         ConfigError, match="is not among the metrics of an evaluation: use one of eval/accuracy, eval/reward"
     ):

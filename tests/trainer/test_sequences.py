@@ -96,6 +96,12 @@ def test_tokens_that_do_not_line_up_stop_the_run(broken: Step, told: str) -> Non
         sequences_of([FIRST, broken])
 
 
+def test_what_is_demonstrated_has_no_logprobs() -> None:
+    shown = [Step(id="one", prompt_ids=[1], response_ids=[2]), step("two", [1, 2, 3], [4])]
+    (sequence,) = sequences_of(shown, demonstrated=True)
+    assert sequence == TokenSequence(ids=[1, 2, 3, 4], spans=[span("one", 1, 2), span("two", 3, 4)], logprobs=None)
+
+
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 
 

@@ -70,7 +70,7 @@ _OF_ROLLOUTS = (
         "rollout.max_steps",
     ),
     *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
-    "model.reference_offload",
+    *("filters.ended_by", "filters.truncated", "model.reference_offload"),
 )
 _OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
 
