@@ -1,8 +1,15 @@
 """How fast the trace store writes and reads, and how much room a trace takes: python benchmarks/store.py [--json]
 
 A trace is one call of 1,000 prompt ids and 200 response ids with log-probabilities, and its messages (about 5 kB of
-text). Every write waits until it is on disk, with 64 callers at once, as the gateway does. The baseline is the obvious
-store: JSON arrays in one row, one commit for each trace, the same durability.
+text). Every write waits until it is on disk, with 64 callers at once, as the gateway does. Three kinds of sessions:
+
+    apart         20 calls that have nothing in common; ids as a tokenizer gives them, frequent words having small ones
+    uniform       the same with ids drawn evenly from the vocabulary: the worst case, which no text gives
+    conversation  20 turns, each of whose prompts extends the one before, from 1,000 ids to 5,750
+
+The baseline is the obvious store, writing `apart`: JSON arrays in one row, one commit for each trace, the same durability.
+`--growth 1000000` writes a million traces and says what a write costs on the way, and what reading a session costs at the
+end. `--store postgresql://...` measures another store.
 """
 
 from __future__ import annotations
@@ -10,49 +17,108 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sqlite3
 import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
+from rllm.gateway.durable import DurableWrites
 from rllm.store import TraceStore, open_store
 from rllm.types import Trace
 
 TRACES_PER_SESSION = 20
 CALLERS = 64
 VOCABULARY = 152_000
+NUM_WORDS = 5_000
+NUM_BODIES = 1_000
+"""Drawing text takes longer than storing it, so these are shared out."""
 BASELINE_S = 2.0
+WINDOW = 5_000
+"""Traces over which the cost of a write is taken while the store grows."""
 
 
-def make_traces(num_traces: int, seed: int = 0) -> list[Trace]:
-    rng = random.Random(seed)
-    words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 10))) for _ in range(5_000)]
-    frequencies = [1 / rank for rank in range(1, len(words) + 1)]
+class Language:
+    """Words, how frequent they are, and the one or two ids of each."""
 
-    def text(num_words: int) -> str:
-        return " ".join(rng.choices(words, frequencies, k=num_words))
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 8))) for _ in range(NUM_WORDS)]
+        self._frequencies = [1 / rank for rank in range(1, NUM_WORDS + 1)]
+        self._ids = [self._ids_of(rank) for rank in range(1, NUM_WORDS + 1)]
 
-    # Drawing the text takes longer than storing it, so a few thousand distinct bodies are shared out.
-    bodies = [
-        {
-            "messages": [{"role": "system", "content": text(120)}, {"role": "user", "content": text(540)}],
-            "response": {"role": "assistant", "content": text(140)},
-            "prompt_ids": rng.choices(range(VOCABULARY), k=1000),
-            "response_ids": rng.choices(range(VOCABULARY), k=200),
-            # Servers compute in 32 bits and print that value in full.
-            "logprobs": array("f", [-rng.expovariate(1.0) for _ in range(200)]).tolist(),
-        }
-        for _ in range(min(num_traces, 1_000))
-    ]
-    return [
-        Trace(
+    def draw(self, num_ids: int) -> tuple[str, list[int]]:
+        """Text of so many ids."""
+        drawn = self._rng.choices(range(NUM_WORDS), self._frequencies, k=num_ids)
+        ids = [token for word in drawn for token in self._ids[word]][:num_ids]
+        return " ".join(self._words[word] for word in drawn[: round(num_ids / 1.4)]), ids
+
+    def _ids_of(self, rank: int) -> list[int]:
+        # A tokenizer's ids are in the order of frequency, more or less.
+        count = 1 if self._rng.random() < 0.6 else 2
+        return [min(VOCABULARY - 1, int(math.exp(self._rng.gauss(math.log(20 * rank), 1.2)))) for _ in range(count)]
+
+
+def apart(language: Language, rng: random.Random, *, uniform: bool = False) -> list[dict]:
+    """The parts of a trace that are drawn; those of one session have nothing in common."""
+    bodies = []
+    for _ in range(NUM_BODIES):
+        (system, first), (user, second), (answer, response_ids) = map(language.draw, (180, 820, 200))
+        ids = rng.choices(range(VOCABULARY), k=1200) if uniform else [*first, *second, *response_ids]
+        bodies.append(
+            {
+                "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+                "response": {"role": "assistant", "content": answer},
+                "prompt_ids": ids[:1000],
+                "response_ids": ids[1000:],
+                "logprobs": logprobs(rng, 200),
+            }
+        )
+    return bodies
+
+
+def conversations(language: Language, rng: random.Random) -> list[dict]:
+    """Those of sessions in which every turn continues the one before."""
+    bodies = []
+    for _ in range(NUM_BODIES // TRACES_PER_SESSION):
+        messages, ids = [], []
+        for turn in range(TRACES_PER_SESSION):
+            (asked, asked_ids), (answer, response_ids) = language.draw(50 if turn else 1000), language.draw(200)
+            messages, ids = [*messages, {"role": "user", "content": asked}], ids + asked_ids
+            response = {"role": "assistant", "content": answer}
+            bodies.append(
+                {
+                    "messages": messages,
+                    "response": response,
+                    "prompt_ids": ids,
+                    "response_ids": response_ids,
+                    "logprobs": logprobs(rng, 200),
+                }
+            )
+            messages, ids = [*messages, response], ids + response_ids
+    return bodies
+
+
+def logprobs(rng: random.Random, count: int) -> list[float]:
+    """As servers give them: computed in 32 bits, and printed in full."""
+    return array("f", [-rng.expovariate(1.0) for _ in range(count)]).tolist()
+
+
+def traces_of(bodies: list[dict], rng: random.Random) -> Iterator[Trace]:
+    """Traces without end."""
+    k, parent_id = 0, None
+    while True:
+        trace = Trace(
             id=f"chatcmpl-{rng.getrandbits(128):032x}",
             call_id="chatcmpl",
             session_id=f"session-{k // TRACES_PER_SESSION}",
+            parent_id=parent_id if k % TRACES_PER_SESSION else None,
             model="policy",
             logprobs_kind="processed",
             sampling={"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 512, "seed": k},
@@ -61,37 +127,77 @@ def make_traces(num_traces: int, seed: int = 0) -> list[Trace]:
             template_hash="ab" * 32,
             started_at=1.7e9 + k,
             timings={"total_s": 0.8123, "first_token_s": 0.0421},
-            metadata={"task_id": k},
+            metadata={"task_id": k // TRACES_PER_SESSION},
             **bodies[k % len(bodies)],
         )
-        for k in range(num_traces)
+        yield trace
+        k, parent_id = k + 1, trace.id
+
+
+def by_turns(traces: list[Trace]) -> list[Trace]:
+    """The order in which 64 sessions at once make their calls."""
+    size = CALLERS * TRACES_PER_SESSION
+    blocks = [traces[start : start + size] for start in range(0, len(traces), size)]
+    return [
+        trace for block in blocks for turn in range(TRACES_PER_SESSION) for trace in block[turn::TRACES_PER_SESSION]
     ]
 
 
 async def write_durably(store: TraceStore, traces: Iterable[Trace]) -> None:
     """64 callers, each of which adds its next trace once its last one is on disk."""
     remaining = iter(traces)
+    writes = DurableWrites()
 
     async def caller() -> None:
         for trace in remaining:
-            await asyncio.wrap_future(store.add([trace]))
+            await writes.wait(store.add([trace]))
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
 
 
-def measure_store(traces: list[Trace], path: Path) -> dict[str, float]:
+def write_cost(store: TraceStore, traces: list[Trace]) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
-    with open_store(str(path)) as store:
-        asyncio.run(write_durably(store, traces))
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    with open_store(str(path), read_only=True) as store:
-        reads = [timed(lambda: store.by_session(random.choice(traces).session_id)) for _ in range(200)]
-    return {
-        "traces_per_s": len(traces) / wall,
-        "cpu_s_per_1000": cpu / len(traces) * 1000,
-        "bytes_per_trace": path.stat().st_size / len(traces),
-        "read_session_ms": statistics.median(reads) * 1000,
-    }
+    asyncio.run(write_durably(store, traces))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"traces_per_s": len(traces) / wall, "cpu_s_per_1000": cpu / len(traces) * 1000}
+
+
+def read_cost(store: TraceStore, num_traces: int) -> dict[str, float]:
+    """What reading any one session costs."""
+    reads = []
+    for _ in range(200):
+        session_id = f"session-{random.randrange(num_traces // TRACES_PER_SESSION)}"
+        reads.append(timed(partial(store.by_session, session_id)) * 1000)
+    return {"read_session_ms": statistics.median(reads), "read_p95_ms": statistics.quantiles(reads, n=20)[-1]}
+
+
+def measure_store(traces: list[Trace], url: str) -> dict[str, float]:
+    store = open_store(url)
+    cost = write_cost(store, by_turns(traces))
+    cost |= {"bytes_per_trace": num_bytes(store) / len(traces)} | read_cost(store, len(traces))
+    for number in range(-(-len(traces) // TRACES_PER_SESSION) if url.startswith("postgres") else 0):
+        store.delete(f"session-{number}")
+    store.close()
+    return cost
+
+
+def num_bytes(store: TraceStore) -> float:
+    return store.num_bytes()
+
+
+def grow(url: str, num_traces: int, bodies: list[dict], rng: random.Random) -> list[dict[str, float]]:
+    """What a write costs on the way to so many traces, and what reading costs at the end."""
+    marks = [size for size in (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000) if size <= num_traces]
+    source, found, written, last = traces_of(bodies, rng), [], 0, {}
+    with open_store(url) as store:
+        for mark in marks:
+            while written < mark:
+                size = min(WINDOW, mark - written)
+                last = write_cost(store, by_turns(list(islice(source, size))))
+                written += size
+            size = {"traces": written, "bytes_per_trace": num_bytes(store) / written}
+            found.append(size | last | read_cost(store, written))
+    return found
 
 
 def measure_baseline(traces: list[Trace], path: Path) -> dict[str, float]:
@@ -116,13 +222,14 @@ def measure_baseline(traces: list[Trace], path: Path) -> dict[str, float]:
         rows = connection.execute("SELECT body FROM traces WHERE session_id = ? ORDER BY rowid", (session_id,))
         return [Trace.from_dict(json.loads(body)) for (body,) in rows]
 
-    reads = [timed(read_session) for _ in range(100)]
+    reads = [timed(read_session) * 1000 for _ in range(100)]
     connection.close()
     return {
         "traces_per_s": num_written / wall,
         "cpu_s_per_1000": cpu / num_written * 1000,
         "bytes_per_trace": path.stat().st_size / num_written,
-        "read_session_ms": statistics.median(reads) * 1000,
+        "read_session_ms": statistics.median(reads),
+        "read_p95_ms": statistics.quantiles(reads, n=20)[-1],
     }
 
 
@@ -134,22 +241,41 @@ def timed(action: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--traces", type=int, default=10_000, help="how many to write (default 10000)")
+    parser.add_argument("--traces", type=int, default=10_000, help="how many to write of each kind (default 10000)")
+    parser.add_argument("--growth", type=int, default=0, help="write so many instead, and say what it costs on the way")
+    parser.add_argument("--store", help="URL of the store to measure (default: a SQLite file in a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    traces = make_traces(args.traces)
+    rng = random.Random(0)
+    language = Language(rng)
     with tempfile.TemporaryDirectory() as folder:
-        results = {
-            "store": measure_store(traces, Path(folder, "traces.db")),
-            "baseline": measure_baseline(traces, Path(folder, "baseline.db")),
-        }
+        if args.growth:
+            url = args.store or str(Path(folder, "traces.db"))
+            rows = {f"{row['traces']:,}": row for row in grow(url, args.growth, apart(language, rng), rng)}
+        else:
+            rows = measure_kinds(args, language, rng, folder)
     if args.json:
-        print(json.dumps({"traces": args.traces, "callers": CALLERS, **results}))
+        print(json.dumps({"traces": args.growth or args.traces, "callers": CALLERS, **rows}))
         return
-    print(f"{args.traces} traces of 1,000 + 200 tokens, durable, {CALLERS} callers; sessions of {TRACES_PER_SESSION}")
-    print(f"{'':>18}  {'store':>10}  {'baseline':>10}")
-    for name in results["store"]:
-        print(f"{name:>18}  {results['store'][name]:>10.2f}  {results['baseline'][name]:>10.2f}")
+    print(f"traces of 1,000 + 200 tokens, durable, {CALLERS} callers; sessions of {TRACES_PER_SESSION}")
+    print(f"{'':>18}" + "".join(f"  {kind:>12}" for kind in rows))
+    for name in next(iter(rows.values())):
+        print(f"{name:>18}" + "".join(f"  {row[name]:>12.2f}" for row in rows.values()))
+
+
+def measure_kinds(
+    args: argparse.Namespace, language: Language, rng: random.Random, folder: str
+) -> dict[str, dict[str, float]]:
+    kinds = {
+        "apart": apart(language, rng),
+        "uniform": apart(language, rng, uniform=True),
+        "conversation": conversations(language, rng),
+    }
+    samples = {kind: list(islice(traces_of(bodies, rng), args.traces)) for kind, bodies in kinds.items()}
+    found = {}
+    for kind, traces in samples.items():
+        found[kind] = measure_store(traces, args.store or str(Path(folder, f"{kind}.db")))
+    return found | {"baseline": measure_baseline(samples["apart"], Path(folder, "baseline.db"))}
 
 
 if __name__ == "__main__":

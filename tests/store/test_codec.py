@@ -1,11 +1,12 @@
 import datetime
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -36,11 +37,29 @@ def test_ids_come_back_exactly(values: list[int]):
 
 
 @pytest.mark.parametrize(
-    ("largest", "width"), [(0, 2), (2**16 - 1, 2), (2**16, 3), (2**24 - 1, 3), (2**24, 4), (2**32 - 1, 4)]
+    ("largest", "width"), [(0, 2), (2**16 - 1, 2), (2**18, 3), (2**24 - 1, 3), (2**24, 4), (2**32 - 1, 4)]
 )
 def test_ids_take_as_many_bytes_as_the_largest_needs(largest: int, width: int):
     blob = pack_ids([1, largest, 2])
     assert blob == bytes([width]) + b"".join(value.to_bytes(width, "little") for value in (1, largest, 2))
+
+
+def test_ids_of_most_vocabularies_take_eighteen_bits():
+    # Low bytes, middle bytes, and the highest two bits of all four in one byte: 0, 1, 3, 2 from the lowest up.
+    assert pack_ids([1, 2**16, 2**18 - 1, 2**17]) == b"\x05" + b"\1\0\xff\0" + b"\0\0\xff\0" + bytes([0b10_11_01_00])
+
+
+def test_many_ids_are_compressed_where_that_makes_them_smaller():
+    assert len(pack_ids([70_000, 80_000] * 500)) < 100
+    even = [(k * 99_991) % 150_000 for k in range(1000)]
+    assert len(pack_ids(even)) == 1 + 2250
+    assert unpack_ids(pack_ids(even)) == even
+    assert unpack_ids(pack_ids([70_000, 80_000] * 500)) == [70_000, 80_000] * 500
+
+
+def test_what_the_first_version_wrote_is_read():
+    assert unpack_ids(b"\x03\x01\x00\x00\x00\x00\x01") == [1, 65_536]
+    assert unpack_document(b"\x02" + zlib.compress(b'{"a":1}')) == {"a": 1}
 
 
 @pytest.mark.parametrize("bad", [-1, 2**32, 1.5, "7", None])
@@ -49,7 +68,8 @@ def test_ids_that_are_no_ids_are_refused(bad: Any):
         pack_ids([1, bad])
 
 
-@given(st.lists(st.floats()) | st.lists(st.floats(width=32)))
+@given(st.lists(st.floats()) | st.lists(st.floats(width=32)) | st.lists(st.floats(-2, 0, width=32), min_size=129))
+@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.too_slow])
 def test_floats_come_back_bit_for_bit(values: list[float]):
     back = unpack_floats(pack_floats(values))
     assert struct.pack(f"{len(back)}d", *back) == struct.pack(f"{len(values)}d", *values)
@@ -58,6 +78,10 @@ def test_floats_come_back_bit_for_bit(values: list[float]):
 @pytest.mark.parametrize(("values", "width"), [([-0.5, 0.0], 4), ([-0.1, -0.5], 8), ([1e300], 8)])
 def test_floats_take_four_bytes_where_that_loses_nothing(values: list[float], width: int):
     assert len(pack_floats(values)) == 1 + width * len(values)
+
+
+def test_the_exponents_of_many_floats_are_compressed():
+    assert len(pack_floats([-0.5, -0.25] * 100)) < 1 + 4 + 3 * 200 + 40
 
 
 @given(json_values)

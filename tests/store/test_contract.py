@@ -16,9 +16,10 @@ from rllm.types import StepCredit, Trace
 OpenStore = Callable[[], TraceStore]
 
 
-@pytest.fixture(params=["memory:", "sqlite"])
+@pytest.fixture(params=["memory:", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
-    store = open_store(request.param if request.param == "memory:" else str(tmp_path / "traces.db"))
+    url = {"memory:": "memory:", "sqlite": str(tmp_path / "traces.db")}.get(request.param)
+    store = open_store(url or request.getfixturevalue("postgres_url"))
     yield store
     store.close()
 
@@ -147,6 +148,92 @@ def test_a_deleted_session_may_begin_again(store: TraceStore):
     store.delete("s")
     store.add([trace_of("c")]).result()
     assert [trace.id for trace in store.by_session("s")] == ["c"]
+
+
+def turn_of(number: int, **changes: Any) -> Trace:
+    """A turn of a conversation: question, answer, question, ... and the ids of all of it."""
+    chat = [{"role": ("user", "assistant")[k % 2], "content": f"word {k} " * 50} for k in range(2 * number + 2)]
+    values = {
+        "parent_id": f"turn {number - 1}" if number else None,
+        "messages": chat[:-1],
+        "response": chat[-1],
+        "prompt_ids": list(range(1000, 1000 + 30 * number + 20)),
+        "response_ids": list(range(1000 + 30 * number + 20, 1000 + 30 * number + 30)),
+        "logprobs": [-0.25] * 10,
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "sampling": {"temperature": 1.0, "seed": number},
+        "metadata": {"task": 7},
+    }
+    return trace_of(f"turn {number}", **(values | changes))
+
+
+def test_a_conversation_comes_back_as_it_went_in(store: TraceStore):
+    turns = [turn_of(number) for number in range(12)]
+    for turn in turns:
+        store.add([turn]).result()
+    assert store.by_session("s") == turns
+
+
+FORKS = {
+    "an agent that edits its history": {"messages": [{"role": "user", "content": "summary"}], "prompt_ids": [9, 9]},
+    "an agent that strips the reasoning": {"messages": [*turn_of(2).messages[:2], {"role": "user", "content": "?"}]},
+    "other tools": {"tools": None, "metadata": {}},
+    "another answer to the same prompt": {**{name: getattr(turn_of(1), name) for name in ("messages", "prompt_ids")}},
+    "the same words as other ids": {"prompt_ids": list(range(5000, 5080))},
+    "a prompt that ends within the answer before it": {"prompt_ids": turn_of(2).prompt_ids[:55]},
+    "a parent that nobody knows": {"parent_id": "nobody"},
+    "what JSON cannot hold": {"messages": [*turn_of(2).messages, {"role": "user", "content": "half \ud83e"}]},
+}
+
+
+@pytest.mark.parametrize("changes", FORKS.values(), ids=FORKS)
+def test_a_turn_that_does_not_continue_the_one_before_comes_back_as_it_went_in(store: TraceStore, changes: Any):
+    turns = [turn_of(0), turn_of(1), turn_of(2, **changes), turn_of(3)]
+    for turn in turns:
+        store.add([turn]).result()
+    assert store.by_session("s") == turns
+
+
+def test_replacing_a_turn_leaves_those_that_continue_it_as_they_were(store: TraceStore):
+    for number in range(4):
+        store.add([turn_of(number)]).result()
+    changed = turn_of(1, response_ids=[7], logprobs=[-1.0], messages=[{"role": "user", "content": "new"}])
+    store.add([changed]).result()
+    assert store.by_session("s") == [turn_of(0), changed, turn_of(2), turn_of(3)]
+    store.add([turn_of(4)]).result()
+    assert store.by_session("s")[4:] == [turn_of(4)]
+
+
+def test_a_conversation_goes_on_after_its_session_was_deleted(store: TraceStore):
+    for number in range(2):
+        store.add([turn_of(number)]).result()
+    store.delete("s")
+    store.add([turn_of(2)]).result()
+    assert store.by_session("s") == [turn_of(2)]
+
+
+def test_oldest_first_is_the_other_way_round(store: TraceStore):
+    for name in ("one", "two", "three"):
+        store.open_session(name, {}).result()
+    assert [info.id for info in store.sessions(oldest_first=True, limit=2)] == ["one", "two"]
+    assert [info.id for info in store.sessions(oldest_first=True, offset=2)] == ["three"]
+
+
+def test_a_session_that_is_copied_keeps_its_age(store: TraceStore):
+    store.open_session("s", {"a": 1}, created_at=12.5).result()
+    store.open_session("s", {"b": 2}, created_at=99.0).result()
+    info = store.session("s")
+    assert info is not None
+    assert (info.created_at, info.metadata) == (12.5, {"a": 1, "b": 2})
+
+
+def test_room_is_taken_by_traces_and_given_back(store: TraceStore):
+    empty = store.num_bytes()
+    ids = [(k * 99_991) % 150_000 for k in range(100_000)]  # 2.25 bytes each, which nothing can compress
+    store.add([trace_of(prompt_ids=ids)]).result()
+    assert 225_000 <= store.num_bytes() - empty < 260_000
+    store.delete("s")
+    assert store.num_bytes() - empty < 10_000
 
 
 def test_adding_nothing_is_allowed(store: TraceStore):

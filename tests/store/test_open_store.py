@@ -33,8 +33,6 @@ def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("postgresql://host/db", "no PostgreSQL trace store"),
-        ("postgres://host/db", "no PostgreSQL trace store"),
         ("mysql://host/db", "no 'mysql' trace store in this version: use 'sqlite:///relative.db'"),
         ("sqlite://traces.db", "three slashes"),
         ("sqlite:traces.db", "three slashes"),

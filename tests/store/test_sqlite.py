@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import StoreError
+from rllm.errors import ConfigError, StoreError
 from rllm.store.schema import APPLICATION_ID, MIGRATIONS, migrate, open_for_writing
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.types import Trace
@@ -94,11 +94,10 @@ def make_newer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (make_directory, r"is a directory: name a file in it, such as '.*traces\.db/traces\.db'"),
         (make_text, r"file is not a database: .* choose another path"),
         (make_other_application, r"another application's SQLite file \(application_id=77, 0 tables"),
         (make_unmarked_tables, r"another application's SQLite file \(application_id=0, 1 tables"),
-        (make_newer, r"has schema 99 and this version of rllm knows 1: upgrade rllm"),
+        (make_newer, r"has schema 99 and this version of rllm knows 2: upgrade rllm"),
     ],
 )
 def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
@@ -110,6 +109,12 @@ def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
     with pytest.raises(StoreError, match=complaint):
         SqliteTraceStore(path, read_only=read_only)
     assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_directory_is_a_mistake_of_the_user(tmp_path: Path, read_only: bool):
+    with pytest.raises(ConfigError, match=f"is a directory: name a file in it, such as '{tmp_path}/traces.db'"):
+        SqliteTraceStore(tmp_path, read_only=read_only)
 
 
 @contextmanager
@@ -216,7 +221,7 @@ def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: 
 
 FULL_DISK = """
 import resource, sys
-from rllm.errors import StoreError
+from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.types import Trace
 
@@ -338,10 +343,48 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path):
     assert version_of(path) == len(MIGRATIONS)
 
 
-def test_an_unmigrated_file_is_not_opened_for_reading_only(tmp_path: Path):
+def test_a_file_that_was_begun_and_never_written_is_not_opened_for_reading_only(tmp_path: Path):
     path = tmp_path / "traces.db"
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.close()
-    with pytest.raises(StoreError, match=r"has schema 0 .* open it once without read_only"):
+    with pytest.raises(StoreError, match="holds nothing: nothing was ever written to it"):
         SqliteTraceStore(path, read_only=True)
+
+
+SCHEMA_1 = Path(__file__).parent / "data" / "schema_1.db"
+"""Written by the version before traces could build upon each other."""
+
+
+@pytest.fixture(params=["only read", "migrated"])
+def old_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteTraceStore]:
+    path = tmp_path / "traces.db"
+    shutil.copy(SCHEMA_1, path)
+    with SqliteTraceStore(path, read_only=request.param == "only read") as store:
+        yield store
+
+
+def test_a_file_of_the_first_version_is_read(old_store: SqliteTraceStore):
+    first, second = old_store.by_session("one")
+    assert (first.prompt_ids, first.response_ids, first.logprobs) == ([1, 2, 3], [5, 2], [-0.5, -0.1])
+    assert (second.parent_id, second.prompt_ids) == ("a", [1, 2, 3, 5, 2, 70_000])
+    assert second.messages[-1] == {"role": "user", "content": "müsli 🥣 \ud800"}
+    assert second.metadata == {"n": 2**70}
+    long, failed = old_store.by_session("two")
+    assert long.messages == [{"role": "user", "content": "word " * 2000}]
+    assert failed.error == "no tokens"
+    assert [(credit.advantage, credit.trainer_logprobs) for credit in old_store.credits("one")] == [
+        (0.5, [-0.5, -0.125])
+    ]
+    assert [(info.id, info.num_traces) for info in old_store.sessions()] == [("two", 2), ("one", 2)]
+
+
+def test_a_conversation_that_began_in_the_first_version_goes_on(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    shutil.copy(SCHEMA_1, path)
+    with SqliteTraceStore(path) as store:
+        before = store.by_session("one")
+        store.add([trace_of("c", "one", parent_id="b")]).result()
+        store.add([trace_of("d", "one", parent_id="c", prompt_ids=[1, 2, 3])]).result()
+        assert store.by_session("one")[:2] == before
+        assert [trace.prompt_ids for trace in store.by_session("one")[2:]] == [[1], [1, 2, 3]]

@@ -9,11 +9,31 @@ from rllm.errors import StoreError
 from rllm.store.writer import MAX_WAITING, GroupCommitWriter
 
 
+class Notes:
+    """A `Database` in memory."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self.connection.execute("CREATE TABLE notes (value INTEGER UNIQUE)")
+
+    def transact(self, body):
+        with self.connection:  # commits, or rolls back
+            self.connection.execute("BEGIN")
+            return body(self.connection)
+
+    def is_at_fault(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.OperationalError)
+
+    def named(self, error: Exception) -> StoreError:
+        return StoreError(f"notes: {error}")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
 @contextmanager
 def writer_with(timeout_s: float) -> Iterator[GroupCommitWriter]:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.execute("CREATE TABLE notes (value INTEGER UNIQUE)")
-    writer = GroupCommitWriter(connection, name_error=lambda error: StoreError(f"notes: {error}"), timeout_s=timeout_s)
+    writer = GroupCommitWriter(Notes(), timeout_s=timeout_s)
     yield writer
     writer.close()
 

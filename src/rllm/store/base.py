@@ -34,20 +34,24 @@ class TraceStore(Protocol):
         replaced in place, keeping its order (a client's retry must not count twice)."""
         ...
 
-    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
-        """Create a session with metadata, or merge metadata into an existing one."""
+    def open_session(
+        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+    ) -> Future[None]:
+        """Create a session with metadata, or merge metadata into an existing one; `created_at` (Unix seconds) says when
+        one began that is copied from another store."""
         ...
 
     def session(self, session_id: str) -> SessionInfo | None:
         """The session, or `None` if it is unknown."""
         ...
 
-    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
-        """Sessions, newest first."""
+    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
+        """Sessions, newest first unless told otherwise."""
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:
-        """The traces of a session, oldest first; an empty list if it is unknown."""
+        """The traces of a session, oldest first; an empty list if it is unknown. They may share what they have in common,
+        so change none of them."""
         ...
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
@@ -60,6 +64,10 @@ class TraceStore(Protocol):
 
     def delete(self, session_id: str) -> int:
         """Remove a session, its traces and their credits; returns how many traces went."""
+        ...
+
+    def num_bytes(self) -> int:
+        """How much room the sessions take where they are kept."""
         ...
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Values to blobs and back: token ids, log-probabilities and documents, as small as is cheap, and exact.
 
-Every blob starts with one tag byte that says how the rest is written; the numbers are little-endian.
+Every blob starts with one tag byte that says how the rest is written; the numbers are little-endian. What is compressed is
+a zlib stream, which `isal` writes three times as fast as the standard library does, where it is installed.
 """
 
 from __future__ import annotations
@@ -17,38 +18,84 @@ import orjson
 
 from rllm.errors import StoreError
 
-_FLOAT32, _FLOAT64 = 4, 8
-_STANDARD, _COMPRESSED = 1, 2
-_COMPRESS_ABOVE = 4096
-"""Bytes of JSON below which zlib saves less than it costs: it gives up the interpreter's lock, and a busy process waits
-longer to get it back than compressing takes."""
+try:
+    from isal.isal_zlib import compress as _compress  # type: ignore[import-not-found, unused-ignore]
+    from isal.isal_zlib import compressobj as _compressor
+except ImportError:
+    from zlib import compress as _compress
+    from zlib import compressobj as _compressor  # type: ignore[assignment, unused-ignore]
+
+_FLOAT32, _FLOAT64, _FLOAT32_SPLIT = 4, 8, 20
+_EIGHTEEN_BITS = 5
+_COMPRESSED_IDS = 16
+_STANDARD, _COMPRESSED, _COMPRESSED_WITH_WORDS = 1, 2, 4
+_COMPRESS_JSON_ABOVE, _COMPRESS_IDS_ABOVE, _COMPRESS_FLOATS_ABOVE = 64, 256, 128
+"""Bytes, ids and floats below which compressing saves less than it costs."""
+_WORDS = (
+    b'"tool_calls":[{"id":"call_","type":"function","function":{"name":"","arguments":"{\\"","reasoning_content":"",'
+    b'"tools":[{"type":"function","function":{"name":"","description":"","parameters":{"type":"object","properties":{"":'
+    b'{"type":"string","description":""}},"required":[""]}}],"weight_updates":[],"frequency_penalty":0.0,'
+    b'"presence_penalty":0.0,"requested_sampling":{"stop":null,"stream":true,"n":1,"metadata":{"task_id":"seed":0,'
+    b'"shared":[1000,2,["tools","sampling","requested_sampling","metadata"]],"timings":{"first_token_s":0.0,'
+    b'"queue_s":0.0,"total_s":0.0},"sampling":{"temperature":1.0,"top_p":1.0,"top_k":-1,"max_tokens":1024,'
+    b'"max_completion_tokens":{"role":"tool","tool_call_id":"{"role":"assistant","content":null},{"role":"user",'
+    b'"content":"{"role":"user","content":""}],"response":{"role":"assistant","content":"{"messages":[{"role":"system",'
+    b'"content":"You are a helpful assistant. '
+)
+"""What documents are likely to contain, likeliest last: zlib refers to it instead of writing it. Part of the format."""
 _DEEPEST = 100
 """Levels of nesting that a document may have before the rest is kept as text; circular values end here too."""
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids in 2, 3 or 4 bytes each, whichever holds the largest; the tag is that width.
+def ids_to_bytes(ids: Sequence[int]) -> bytes:
+    """Token ids in 4 bytes each.
 
     Raises:
         StoreError: if an id is negative, too large, or no integer.
     """
     try:
-        wide = _little_endian(array("I", ids)).tobytes()
+        return _little_endian(array("I", ids)).tobytes()
     except (OverflowError, TypeError) as error:
         raise StoreError(f"token ids cannot be stored ({error}): use whole numbers from 0 to 4294967295") from error
-    nothing = bytes(len(ids))
-    width = 4 if wide[3::4] != nothing else 3 if wide[2::4] != nothing else 2
-    if width == 4:
-        return b"\x04" + wide
-    narrow = bytearray(len(wide) // 4 * width)
-    for byte in range(width):
-        narrow[byte::width] = wide[byte::4]
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as `pack_wide_ids` packs them.
+
+    Raises:
+        StoreError: if an id is negative, too large, or no integer.
+    """
+    return pack_wide_ids(ids_to_bytes(ids))
+
+
+def pack_wide_ids(wide: bytes) -> bytes:
+    """Token ids that have 4 bytes each in 2, 3 or 4, whichever holds the largest; the tag is that width.
+
+    Compressed where that makes them smaller than in 18 bits each, which holds the ids of most vocabularies.
+    """
+    highest = wide[2::4]
+    nothing = bytes(len(highest))
+    width = 4 if wide[3::4] != nothing else 3 if highest != nothing else 2
+    narrow = _narrowed(wide, width) if width < 4 else wide
+    in_bits = width == 3 and not highest.translate(None, b"\0\1\2\3")
+    smallest = len(wide) * 18 // 32 if in_bits else len(narrow)
+    if len(highest) > _COMPRESS_IDS_ABOVE:
+        compressed: bytes = _compress(narrow, 1)
+        if len(compressed) < smallest:
+            return bytes([_COMPRESSED_IDS | width]) + compressed
+    if in_bits:
+        return bytes([_EIGHTEEN_BITS]) + wide[0::4] + wide[1::4] + _pack_pairs(highest)
     return bytes([width]) + narrow
 
 
 def unpack_ids(blob: bytes) -> list[int]:
     """What `pack_ids` packed."""
-    width, body = blob[0], blob[1:]
+    tag, body = blob[0], blob[1:]
+    if tag == _EIGHTEEN_BITS:
+        return _unpack_eighteen_bits(body)
+    width = tag & ~_COMPRESSED_IDS
+    if tag & _COMPRESSED_IDS:
+        body = zlib.decompress(body)
     if width == 2:
         return _little_endian(array("H", body)).tolist()
     if width == 3:
@@ -59,21 +106,67 @@ def unpack_ids(blob: bytes) -> list[int]:
     return _little_endian(array("I", body)).tolist()
 
 
+def _narrowed(wide: bytes, width: int) -> bytes:
+    narrow = bytearray(len(wide) // 4 * width)
+    for byte in range(width):
+        narrow[byte::width] = wide[byte::4]
+    return bytes(narrow)
+
+
+def _pack_pairs(values: bytes) -> bytes:
+    """Numbers below 4, four to a byte."""
+    packed = 0
+    for place in range(4):
+        packed |= int.from_bytes(values[place::4], "little") << (2 * place)
+    return packed.to_bytes(-(-len(values) // 4), "little")
+
+
+def _unpack_eighteen_bits(body: bytes) -> list[int]:
+    count = len(body) * 4 // 9
+    pairs = body[2 * count :]
+    highest = bytearray(4 * len(pairs))
+    for place in range(4):
+        highest[place::4] = pairs.translate(_PAIR[place])
+    wide = bytearray(4 * count)
+    wide[0::4], wide[1::4], wide[2::4] = body[:count], body[count : 2 * count], highest[:count]
+    return _little_endian(array("I", bytes(wide))).tolist()
+
+
+_PAIR = [bytes(byte >> (2 * place) & 3 for byte in range(256)) for place in range(4)]
+"""By place, the number that each byte of `_pack_pairs` has there."""
+
+
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Floats in 4 bytes each where every one of them survives that, else in 8; the tag is the width."""
+    """Floats in 4 bytes each where every one of them survives that, else in 8; the tag is the width.
+
+    Of many, the bytes that hold sign and exponent are compressed: log-probabilities have few different ones.
+    """
     exact = struct.pack(f"<{len(values)}d", *values)
     try:
         narrow = struct.pack(f"<{len(values)}f", *values)
-        if struct.unpack(f"<{len(values)}f", narrow) == tuple(values):
-            return bytes([_FLOAT32]) + narrow
-    except OverflowError:
-        pass  # some are beyond what four bytes can hold
-    return bytes([_FLOAT64]) + exact
+        if struct.unpack(f"<{len(values)}f", narrow) != tuple(values):
+            return bytes([_FLOAT64]) + exact
+    except OverflowError:  # some are beyond what four bytes can hold
+        return bytes([_FLOAT64]) + exact
+    if len(values) > _COMPRESS_FLOATS_ABOVE:
+        exponents: bytes = _compress(narrow[3::4], 1)
+        if len(exponents) + 4 < len(values):
+            count = len(values).to_bytes(4, "little")
+            return bytes([_FLOAT32_SPLIT]) + count + narrow[0::4] + narrow[1::4] + narrow[2::4] + exponents
+    return bytes([_FLOAT32]) + narrow
 
 
 def unpack_floats(blob: bytes) -> list[float]:
     """What `pack_floats` packed."""
-    return _little_endian(array("f" if blob[0] == _FLOAT32 else "d", blob[1:])).tolist()
+    tag, body = blob[0], blob[1:]
+    if tag == _FLOAT32_SPLIT:
+        count, body = int.from_bytes(body[:4], "little"), body[4:]
+        narrow = bytearray(4 * count)
+        for byte in range(3):
+            narrow[byte::4] = body[byte * count : (byte + 1) * count]
+        narrow[3::4] = zlib.decompress(body[3 * count :])
+        body = bytes(narrow)
+    return _little_endian(array("d" if tag == _FLOAT64 else "f", body)).tolist()
 
 
 def pack_document(value: Any) -> bytes:
@@ -82,23 +175,38 @@ def pack_document(value: Any) -> bytes:
     What JSON has no form for is kept as near as possible: sets and arrays as lists, scalars of numpy as numbers, models as
     their fields, and anything else as text. Nothing that a user puts into metadata makes this fail.
     """
-    tag = 0
     try:
-        text = orjson.dumps(value, default=_nearest, option=orjson.OPT_NON_STR_KEYS)
+        return pack_json(to_json(value))
     except (TypeError, ValueError, RecursionError):
         # Integers beyond 64 bits, lone surrogates, keys that are tuples, circular values.
-        text, tag = json.dumps(_plain(value, _DEEPEST)).encode(), _STANDARD
-    if len(text) > _COMPRESS_ABOVE:
-        compressed = zlib.compress(text, 1)
+        return pack_json(json.dumps(_plain(value, _DEEPEST)).encode(), _STANDARD)
+
+
+def to_json(value: Any) -> bytes:
+    """Any value as JSON.
+
+    Raises:
+        TypeError, ValueError, RecursionError: for the rare values that only `pack_document` has a way with.
+    """
+    return orjson.dumps(value, default=_nearest, option=orjson.OPT_NON_STR_KEYS)
+
+
+def pack_json(text: bytes, tag: int = 0) -> bytes:
+    """JSON, compressed where that makes it smaller."""
+    if len(text) > _COMPRESS_JSON_ABOVE:
+        compressor = _compressor(1, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, _WORDS)
+        compressed: bytes = compressor.compress(text) + compressor.flush()
         if len(compressed) < len(text):
-            text, tag = compressed, tag | _COMPRESSED
+            text, tag = compressed, tag | _COMPRESSED_WITH_WORDS
     return bytes([tag]) + text
 
 
 def unpack_document(blob: bytes) -> Any:
     """What `pack_document` packed, in JSON's types."""
     tag, text = blob[0], blob[1:]
-    if tag & _COMPRESSED:
+    if tag & _COMPRESSED_WITH_WORDS:
+        text = zlib.decompressobj(zdict=_WORDS).decompress(text)
+    elif tag & _COMPRESSED:
         text = zlib.decompress(text)
     return json.loads(text) if tag & _STANDARD else orjson.loads(text)
 

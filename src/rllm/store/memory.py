@@ -12,6 +12,7 @@ from typing import Any
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo
+from rllm.store.turns import pack_trace
 from rllm.types import StepCredit, Trace
 
 
@@ -39,10 +40,12 @@ class MemoryTraceStore:
                 self._session(trace.session_id).traces[trace.id] = trace
         return _done()
 
-    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
+    def open_session(
+        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+    ) -> Future[None]:
         with self._lock:
             self._check_open()
-            self._session(session_id).metadata.update(metadata)
+            self._session(session_id, created_at).metadata.update(metadata)
         return _done()
 
     def session(self, session_id: str) -> SessionInfo | None:
@@ -51,11 +54,12 @@ class MemoryTraceStore:
             session = self._sessions.get(session_id)
             return _info(session_id, session) if session else None
 
-    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
+    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
         with self._lock:
             self._check_open()
-            newest_first = list(reversed(self._sessions.items()))
-            return [_info(*item) for item in newest_first[offset : offset + limit]]
+            items = list(self._sessions.items())
+            ordered = items if oldest_first else items[::-1]
+            return [_info(*item) for item in ordered[offset : offset + limit]]
 
     def by_session(self, session_id: str) -> list[Trace]:
         with self._lock:
@@ -88,6 +92,13 @@ class MemoryTraceStore:
             session = self._sessions.pop(session_id, None)
             return len(session.traces) if session else 0
 
+    def num_bytes(self) -> int:
+        """What the same traces would take in a file, about."""
+        with self._lock:
+            self._check_open()
+            traces = [trace for session in self._sessions.values() for trace in session.traces.values()]
+        return sum(_num_bytes(trace) for trace in traces)
+
     def close(self) -> None:
         self._closed = True
 
@@ -97,8 +108,8 @@ class MemoryTraceStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _session(self, session_id: str) -> _Session:
-        return self._sessions.setdefault(session_id, _Session(created_at=time.time()))
+    def _session(self, session_id: str, created_at: float | None = None) -> _Session:
+        return self._sessions.setdefault(session_id, _Session(created_at=created_at or time.time()))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -112,6 +123,11 @@ def _info(session_id: str, session: _Session) -> SessionInfo:
         num_traces=len(session.traces),
         metadata=dict(session.metadata),
     )
+
+
+def _num_bytes(trace: Trace) -> int:
+    packed = pack_trace(trace)
+    return len(packed.prompt_ids) + len(packed.response_ids) + len(packed.document) + 4 * len(trace.logprobs)
 
 
 def _done() -> Future[None]:

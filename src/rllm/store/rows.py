@@ -1,23 +1,25 @@
-"""Traces and credits to rows of the SQLite schema and back, and the statements that move them."""
+"""Traces and credits to rows of the SQL stores and back, and the statements that both databases understand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
-from rllm.store.codec import pack_document, pack_floats, pack_ids, unpack_document, unpack_floats, unpack_ids
+from rllm.store.codec import pack_floats, unpack_document, unpack_floats, unpack_ids
+from rllm.store.turns import PackedTrace, pack_trace, unpack_document_of
 from rllm.types import StepCredit, Trace
+
+SCHEMA = 2
+"""The version of the tables that this module speaks of; 1 had no `base` and no `digest`."""
 
 SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
 Row: TypeAlias = tuple[Any, ...]
 
-MAX_ROWS = 32
-"""Rows to a statement: enough that its overhead is shared, few enough that all sizes stay prepared."""
-
-_TRACE_COLUMNS = (
+TRACE_COLUMNS = (
     "id",
     "call_id",
     "choice_index",
@@ -33,20 +35,10 @@ _TRACE_COLUMNS = (
     "response_ids",
     "logprobs",
     "document",
+    "digest",
 )
-_DOCUMENT_FIELDS = (
-    "messages",
-    "tools",
-    "response",
-    "sampling",
-    "requested_sampling",
-    "timings",
-    "metadata",
-    "weight_updates",
-)
-"""The fields that are kept together as one JSON document: they share most of their words, so they compress better."""
 
-_CREDIT_COLUMNS = (
+CREDIT_COLUMNS = (
     "trace_id",
     "training_step",
     "episode_id",
@@ -61,38 +53,38 @@ _CREDIT_COLUMNS = (
 
 
 @cache
-def insert_sessions(count: int) -> str:
-    """Create sessions (id, created_at) that are not there yet."""
-    return f"INSERT INTO sessions (id, created_at) VALUES {', '.join(['(?, ?)'] * count)} ON CONFLICT (id) DO NOTHING"
+def insert_traces(count: int) -> str:
+    """Takes rows of `trace_to_row`, each with the `seq` of its base, or NULL, behind the session."""
+    row = f"({SESSION}, ?{', ?' * len(TRACE_COLUMNS)})"
+    return f"INSERT INTO traces (session, base, {', '.join(TRACE_COLUMNS)}) VALUES {', '.join([row] * count)}"
 
 
-@cache
-def upsert_traces(count: int) -> str:
-    """Write rows of `trace_to_row`."""
-    return _upsert("traces", _TRACE_COLUMNS, ("session", "id"), count)
+FIND_TRACE = f"SELECT seq FROM traces WHERE session = {SESSION} AND id = ?"
+
+IS_A_BASE = f"SELECT 1 FROM traces WHERE session = {SESSION} AND base = ? LIMIT 1"
+
+UPSERT_CREDIT = (
+    f"INSERT INTO credits (session, {', '.join(CREDIT_COLUMNS)}) VALUES ({SESSION}{', ?' * len(CREDIT_COLUMNS)}) "
+    "ON CONFLICT (session, trace_id, training_step) DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in CREDIT_COLUMNS[2:])}"
+)
+"""Takes a row of `credit_to_row`."""
+
+UPDATE_TRACE = f"UPDATE traces SET base = NULL, {', '.join(f'{name} = ?' for name in TRACE_COLUMNS)} WHERE seq = ?"
+"""Put what stands alone in the place of a row."""
 
 
-@cache
-def upsert_credits(count: int) -> str:
-    """Write rows of `credit_to_row`."""
-    return _upsert("credits", _CREDIT_COLUMNS, ("session", "trace_id", "training_step"), count)
+def select_traces(schema: int) -> str:
+    """The rows of a session for `rows_to_traces`, from a store of this schema.
 
+    Unordered: SQLite would copy every blob to sort the rows, and the caller need not.
+    """
+    base, digest = ("base", "digest") if schema > 1 else ("NULL", "NULL")
+    return f"SELECT seq, {base}, {', '.join(TRACE_COLUMNS[:-1])}, {digest} FROM traces WHERE session = {SESSION}"
 
-def _upsert(table: str, columns: Sequence[str], key: Sequence[str], count: int) -> str:
-    """Insert rows, or where the key is there already, replace that row's values and keep its place."""
-    changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-    row = f"({SESSION}{', ?' * len(columns)})"
-    return (
-        f"INSERT INTO {table} (session, {', '.join(columns)}) VALUES {', '.join([row] * count)} "
-        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
-    )
-
-
-SELECT_TRACES = f"SELECT seq, {', '.join(_TRACE_COLUMNS)} FROM traces WHERE session = {SESSION}"
-"""Unordered: SQLite would copy every blob to sort the rows, and the caller need not."""
 
 SELECT_CREDITS = (
-    f"SELECT {', '.join(f'credits.{name}' for name in _CREDIT_COLUMNS)} FROM credits "
+    f"SELECT {', '.join(f'credits.{name}' for name in CREDIT_COLUMNS)} FROM credits "
     "LEFT JOIN traces ON traces.session = credits.session AND traces.id = credits.trace_id "
     f"WHERE credits.session = {SESSION} ORDER BY traces.seq IS NULL, traces.seq, credits.training_step"
 )
@@ -102,8 +94,9 @@ SELECT_SESSIONS = (
 )
 
 
-def trace_to_row(trace: Trace) -> Row:
-    """The values that `upsert_traces` wants."""
+def trace_to_row(packed: PackedTrace) -> Row:
+    """The session's id, and the values of `TRACE_COLUMNS`."""
+    trace = packed.trace
     return (
         trace.session_id,
         trace.id,
@@ -117,24 +110,53 @@ def trace_to_row(trace: Trace) -> Row:
         trace.logprobs_kind,
         trace.started_at,
         trace.error,
-        pack_ids(trace.prompt_ids),
-        pack_ids(trace.response_ids),
+        packed.prompt_ids,
+        packed.response_ids,
         pack_floats(trace.logprobs),
-        pack_document({name: getattr(trace, name) for name in _DOCUMENT_FIELDS}),
+        packed.document,
+        packed.digest,
     )
 
 
-def row_to_trace(row: Sequence[Any], session_id: str) -> Trace:
-    """The trace of one row of `SELECT_TRACES`."""
-    values = dict(zip(_TRACE_COLUMNS, row[1:], strict=True))
-    document = unpack_document(values.pop("document"))
+def rows_to_traces(found: Iterable[Sequence[Any]], session_id: str) -> list[tuple[int, int | None, Trace]]:
+    """The rows of `select_traces` in call order: `seq`, the base's `seq`, and the trace.
+
+    Traces of one conversation share the message objects that they have in common.
+
+    Raises:
+        LookupError: if a trace was left out without which another cannot be read.
+    """
+    traces: dict[int, Trace] = {}
+    bases: dict[int, int | None] = {}
+    for row in sorted(found, key=itemgetter(0)):
+        seq, base = row[:2]
+        traces[seq] = _row_to_trace(row[2:], session_id, None if base is None else traces.get(base))
+        bases[seq] = base
+    return [(seq, bases[seq], trace) for seq, trace in traces.items()]
+
+
+def _row_to_trace(row: Sequence[Any], session_id: str, base: Trace | None) -> Trace:
+    values = dict(zip(TRACE_COLUMNS, row, strict=True))
+    del values["digest"]
+    document, shared_ids = unpack_document_of(values.pop("document"), base)
     for name, unpack in (("prompt_ids", unpack_ids), ("response_ids", unpack_ids), ("logprobs", unpack_floats)):
         values[name] = unpack(values[name])
+    if shared_ids:
+        values["prompt_ids"] = shared_ids + values["prompt_ids"]
     return Trace(session_id=session_id, **values, **document)
 
 
+def rows_to_rewrite(found: Iterable[Sequence[Any]], session_id: str, seq: int) -> list[Row]:
+    """Of the rows of a session those that build upon the row `seq`, standing alone, as `UPDATE_TRACE` wants them."""
+    return [
+        (*trace_to_row(pack_trace(trace))[1:], child)
+        for child, base, trace in rows_to_traces(found, session_id)
+        if base == seq
+    ]
+
+
 def credit_to_row(credit: StepCredit) -> Row:
-    """The values that `upsert_credits` wants."""
+    """The session's id, and the values of `CREDIT_COLUMNS`."""
     return (
         credit.session_id,
         credit.trace_id,
@@ -152,7 +174,7 @@ def credit_to_row(credit: StepCredit) -> Row:
 
 def row_to_credit(row: Sequence[Any], session_id: str) -> StepCredit:
     """The credit of one row of `SELECT_CREDITS`."""
-    values = dict(zip(_CREDIT_COLUMNS, row, strict=True))
+    values = dict(zip(CREDIT_COLUMNS, row, strict=True))
     if values["trainer_logprobs"] is not None:
         values["trainer_logprobs"] = unpack_floats(values["trainer_logprobs"])
     return StepCredit(session_id=session_id, **values)

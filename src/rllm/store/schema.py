@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rllm.errors import StoreError
-from rllm.store.rows import MAX_ROWS
+from rllm.errors import ConfigError, StoreError
 
 APPLICATION_ID = 0x724C4C4D
 """`rLLM` in ASCII."""
@@ -73,6 +72,8 @@ MIGRATIONS: tuple[Migration, ...] = (
         )
         """,
     ),
+    # A trace may leave out what it has in common with an earlier one: `base` is that one's `seq`.
+    ("ALTER TABLE traces ADD COLUMN base INTEGER", "ALTER TABLE traces ADD COLUMN digest BLOB"),
 )
 
 _REMEDIES = {
@@ -97,6 +98,7 @@ def open_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection whose commits survive power loss; the file is created or migrated where it has to be.
 
     Raises:
+        ConfigError: if this is a directory.
         StoreError: if this is no trace store, one of a newer version, or one that cannot be written.
     """
     _refuse_directory(path)
@@ -125,6 +127,7 @@ def open_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection that sees every commit and writes nothing; the file may be in use by another process.
 
     Raises:
+        ConfigError: if this is a directory.
         StoreError: if there is no such file, or if it is no trace store of this version.
     """
     _refuse_directory(path)
@@ -144,12 +147,9 @@ def open_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
     except StoreError:
         connection.close()
         raise
-    if version < len(MIGRATIONS):
+    if version < 1:
         connection.close()
-        raise StoreError(
-            f"trace store {str(path)!r} has schema {version} and this version of rllm reads schema {len(MIGRATIONS)}: "
-            "open it once without read_only to bring it up to date"
-        )
+        raise StoreError(f"trace store {str(path)!r} holds nothing: nothing was ever written to it")
     return connection
 
 
@@ -170,7 +170,7 @@ def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mig
 
 def _refuse_directory(path: Path) -> None:
     if path.is_dir():
-        raise StoreError(
+        raise ConfigError(
             f"trace store {str(path)!r} is a directory: name a file in it, such as {str(path / 'traces.db')!r}"
         )
 
@@ -184,7 +184,7 @@ def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
             timeout=timeout_s,
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=4 * MAX_ROWS,
+            cached_statements=256,
         )
     except sqlite3.Error as error:
         raise named(error, path) from error

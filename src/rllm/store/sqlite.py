@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store import rows
-from rllm.store.base import SessionInfo
-from rllm.store.codec import pack_document, unpack_document
+from rllm.store.rows import Row
 from rllm.store.schema import named, open_for_reading, open_for_writing
-from rllm.store.writer import GroupCommitWriter, P, T, Work
-from rllm.types import StepCredit, Trace
+from rllm.store.sql import SqlTraceStore
+from rllm.store.writer import GroupCommitWriter
+
+R = TypeVar("R")
+
+_MAX_ROWS = 32
+"""Rows to a statement: enough that its overhead is shared, few enough that all sizes stay prepared."""
 
 
-class SqliteTraceStore:
-    """The `TraceStore` protocol over SQLite in WAL mode: one writer thread with group commit, readers beside it.
-
-    Traces are encoded before `add` returns. Values that JSON has no form for come back as the nearest that it has.
-    """
+class SqliteTraceStore(SqlTraceStore):
+    """A `SqlTraceStore` over SQLite in WAL mode."""
 
     def __init__(self, path: str | Path, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
         """Open the file, or create it with its folders; `~` is the user's home.
@@ -39,81 +35,44 @@ class SqliteTraceStore:
             timeout_s: how long to wait for another process's write lock, or for a place in the queue.
 
         Raises:
+            ConfigError: if the path is a directory.
             StoreError: if the file cannot be opened as a trace store of this version.
         """
+        super().__init__()
         self.path = Path(path).expanduser()
+        self._name = repr(str(self.path))
         self._timeout_s = timeout_s
-        self._closed = False
-        self._writer: GroupCommitWriter | None = None
+        self._writer = None
         if not read_only:
-            name_error = partial(named, path=self.path)
-            connection = open_for_writing(self.path, timeout_s)
-            self._writer = GroupCommitWriter(connection, name_error=name_error, timeout_s=timeout_s)
+            self._writer = GroupCommitWriter(_WritableFile(self.path, timeout_s), timeout_s=timeout_s)
             # Runs when the store is collected and when the interpreter ends: what was added is flushed either way.
             weakref.finalize(self, self._writer.close)
         self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
+        self._file = _identity(self.path)
         weakref.finalize(self, _close_all, self._idle_readers)
 
-    def add(self, traces: Sequence[Trace]) -> Future[None]:
-        try:
-            encoded = [rows.trace_to_row(trace) for trace in traces]
-        except StoreError as error:
-            refused: Future[None] = Future()
-            refused.set_exception(error)
-            return refused
-        return self._write(_add, encoded)
-
-    def open_session(self, session_id: str, metadata: Mapping[str, Any]) -> Future[None]:
-        return self._write(_merge_sessions, (session_id, dict(metadata)))
-
-    def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
-
-    def delete(self, session_id: str) -> int:
-        return self._write(_delete, session_id).result()
-
-    def session(self, session_id: str) -> SessionInfo | None:
-        found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
-        return rows.row_to_session(found[0]) if found else None
-
-    def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionInfo]:
-        found = self._read(f"{rows.SELECT_SESSIONS} ORDER BY seq DESC LIMIT ? OFFSET ?", limit, offset)
-        return [rows.row_to_session(row) for row in found]
-
-    def by_session(self, session_id: str) -> list[Trace]:
-        found = sorted(self._read(rows.SELECT_TRACES, session_id), key=itemgetter(0))
-        return [rows.row_to_trace(row, session_id) for row in found]
-
-    def credits(self, session_id: str) -> list[StepCredit]:
-        return [rows.row_to_credit(row, session_id) for row in self._read(rows.SELECT_CREDITS, session_id)]
-
-    def close(self) -> None:
-        self._closed = True
-        _close_all(self._idle_readers)
-        # Last, because only the last connection that may write takes the -wal file's content over into the store's own.
-        if self._writer is not None:
-            self._writer.close()
-
-    def __enter__(self) -> SqliteTraceStore:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _write(self, work: Work[P, T], payload: P) -> Future[T]:
-        if self._writer is None:
-            raise StoreError(f"trace store {str(self.path)!r} was opened with read_only=True: open it again to write")
-        return self._writer.submit(work, payload)
+    def num_bytes(self) -> int:
+        [[used]] = self._read(
+            "SELECT (p.page_count - f.freelist_count) * s.page_size "
+            "FROM pragma_page_count() p, pragma_freelist_count() f, pragma_page_size() s"
+        )
+        return int(used)
 
     def _read(self, statement: str, *values: Any) -> list[Any]:
         with self._reader() as connection:
             return connection.execute(statement, values).fetchall()
 
+    @property
+    def _schema(self) -> int:
+        [[version]] = self._read("PRAGMA user_version")
+        return int(version)
+
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         """A connection that no other thread is using; as many are kept as were ever needed at once."""
         if self._closed:
-            raise StoreError(f"trace store {str(self.path)!r} is closed: open a new one")
+            raise StoreError(f"trace store {self._name} is closed: open a new one")
+        check_is_there(self.path, self._file)
         try:
             connection = self._idle_readers.pop()
         except IndexError:
@@ -125,7 +84,10 @@ class SqliteTraceStore:
         finally:
             self._idle_readers.append(connection)
             if self._closed:
-                _close_all(self._idle_readers)
+                self._close_readers()
+
+    def _close_readers(self) -> None:
+        _close_all(self._idle_readers)
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:
@@ -133,51 +95,105 @@ def _close_all(connections: list[sqlite3.Connection]) -> None:
         connections.pop().close()
 
 
-def _insert(connection: sqlite3.Connection, statement: Callable[[int], str], values: Sequence[Sequence[Any]]) -> None:
-    """Run an insertion of any number of rows, many to a statement."""
-    for start in range(0, len(values), rows.MAX_ROWS):
-        chunk = values[start : start + rows.MAX_ROWS]
-        connection.execute(statement(len(chunk)), list(chain.from_iterable(chunk)))
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
-def _ensure_sessions(connection: sqlite3.Connection, session_ids: Iterable[str]) -> None:
-    now = time.time()
-    _insert(connection, rows.insert_sessions, [(session_id, now) for session_id in dict.fromkeys(session_ids)])
+def check_is_there(path: Path, file: tuple[int, int]) -> None:
+    """Raise `StoreError` if the file that was opened is no longer the one at this path: nobody would find what it holds."""
+    with suppress(OSError):
+        if _identity(path) == file:
+            return
+    raise StoreError(
+        f"trace store {str(path)!r} was deleted, moved or replaced while it was in use, so that nothing written to it is "
+        "kept: put it back, or begin again with a new one"
+    )
 
 
-def _add(connection: sqlite3.Connection, batches: list[list[rows.Row]]) -> list[None]:
-    return _upsert(connection, rows.upsert_traces, batches)
+class _WritableFile:
+    """A `Database` that is a SQLite file."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._path = path
+        self._connection = open_for_writing(path, timeout_s)
+        self._file = _identity(path)
+
+    def transact(self, body: Callable[[SqliteConnection], R]) -> R:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = body(SqliteConnection(connection))
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to report
+                connection.rollback()
+            raise
+        check_is_there(self._path, self._file)
+        return result
+
+    def is_at_fault(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.OperationalError | StoreError)
+
+    def named(self, error: Exception) -> StoreError:
+        return error if isinstance(error, StoreError) else named(error, self._path)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
-def _annotate(connection: sqlite3.Connection, batches: list[list[rows.Row]]) -> list[None]:
-    return _upsert(connection, rows.upsert_credits, batches)
+class SqliteConnection:
+    """A `SqlConnection` to SQLite."""
+
+    schema = rows.SCHEMA
+    lock = share = ""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
+        for chunk in _chunks(list(sessions.items())):
+            rows_of = ", ".join(["(?, ?)"] * len(chunk))
+            self.execute(
+                f"INSERT INTO sessions (id, created_at) VALUES {rows_of} ON CONFLICT (id) DO NOTHING",
+                list(chain.from_iterable(chunk)),
+            )
+
+    def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
+        found: dict[tuple[str, str, bytes], int] = {}
+        for chunk in _chunks(wanted):
+            rows_of = ", ".join(["(?, ?, ?)"] * len(chunk))
+            for session_id, trace_id, digest, seq in self.execute(
+                f"WITH wanted (session_id, id, digest) AS (VALUES {rows_of}) "
+                "SELECT wanted.*, traces.seq FROM wanted "
+                "CROSS JOIN sessions ON sessions.id = wanted.session_id "
+                "CROSS JOIN traces ON traces.session = sessions.seq AND traces.id = wanted.id "
+                "WHERE traces.digest = wanted.digest",
+                list(chain.from_iterable(chunk)),
+            ):
+                found[session_id, trace_id, digest] = seq
+        return found
+
+    def insert_traces(self, values: Sequence[Row]) -> bool:
+        self.execute("SAVEPOINT traces")
+        try:
+            for chunk in _chunks(values):
+                self.execute(rows.insert_traces(len(chunk)), list(chain.from_iterable(chunk)))
+        except sqlite3.IntegrityError:
+            self.execute("ROLLBACK TO traces")
+            return False
+        finally:
+            with suppress(sqlite3.OperationalError):  # a full disk has ended the whole transaction
+                self.execute("RELEASE traces")
+        return True
 
 
-def _upsert(
-    connection: sqlite3.Connection, statement: Callable[[int], str], batches: list[list[rows.Row]]
-) -> list[None]:
-    """Write the rows of all batches; the first value of each is its session's id."""
-    together = list(chain.from_iterable(batches))
-    _ensure_sessions(connection, (row[0] for row in together))
-    _insert(connection, statement, together)
-    return [None] * len(batches)
+T = TypeVar("T")
 
 
-def _merge_sessions(connection: sqlite3.Connection, sessions: list[tuple[str, dict[str, Any]]]) -> list[None]:
-    _ensure_sessions(connection, (session_id for session_id, _ in sessions))
-    for session_id, metadata in sessions:
-        [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
-        merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
-        connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
-    return [None] * len(sessions)
-
-
-def _delete(connection: sqlite3.Connection, session_ids: list[str]) -> list[int]:
-    return [_delete_one(connection, session_id) for session_id in session_ids]
-
-
-def _delete_one(connection: sqlite3.Connection, session_id: str) -> int:
-    num_traces = connection.execute(f"DELETE FROM traces WHERE session = {rows.SESSION}", (session_id,)).rowcount
-    connection.execute(f"DELETE FROM credits WHERE session = {rows.SESSION}", (session_id,))
-    connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-    return num_traces
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _MAX_ROWS):
+        yield items[start : start + _MAX_ROWS]

@@ -1,4 +1,4 @@
-"""One thread that owns a SQLite connection and commits everything that is waiting in one transaction.
+"""One thread that owns a database and commits everything that is waiting in one transaction.
 
 A durable commit costs a disk flush, however many rows it holds. While one flush runs the next jobs gather, so that the
 cost of each falls as the load rises. Jobs of one kind are handed over together, because every statement gives up the
@@ -7,42 +7,57 @@ interpreter's lock and may wait milliseconds for it when another thread is busy.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from rllm.errors import StoreError
 
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
 P = TypeVar("P")
 T = TypeVar("T")
 
-Work: TypeAlias = Callable[[sqlite3.Connection, list[P]], list[T]]
+Work: TypeAlias = Callable[[C, list[P]], list[T]]
 """Does several jobs of one kind: a connection and their payloads, to a result for each."""
 
 MAX_WAITING = 2048
 """Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
 
 
+class Database(Protocol[C_co]):
+    """What a writer writes to."""
+
+    def transact(self, body: Callable[[C_co], T]) -> T:
+        """Run this in one transaction; its changes are durable on return, and undone where it raises."""
+        ...
+
+    def is_at_fault(self, error: Exception) -> bool:
+        """Whether the storage failed, and with it everything in the transaction, rather than one of the jobs."""
+        ...
+
+    def named(self, error: Exception) -> StoreError:
+        """The error with the storage that it concerns and what to do about it."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
-    work: Work[Any, Any]
+    work: Work[Any, Any, Any]
     payload: Any
     done: Future[Any] = field(default_factory=Future)
 
 
-class GroupCommitWriter:
+class GroupCommitWriter(Generic[C]):
     """Runs jobs on a connection in the order they come; each job's future completes when its changes are on disk."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, *, name_error: Callable[[Exception], StoreError], timeout_s: float
-    ) -> None:
-        self._connection = connection
-        self._name_error = name_error
+    def __init__(self, database: Database[C], *, timeout_s: float) -> None:
+        self._database = database
         self._timeout_s = timeout_s
         self._waiting: list[_Job] = []
         self._closed = False
@@ -53,7 +68,7 @@ class GroupCommitWriter:
         self._thread = threading.Thread(target=self._run, name="rllm-trace-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work[P, T], payload: P) -> Future[T]:
+    def submit(self, work: Work[C, P, T], payload: P) -> Future[T]:
         """Have the writer thread do this inside its next transaction; waits while `MAX_WAITING` others wait.
 
         Raises:
@@ -68,7 +83,7 @@ class GroupCommitWriter:
                 raise StoreError("this trace store is closed: open a new one")
             if not in_time:
                 reason = f"{MAX_WAITING} writes are waiting and none was finished within {self._timeout_s:g} s"
-                raise self._name_error(TimeoutError(f"{reason}: its disk is too slow or its file is locked"))
+                raise self._database.named(TimeoutError(f"{reason}: its disk is too slow or its file is locked"))
             self._waiting.append(job)
             self._has_work.notify()
         return job.done
@@ -91,7 +106,7 @@ class GroupCommitWriter:
     def _run(self) -> None:
         while batch := self._take_all():
             self._commit(batch)
-        self._connection.close()
+        self._database.close()
 
     def _take_all(self) -> list[_Job]:
         """Everything that is waiting, at least one job; an empty list once the writer is closed and has finished."""
@@ -103,34 +118,27 @@ class GroupCommitWriter:
 
     def _commit(self, batch: list[_Job]) -> None:
         try:
-            results = self._in_one_transaction(batch)
+            results = self._database.transact(lambda connection: _do_all(connection, batch))
         except Exception as error:
-            if len(batch) > 1 and not isinstance(error, sqlite3.OperationalError):
+            if len(batch) > 1 and not self._database.is_at_fault(error):
                 # The storage is well, so one of these jobs is at fault: let it fail alone.
                 for job in batch:
                     self._commit([job])
                 return
             for job in batch:
-                job.done.set_exception(self._name_error(error))
+                job.done.set_exception(self._database.named(error))
             return
         for job, result in zip(batch, results, strict=True):
             job.done.set_result(result)
 
-    def _in_one_transaction(self, batch: list[_Job]) -> list[Any]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            results = [
-                result
-                for work, jobs in groupby(batch, key=_work_of)
-                for result in work(self._connection, [job.payload for job in jobs])
-            ]
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # the first error is the one to report
-                self._connection.rollback()
-            raise
-        return results
+
+def _do_all(connection: Any, batch: list[_Job]) -> list[Any]:
+    return [
+        result
+        for work, jobs in groupby(batch, key=_work_of)
+        for result in work(connection, [job.payload for job in jobs])
+    ]
 
 
-def _work_of(job: _Job) -> Work[Any, Any]:
+def _work_of(job: _Job) -> Work[Any, Any, Any]:
     return job.work

@@ -1,0 +1,235 @@
+"""The trace store over a SQL database: what is asked of it. How to connect and to insert in bulk is each database's own."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import chain
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+
+from rllm.errors import StoreError
+from rllm.store import rows
+from rllm.store.base import SessionInfo
+from rllm.store.codec import pack_document, unpack_document
+from rllm.store.rows import Row
+from rllm.store.turns import KnownTurns, PackedTrace, pack_trace
+from rllm.store.writer import GroupCommitWriter, Work
+from rllm.types import StepCredit, Trace
+
+Written: TypeAlias = tuple[PackedTrace, Row]
+"""A trace, and its row as `rows.trace_to_row` makes it."""
+
+
+class Cursor(Protocol):
+    """What a statement gave."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class SqlConnection(Protocol):
+    """A connection inside a transaction; `?` stands for a value in every statement."""
+
+    schema: int
+    """The version of the tables."""
+    lock: str
+    """What makes a SELECT of a session wait until nobody else writes to it, and keep others from it; empty where a writer
+    is alone anyway."""
+    share: str
+    """The same for changes of the session's own row only."""
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
+
+    def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
+        """Create the sessions that are not there yet; the values are when they began, in Unix seconds."""
+        ...
+
+    def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
+        """The `seq` of those traces (session, id, digest) that are stored with this very content."""
+        ...
+
+    def insert_traces(self, values: Sequence[Row]) -> bool:
+        """Insert rows as `rows.insert_traces` takes them: all, or none (False) where an id is there already."""
+        ...
+
+
+class SqlTraceStore(ABC):
+    """The `TraceStore` protocol over SQL: one writer with group commit, readers beside it.
+
+    Traces are encoded before `add` returns. Values that JSON has no form for come back as the nearest that it has.
+    """
+
+    _name: str
+    """Names the store in errors."""
+    _writer: GroupCommitWriter[Any] | None
+
+    def __init__(self) -> None:
+        self._known = KnownTurns()
+        self._closed = False
+
+    @abstractmethod
+    def _read(self, statement: str, *values: Any) -> list[Any]:
+        """The rows of a query, with `?` for each value."""
+
+    @abstractmethod
+    def num_bytes(self) -> int: ...
+
+    @abstractmethod
+    def _close_readers(self) -> None: ...
+
+    @property
+    def _schema(self) -> int:
+        """The version of the tables that are read."""
+        return rows.SCHEMA
+
+    def add(self, traces: Sequence[Trace]) -> Future[None]:
+        try:
+            written = [self._packed(trace) for trace in traces]
+        except StoreError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            return refused
+        done = self._write(_add, written)
+        done.add_done_callback(lambda done: self._learn(done, written))
+        return done
+
+    def open_session(
+        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+    ) -> Future[None]:
+        return self._write(_merge_sessions, (session_id, dict(metadata), created_at or time.time()))
+
+    def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
+        return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
+
+    def delete(self, session_id: str) -> int:
+        self._known.forget(session_id)
+        num_traces: int = self._write(_delete, session_id).result()
+        return num_traces
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
+        return rows.row_to_session(found[0]) if found else None
+
+    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
+        order = "ASC" if oldest_first else "DESC"
+        found = self._read(f"{rows.SELECT_SESSIONS} ORDER BY seq {order} LIMIT ? OFFSET ?", limit, offset)
+        return [rows.row_to_session(row) for row in found]
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        found = self._read(rows.select_traces(self._schema), session_id)
+        try:
+            return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
+        except LookupError as error:
+            raise StoreError(
+                f"trace store {self._name}, session {session_id!r}: {error}: its file was changed by hand, or damaged"
+            ) from error
+
+    def credits(self, session_id: str) -> list[StepCredit]:
+        return [rows.row_to_credit(row, session_id) for row in self._read(rows.SELECT_CREDITS, session_id)]
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_readers()
+        # Last, because only the last connection that may write takes SQLite's -wal file's content over into its own.
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _packed(self, trace: Trace) -> Written:
+        packed = pack_trace(trace, self._known.base_of(trace))
+        return packed, rows.trace_to_row(packed)
+
+    def _learn(self, done: Future[None], written: Sequence[Written]) -> None:
+        if done.exception() is None:
+            self._known.learn([packed for packed, _ in written])
+
+    def _write(self, work: Work[Any, Any, Any], payload: Any) -> Future[Any]:
+        if self._writer is None:
+            raise StoreError(f"trace store {self._name} was opened with read_only=True: open it again to write")
+        return self._writer.submit(work, payload)
+
+
+def _add(connection: SqlConnection, batches: list[list[Written]]) -> list[None]:
+    now = time.time()
+    together = list(chain.from_iterable(batches))
+    connection.ensure_sessions({packed.trace.session_id: now for packed, _ in together})
+    if not connection.insert_traces(_based(connection, together)):
+        for written in together:
+            _put(connection, written)
+    return [None] * len(batches)
+
+
+def _based(connection: SqlConnection, written: Sequence[Written]) -> list[Row]:
+    """Rows for `insert_traces`; one stands alone whose base has gone, or has changed, since it was encoded."""
+    wanted = [(base.session_id, base.id, base.digest) for packed, _ in written if (base := packed.base)]
+    found = connection.bases(wanted) if wanted else {}
+    values = []
+    for packed, row in written:
+        base = packed.base
+        seq = found.get((base.session_id, base.id, base.digest)) if base else None
+        if base and seq is None:
+            row = rows.trace_to_row(pack_trace(packed.trace))
+        values.append((row[0], seq, *row[1:]))
+    return values
+
+
+def _put(connection: SqlConnection, written: Written) -> None:
+    """Insert one trace, or put it in the place of the one that has its id."""
+    trace = written[0].trace
+    found = connection.execute(rows.FIND_TRACE, (trace.session_id, trace.id)).fetchone()
+    if found is None:
+        connection.execute(rows.insert_traces(1), _based(connection, [written])[0])
+        return
+    [seq] = found
+    connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (trace.session_id,))
+    if connection.execute(rows.IS_A_BASE, (trace.session_id, seq)).fetchone() is not None:
+        stored = connection.execute(rows.select_traces(connection.schema), (trace.session_id,)).fetchall()
+        for child in rows.rows_to_rewrite(stored, trace.session_id, seq):
+            connection.execute(rows.UPDATE_TRACE, child)
+    connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(pack_trace(trace))[1:], seq))
+
+
+def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:
+    now = time.time()
+    # The last word stands, and a statement may not say two about the same.
+    latest = {row[:3]: row for row in chain.from_iterable(batches)}
+    connection.ensure_sessions({row[0]: now for row in latest.values()})
+    for row in latest.values():
+        connection.execute(rows.UPSERT_CREDIT, row)
+    return [None] * len(batches)
+
+
+def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[None]:
+    connection.ensure_sessions({session_id: created_at for session_id, _, created_at in reversed(sessions)})
+    for session_id, metadata, _ in sessions:
+        [stored] = connection.execute(
+            f"SELECT metadata FROM sessions WHERE id = ?{connection.share}", (session_id,)
+        ).fetchone()
+        merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
+        connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
+    return [None] * len(sessions)
+
+
+def _delete(connection: SqlConnection, session_ids: list[str]) -> list[int]:
+    return [_delete_one(connection, session_id) for session_id in session_ids]
+
+
+def _delete_one(connection: SqlConnection, session_id: str) -> int:
+    # Locked first, where a database locks rows: a trace that another process adds now comes before, or after.
+    found = connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (session_id,)).fetchone()
+    if found is None:
+        return 0
+    num_traces = connection.execute("DELETE FROM traces WHERE session = ?", found).rowcount
+    connection.execute("DELETE FROM credits WHERE session = ?", found)
+    connection.execute("DELETE FROM sessions WHERE seq = ?", found)
+    return num_traces

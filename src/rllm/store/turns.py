@@ -1,0 +1,215 @@
+"""What a trace has in common with an earlier one of its session: left out when it is written, put back when it is read.
+
+A conversation's prompt begins with the prompt and the answer of the turn before, so that without this a session of n turns
+would take room in proportion to n squared. The rule: a trace leaves out only what is equal, and only to a trace that is
+durable. What was written is remembered by hashes alone, so that a store which runs for weeks stays small.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from rllm.store.codec import ids_to_bytes, pack_document, pack_json, pack_wide_ids, to_json, unpack_document
+from rllm.types import Trace
+
+_REPEATED = ("tools", "sampling", "requested_sampling", "metadata")
+"""Fields of the document that turns often have in common as a whole."""
+_OWN = ("response", "timings", "weight_updates")
+_DEFAULTS: dict[str, Any] = {"tools": None, "weight_updates": []} | {
+    name: {} for name in ("sampling", "requested_sampling", "metadata", "timings")
+}
+_SHARED = "shared"
+"""Where the document of a trace says what it has in common with its base: numbers of tokens and messages, and fields."""
+_HASH_BYTES = 16
+_SESSIONS_KNOWN = 4096
+_TURNS_KNOWN = 8
+"""Traces of a session that are remembered: the latest, which later ones continue."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What is remembered of a trace that was written: enough to recognise what a later one repeats."""
+
+    session_id: str
+    id: str
+    digest: bytes
+    """Of everything that a later trace may leave out."""
+    num_prompt_ids: int
+    num_ids: int
+    """Of prompt and answer together."""
+    prompt_hash: bytes
+    ids_hash: bytes
+    message_hashes: bytes
+    """`_HASH_BYTES` for each message of the prompt, and for the answer."""
+    field_hashes: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedTrace:
+    """A trace ready to be written."""
+
+    trace: Trace
+    base: Turn | None
+    """The trace without which this one cannot be read; `None`: it stands alone."""
+    turn: Turn | None
+    """What to remember of it; `None` for one that JSON cannot hold as it is, which nothing builds upon."""
+    prompt_ids: bytes
+    response_ids: bytes
+    document: bytes
+
+    @property
+    def digest(self) -> bytes | None:
+        return self.turn.digest if self.turn else None
+
+
+@dataclass(slots=True)
+class KnownTurns:
+    """The latest turns of the sessions in use, from any thread."""
+
+    _sessions: OrderedDict[str, OrderedDict[str, Turn]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def base_of(self, trace: Trace) -> Turn | None:
+        """The turn that this trace continues, else the latest of its session."""
+        with self._lock:
+            turns = self._sessions.get(trace.session_id)
+            if not turns:
+                return None
+            return turns.get(trace.parent_id or "") or next(reversed(turns.values()))
+
+    def learn(self, packed: Sequence[PackedTrace]) -> None:
+        """Remember traces that are durable by now."""
+        with self._lock:
+            for turn in (item.turn for item in packed):
+                if turn is not None:
+                    self._learn(turn)
+
+    def forget(self, session_id: str) -> None:
+        with self._lock:
+            self._sessions.pop(session_id, None)
+
+    def _learn(self, turn: Turn) -> None:
+        turns = self._sessions.setdefault(turn.session_id, OrderedDict())
+        self._sessions.move_to_end(turn.session_id)
+        turns[turn.id] = turn
+        turns.move_to_end(turn.id)
+        if len(turns) > _TURNS_KNOWN:
+            turns.popitem(last=False)
+        if len(self._sessions) > _SESSIONS_KNOWN:
+            self._sessions.popitem(last=False)
+
+
+def pack_trace(trace: Trace, base: Turn | None = None) -> PackedTrace:
+    """The trace without what it has in common with `base`; whole where that is `None`.
+
+    Raises:
+        StoreError: if its token ids are none.
+    """
+    prompt, response = ids_to_bytes(trace.prompt_ids), ids_to_bytes(trace.response_ids)
+    try:
+        messages = [to_json(message) for message in trace.messages]
+        fields = {name: to_json(value) for name, value in _fields_of(trace).items()}
+    except (TypeError, ValueError, RecursionError):
+        document = pack_document({"messages": trace.messages, **_fields_of(trace)})
+        return PackedTrace(
+            trace=trace,
+            base=None,
+            turn=None,
+            prompt_ids=pack_wide_ids(prompt),
+            response_ids=pack_wide_ids(response),
+            document=document,
+        )
+    turn = _turn_of(trace, prompt, response, messages, fields)
+    num_ids, num_messages, same = _in_common(turn, base, prompt) if base else (0, 0, [])
+    if not (num_ids or num_messages or "tools" in same):
+        base, same = None, []  # to depend on another trace has to pay
+    kept = {name: value for name, value in fields.items() if name not in same}
+    if base is not None:
+        kept[_SHARED] = to_json([num_ids, num_messages, same])
+    members = [b'"messages":[' + b",".join(messages[num_messages:]) + b"]"]
+    members += [b'"%s":%s' % (name.encode(), value) for name, value in kept.items()]
+    return PackedTrace(
+        trace=trace,
+        base=base,
+        turn=turn,
+        prompt_ids=pack_wide_ids(prompt[4 * num_ids :]),
+        response_ids=pack_wide_ids(response),
+        document=pack_json(b"{" + b",".join(members) + b"}"),
+    )
+
+
+def unpack_document_of(blob: bytes, base: Trace | None) -> tuple[dict[str, Any], list[int]]:
+    """The document's fields of a trace, and the prompt ids that its own follow.
+
+    Raises:
+        LookupError: if it has something in common with a trace that is not given.
+    """
+    document: dict[str, Any] = unpack_document(blob)
+    shared = document.pop(_SHARED, None)
+    if shared is None:
+        return document, []
+    if base is None:
+        raise LookupError("the trace that this one continues is missing")
+    num_ids, num_messages, same = shared
+    document["messages"] = [*base.messages, base.response][:num_messages] + document["messages"]
+    document |= {name: getattr(base, name) for name in same}
+    ids = base.prompt_ids if num_ids == len(base.prompt_ids) else base.prompt_ids + base.response_ids
+    return document, ids if num_ids else []
+
+
+def _fields_of(trace: Trace) -> dict[str, Any]:
+    """The fields of the document that are not what `Trace` has anyway, without the messages."""
+    values = {name: getattr(trace, name) for name in (*_OWN, *_REPEATED)}
+    return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _turn_of(trace: Trace, prompt: bytes, response: bytes, messages: list[bytes], fields: Mapping[str, bytes]) -> Turn:
+    prompt_hash = sha256(prompt)
+    ids_hash = prompt_hash.copy()
+    ids_hash.update(response)
+    message_hashes = b"".join(map(_hash, [*messages, fields["response"]]))
+    field_hashes = {name: _hash(fields[name]) for name in _REPEATED if name in fields}
+    named_hashes = b"".join(name.encode() + value for name, value in field_hashes.items())
+    whole = prompt_hash.digest() + ids_hash.digest() + message_hashes + named_hashes
+    return Turn(
+        session_id=trace.session_id,
+        id=trace.id,
+        digest=_hash(whole),
+        num_prompt_ids=len(trace.prompt_ids),
+        num_ids=len(trace.prompt_ids) + len(trace.response_ids),
+        prompt_hash=prompt_hash.digest()[:_HASH_BYTES],
+        ids_hash=ids_hash.digest()[:_HASH_BYTES],
+        message_hashes=message_hashes,
+        field_hashes=field_hashes,
+    )
+
+
+def _in_common(turn: Turn, base: Turn, prompt: bytes) -> tuple[int, int, list[str]]:
+    """How many prompt ids and messages two turns begin with alike, and which fields are the same."""
+    num_ids = 0
+    if base.num_ids <= turn.num_prompt_ids and _hash(prompt[: 4 * base.num_ids]) == base.ids_hash:
+        num_ids = base.num_ids
+    elif turn.prompt_hash == base.prompt_hash:
+        num_ids = turn.num_prompt_ids
+    same = [name for name, value in turn.field_hashes.items() if base.field_hashes.get(name) == value]
+    return num_ids, _num_alike(turn.message_hashes[:-_HASH_BYTES], base.message_hashes), same
+
+
+def _num_alike(ours: bytes, theirs: bytes) -> int:
+    end = min(len(ours), len(theirs))
+    if ours[:end] == theirs[:end]:
+        return end // _HASH_BYTES
+    return next(
+        start // _HASH_BYTES
+        for start in range(0, end, _HASH_BYTES)
+        if ours[start : start + _HASH_BYTES] != theirs[start : start + _HASH_BYTES]
+    )
+
+
+def _hash(value: bytes) -> bytes:
+    return sha256(value).digest()[:_HASH_BYTES]
