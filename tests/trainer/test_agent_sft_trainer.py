@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.algorithms.base import Algorithm
 from rllm.demo import tasks
+from rllm.engine.episode_log import EpisodeLog
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
@@ -23,7 +24,7 @@ from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import load_config
-from rllm.types import Episode, Message, Step, Trajectory
+from rllm.types import Episode, Message, Step, Trace, Trajectory
 
 from .conftest import ask
 
@@ -164,6 +165,27 @@ def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_pat
     )
     best = AgentSFTTrainer(config_of(policy, tmp_path / "sft", sft={"best_per_task": 1}), run / "traces.db").train_data
     assert sorted(row["task_id"] for row in best) == ["0", "1"]
+
+
+def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+    message = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    with (
+        closing(open_store(str(tmp_path / "traces.db"))) as store,
+        EpisodeLog(tmp_path / "episodes.jsonl", tokens=False) as log,
+    ):
+        for index, reward in enumerate((0.0, 1.0)):
+            trace = Trace(
+                id=f"t{index}", call_id=f"t{index}", session_id=f"s{index}", model="m", messages=[message[0]],
+                response=message[1], prompt_ids=[3, 4], response_ids=[5 + index], logprobs=[-1.0],
+            )  # fmt: skip
+            store.add([trace]).result()
+            path = Trajectory(steps=[Step.from_trace(trace)], reward=reward)
+            log.append(Episode(task_id="a", index=index, session_id=f"s{index}", trajectories=[path]))
+    config = config_of(policy, tmp_path / "sft", sft={"reward_threshold": 0.5})
+    for source in (tmp_path, str(tmp_path / "episodes.jsonl")):
+        (row,) = AgentSFTTrainer(config, source).train_data
+        (step,) = row["demonstration"].trajectory().steps
+        assert (row["task_id"], step.prompt_ids, step.response_ids) == ("a", [3, 4], [6])
 
 
 def test_a_reference_free_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:

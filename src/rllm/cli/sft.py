@@ -14,7 +14,7 @@ def sft(
     data: Annotated[
         str,
         typer.Argument(
-            help="Conversations or episodes: a file, the name of a registered dataset, a hub id, or the folder of a run.",
+            help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an evaluation.",
             metavar="DATA",
         ),
     ],
@@ -30,8 +30,8 @@ def sft(
 ) -> None:
     """Fine-tune a model on conversations: rows with `messages`, and with `tools` where they were offered.
 
-    Episodes of an evaluation and rollouts of an earlier run are learned token for token; sft.reward_threshold and
-    sft.best_per_task take the best of them.
+    Rollouts of an earlier run or evaluation are learned token for token; sft.reward_threshold and sft.best_per_task take the
+    best of them.
     """
     from rllm.cli.task_source import read_tasks
     from rllm.cli.training import carry_out, chosen_settings, losses, options, quiet_libraries

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
+from rllm.engine.episode_log import EpisodeLog
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.tracking.base import Tracker
@@ -15,12 +16,20 @@ from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.demonstration_door import DemonstrationDoor
 from rllm.trainer.demonstrations import prepared
-from rllm.trainer.rejection import Row, process_trajectories, rows_of_items, rows_of_store, sampled_from
+from rllm.trainer.rejection import (
+    Row,
+    process_trajectories,
+    rows_of_episode,
+    rows_of_items,
+    rows_of_store,
+    sampled_from,
+    with_tokens,
+)
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
 
-_STORE = "traces.db"
+_STORE, _EPISODES = "traces.db", "episodes.jsonl"
 _LOWER_IS_BETTER = ("eval/loss", "eval/perplexity")
 
 
@@ -29,7 +38,7 @@ class AgentSFTTrainer(AgentTrainer):
 
     A row has `messages` in the OpenAI format, with `tools` where they were offered; of its answers, those whose `weight` is
     not 0 are learned. Or it has token ids, as `process_trajectories` gives it. Trajectories, episodes, a file of either, and
-    the folder of an earlier run, do as well; what they hold is learned token for token.
+    the folder of an earlier run or evaluation, do as well; what was sampled there is learned token for token.
     """
 
     process_trajectories = staticmethod(process_trajectories)
@@ -100,10 +109,9 @@ def _rows(source: Any, name: str) -> list[Row]:
         ConfigError: if it cannot be read, or is empty.
     """
     if isinstance(source, str | Path) and (path := store_of(source)) is not None:
-        with closing(open_store(str(path), read_only=True)) as store:
-            rows = rows_of_store(store)
+        rows = _stored_rows(path)
         if not rows:
-            raise ConfigError(f"{name}={str(source)!r} holds no rollouts that a run was trained on")
+            raise ConfigError(f"{name}={str(source)!r} holds no rollouts that were scored")
         return rows
     if isinstance(source, str | Path) or callable(source):
         items: Iterable[Any] = Dataset.load(source)
@@ -117,11 +125,21 @@ def _rows(source: Any, name: str) -> list[Row]:
     return rows
 
 
+def _stored_rows(path: Path) -> list[Row]:
+    """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes beside it."""
+    episodes = path.with_name(_EPISODES)
+    with closing(open_store(str(path), read_only=True)) as store:
+        if not episodes.exists():
+            return rows_of_store(store)
+        return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(with_tokens(episode, store))]
+
+
 def store_of(source: str | Path) -> Path | None:
-    """The store of traces that this is, or that this run folder has."""
+    """The store of traces that this is, or that this folder of a run or an evaluation has."""
     path = Path(source).expanduser()
     if path.suffix == ".db" and path.is_file():
         return path
+    path = path.parent if path.name == _EPISODES else path
     return path / _STORE if (path / _STORE).is_file() else None
 
 
