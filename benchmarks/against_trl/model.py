@@ -15,7 +15,7 @@ from .workloads import WORKLOADS, questions
 
 RECIPE = TinyPolicyRecipe(hidden_size=256, num_layers=4, num_heads=8, num_key_value_heads=4, intermediate_size=768)
 VOCABULARY = 2048
-WARM_UP_STEPS = 120
+WARM_UP_STEPS = 51
 """After these the policy reverses about a third of the strings."""
 
 

@@ -1,0 +1,138 @@
+"""From the same checkpoint to the same held-out accuracy, ours against TRL's: CPU-seconds, wall-clock, steps.
+
+    python benchmarks/training_to_accuracy.py [--results FILE] [--target 0.9] [--seeds 3] [--peer-python PATH] [--json]
+
+The task is to reverse seven digits; the policy has begun to learn it and is right about a third of the time. Each step
+trains 16 prompts x 8 on whether the answer is right. Every five steps the same program asks 256 other questions of either
+side's policy, which is not counted. Each side tries all learning rates with the first seed, gives up on one that costs
+more than the best so far, and repeats the best with the other seeds.
+
+Results are kept in a file as they come, and what is there is not run again. About twenty minutes of CPU, most of them TRL's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from against_trl.jobs import Job, Side, has_peer, run_job
+from against_trl.model import build_model
+
+LEARNING_RATES = (2e-4, 4e-4, 1e-4)
+MOST_STEPS = 300
+
+Result = dict[str, Any]
+
+
+class Results:
+    """What each job cost, in a file of one JSON object a line."""
+
+    def __init__(self, folder: Path, peer_python: str) -> None:
+        self._file = folder / "results.jsonl"
+        self._peer_python = peer_python
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        self._known = {json.dumps(row["job"]): row["result"] for row in map(json.loads, lines)}
+
+    def of(self, job: Job) -> Result:
+        """From the file, or by running it."""
+        key = json.dumps(_identity(job))
+        if key not in self._known:
+            result = run_job(job, self._peer_python)
+            with self._file.open("a") as file:
+                file.write(json.dumps({"job": _identity(job), "result": result}) + "\n")
+            self._known[key] = result
+        say(job, self._known[key])
+        return self._known[key]
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    """What the result depends on; a limit that was not reached changes nothing, and one that was is kept as the answer."""
+    return {name: value for name, value in asdict(job).items() if name not in ("model", "most_cpu_s")}
+
+
+def say(job: Job, result: Result) -> None:
+    end = "reached" if result["reached"] else "not reached"
+    steps, best = len(result["cpu_s"]), max(result["accuracies"].values())
+    first = next(iter(result["accuracies"].values()))
+    print(
+        f"{job.side:5} lr {job.lr:g} seed {job.seed}: {job.target} {end} after {steps} steps, "
+        f"{sum(result['cpu_s']):.0f} CPU-s ({first:.2f} to {best:.2f})",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def best_rate(results: Results, job: Job) -> tuple[float, Result]:
+    """The learning rate that reaches the target first."""
+    best: tuple[float, Result] | None = None
+    for lr in LEARNING_RATES:
+        limit = sum(best[1]["cpu_s"]) if best else None
+        result = results.of(replace(job, lr=lr, most_cpu_s=limit))
+        if result["reached"] and (limit is None or sum(result["cpu_s"]) < limit):
+            best = lr, result
+    if best is None:
+        raise SystemExit(f"{job.side} reaches {job.target} with none of {LEARNING_RATES}")
+    return best
+
+
+def measure(results: Results, job: Job, num_seeds: int) -> dict[str, float]:
+    """The median over seeds of what the target costs."""
+    lr, first = best_rate(results, job)
+    runs = [first, *(results.of(replace(job, lr=lr, seed=seed)) for seed in range(1, num_seeds))]
+    return {
+        "lr": lr,
+        "cpu_s": median(sum(run["cpu_s"]) for run in runs),
+        "wall_s": median(sum(run["wall_s"]) for run in runs),
+        "steps": median(len(run["cpu_s"]) for run in runs),
+        "reached": sum(run["reached"] for run in runs),
+        "peak_memory_mb": median(run["peak_memory_mb"] for run in runs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="From a checkpoint to an accuracy, ours against TRL's.")
+    parser.add_argument("--target", type=float, default=0.9)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--results", type=Path, default=Path("runs/to-accuracy"), help="folder of checkpoint and results"
+    )
+    parser.add_argument("--peer-python", default="trl-venv/bin/python", help="Python of an environment with TRL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    model = options.results / "checkpoint"
+    if not model.exists():
+        unfinished = options.results / "unfinished"
+        build_model(unfinished, warm=True)
+        unfinished.rename(model)
+    results = Results(options.results, options.peer_python)
+    sides: list[Side] = ["rllm", "TRL"] if has_peer(options.peer_python) else ["rllm"]
+    found = {}
+    for side in sides:
+        job = Job(
+            side=side,
+            model=str(model.absolute()),
+            workload="short",
+            num_steps=MOST_STEPS,
+            target=options.target,
+            threads=options.threads,
+        )
+        found[side] = measure(results, job, options.seeds)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name in found["rllm"]:
+        line = "".join(f"   {side} {values[name]:10.4g}" for side, values in found.items())
+        print(
+            f"{name:16}{line}"
+            + (f"   rllm/TRL {found['rllm'][name] / found['TRL'][name]:.2f}" if "TRL" in found else "")
+        )
+
+
+if __name__ == "__main__":
+    main()
