@@ -148,6 +148,8 @@ class _InputReader:
     def __init__(self, earlier: Mapping[str, Trace]) -> None:
         self._earlier = earlier
         self._turn: Message = {}
+        self._answer: str | None = None
+        """The response that the open turn is, as far as its items' ids tell."""
         self._done: list[Message] = []
         self.tools: list[dict[str, Any]] = []
         """Tools that came as items."""
@@ -165,7 +167,8 @@ class _InputReader:
             case "message":
                 self._message(item, where)
             case "reasoning":
-                self._begin_if("content", "tool_calls")
+                # Some servers tell what was thought after what was said.
+                self._begin_unless(item, "content", "reasoning_content")
                 self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + _thought(item)
             case "function_call":
                 self._call(item, field(item, "arguments", str, where), where)
@@ -188,7 +191,7 @@ class _InputReader:
         if role != "assistant":
             self._add({"role": role, "content": content})
             return
-        self._begin_if("content", "tool_calls")
+        self._begin_unless(item, "reasoning_content")
         self._turn["content"] = content
 
     def _call(self, item: dict[str, Any], arguments: str, where: str) -> None:
@@ -204,10 +207,13 @@ class _InputReader:
             raise invalid(f"Item with id '{item_id}' not found: it is not an item of this session.", where)
         return found
 
-    def _begin_if(self, *present: str) -> None:
-        """Begin a new turn where the one that is open has come further than what follows."""
-        if any(name in self._turn for name in present):
+    def _begin_unless(self, item: Mapping[str, Any], *may_precede: str) -> None:
+        """Begin a new turn, unless this item belongs to the one that is open: then one of these may be in it already."""
+        answer = _response_of(str(item.get("id")))
+        of_another = answer is not None and self._answer is not None and answer != self._answer
+        if of_another or len(self._turn) > 1 or not self._turn.keys() <= set(may_precede):
             self._end_turn()
+        self._answer = answer or self._answer
 
     def _add(self, message: Message) -> None:
         self._end_turn()
@@ -217,7 +223,7 @@ class _InputReader:
         if self._turn:
             empty = None if self._turn.get("tool_calls") else ""
             self._done.append({"role": "assistant", "content": empty, **self._turn})
-            self._turn = {}
+            self._turn, self._answer = {}, None
 
 
 def _thought(item: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import orjson
 
 from rllm.capture import SSEDecoder
 from rllm.errors import ConfigError
-from rllm.gateway.errors import UpstreamError
+from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.connection import Exchange, HTTPConnections
 from rllm.gateway.upstream.events import parse_events
@@ -27,6 +27,8 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 }
 
 _DONE = b"[DONE]"
+_TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
+"""How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the dialects put before the random part of a call's id."""
 
@@ -213,8 +215,8 @@ def _reported(error: Any, status: int) -> UpstreamError:
     """An OpenAI error object as an exception; a too long prompt gets the code by which clients recognise it."""
     details = dict(error) if isinstance(error, dict) else {"message": str(error)}
     message = str(details.get("message") or error)
-    if status == 400 and (details.get("param") == "input_tokens" or "maximum context length" in message):
-        details["code"] = "context_length_exceeded"
+    if status in (400, 413, 422) and (details.get("param") == "input_tokens" or _TOO_LONG.search(message)):
+        details["code"] = CONTEXT_OVERFLOW
     return UpstreamError(message, status_code=status, details=details)
 
 
