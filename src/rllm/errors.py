@@ -10,6 +10,7 @@
     │   └── RolloutTimeout(TimeoutError)
     ├── TokenMismatchError(ValueError)       ids, mask, logprobs disagree; fatal: this is the promise
     ├── StoreError
+    ├── CheckpointError
     └── WeightSyncError
 
 Users raise plain Python errors; `with boundary(EnvError, "env.step")` types them once, at the border. Every message says
@@ -95,6 +96,10 @@ class TokenMismatchError(RLLMError, ValueError):
 
 class StoreError(RLLMError):
     """The trace store cannot be opened, read or written."""
+
+
+class CheckpointError(RLLMError):
+    """A checkpoint cannot be written; those that were are untouched."""
 
 
 class WeightSyncError(RLLMError):

@@ -153,6 +153,15 @@ def test_an_agent_file_that_exits_is_not_a_run(work, fails):
     assert "SystemExit: 0" in errors
 
 
+def test_a_full_disk_is_a_failure_without_a_traceback(work, fails, policy):
+    (work / "run").mkdir()
+    (work / "run" / "config.yaml.new").symlink_to("/dev/full")
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
+    assert code == 1
+    assert "rllm: a file cannot be written or read: No space left on device" in errors
+    assert "Traceback" not in errors
+
+
 def test_a_run_folder_has_one_process(work, fails, policy):
     from rllm.trainer.run_folder import in_use
 

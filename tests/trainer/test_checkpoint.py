@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from rllm.errors import ConfigError
+from rllm.errors import CheckpointError, ConfigError
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints, damage_of, read_state, score_of
+from rllm.trainer.run_folder import in_use
 
 
 def write(text: str) -> Callable[[Path], None]:
@@ -91,6 +95,32 @@ def test_a_crash_at_any_moment_of_a_save_leaves_whole_checkpoints(tmp_path: Path
         assert not list(run_dir.rglob("*.partial"))
     assert moment > 20
     assert newest.name == "step-000003"
+
+
+def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    first = checkpoints.save(1, write("one"), {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for fill in (write("x" * 2000), lambda folder: torch.save(torch.zeros(2000), folder / "weights")):
+            with pytest.raises(CheckpointError, match=r"step 2 cannot be written .* step-000001 is whole"):
+                checkpoints.save(2, fill, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert list((tmp_path / "checkpoints").iterdir()) == [first], "nothing is left in the way"
+    assert damage_of(first) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="there is none before it"):
+        Checkpoints(tmp_path, keep=1).save(1, write(""), {})
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written to"), in_use(tmp_path):
+        pass
 
 
 def test_a_folder_without_its_state_does_not_count(tmp_path: Path) -> None:

@@ -135,7 +135,6 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "eval.top_k": (7, lambda run: {params.get("top_k") for params in eval_params(run)}, {7}),
     "eval.temperature": (0.25, lambda run: {params["temperature"] for params in run.params}, {1.0, 0.25}),
     "rollout.resample_rounds": (1, lambda run: len(run.words), 2 * (2 + 2) * 3),
-    "rollout.max_staleness": (1, lambda run: max(line["tokens/staleness_max"] for line in run.lines), 1.0),
     "filters.truncated": (True, dropped("truncated"), 12),
     "filters.ended_by": (["max_turns_exceeded"], dropped("max_turns_exceeded"), 12),
     "roles.*.trainable": (False, largest_advantage, 0.0),

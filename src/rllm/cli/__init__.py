@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -51,10 +52,18 @@ def main() -> None:
         _fail(error, code=2)
     except RLLMError as error:
         _fail(error, code=1)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be written or read: {error.strerror}", code=1)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _fail(error: RLLMError, *, code: int) -> None:
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""What is wrong with a disk and not with a program."""
+
+
+def _fail(error: RLLMError | str, *, code: int) -> None:
     print(f"rllm: {error}", file=sys.stderr)
     sys.exit(code)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rllm.errors import ConfigError
+from safetensors import SafetensorError
+
+from rllm.errors import CheckpointError, ConfigError
 from rllm.files import flush, replace_text
 
 _NAME = re.compile(r"step-\d+")
@@ -30,10 +32,28 @@ class Checkpoints:
 
         `step` training steps are done; `state` is kept beside the weights, its `score` saying how good they are. A step
         that is saved already gets the new state only. The oldest checkpoints go, but for the best where that is kept.
+
+        Raises:
+            CheckpointError: if it cannot be written, as on a disk that is full.
         """
+        try:
+            return self._save(step, write, state)
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:  # torch and safetensors have their own for a full disk
+            self._clear()
+            latest = self.latest()
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} ({type(error).__name__}: {error}): "
+                "see whether its disk is full or read-only, and resume; "
+                + (f"{latest.name} is whole" if latest else "there is none before it")
+            ) from error
+
+    def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         target = self._folder / f"step-{step:06d}"
-        for abandoned in self._folder.glob(f"*{_UNFINISHED}"):
-            shutil.rmtree(abandoned, ignore_errors=True)
+        self._clear()
         if target in self.all():
             _write_state(target, step, state)
             return target
@@ -51,6 +71,11 @@ class Checkpoints:
             if old != best:
                 _remove(old)
         return target
+
+    def _clear(self) -> None:
+        """Take away what was never finished."""
+        for abandoned in self._folder.glob(f"*{_UNFINISHED}"):
+            shutil.rmtree(abandoned, ignore_errors=True)
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""

@@ -18,9 +18,15 @@ def in_use(run_dir: Path) -> Iterator[None]:
     """Hold the folder; the lock ends with the process, however that ends.
 
     Raises:
-        ConfigError: if another process holds it.
+        ConfigError: if another process holds it, or if it cannot be written to.
     """
-    with (run_dir / LOCK_FILE).open("w") as file:
+    try:
+        held = (run_dir / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} cannot be written to ({error.strerror}): choose another folder"
+        ) from error
+    with held as file:
         if not lock(file):
             raise ConfigError(
                 f"run_dir={str(run_dir)!r} is in use by another training process: wait for it, or choose another folder"
