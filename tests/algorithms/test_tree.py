@@ -34,13 +34,26 @@ def test_nodes_know_where_they_are(sequences: list[list[int]], min_saved: int) -
     tree = build_tree(sequences, min_saved=min_saved)
     for path in tree.paths:
         above: list[int] = []
-        for level, index in enumerate(path):
+        for number, index in enumerate(path):
             node = tree.nodes[index]
-            assert node.parent == (path[level - 1] if level else -1)
+            assert node.parent == (path[number - 1] if number else -1)
             assert node.parent < index, "parents first"
-            assert (node.level, node.offset) == (level, len(above))
-            assert tree.ancestors(node) == above
+            assert node.offset == len(above)
             above += range(node.start, node.start + node.length)
+            assert tree.down_to(index) == above
+
+
+@given(SEQUENCES, st.integers(1, 20))
+def test_a_subtree_is_one_run_of_tokens(sequences: list[list[int]], min_saved: int) -> None:
+    tree = build_tree(sequences, min_saved=min_saved)
+    for index, stop in enumerate(tree.stops()):
+        below = {other for path in tree.paths if index in path for other in path[path.index(index) :]}
+        tokens = [
+            place
+            for other in sorted(below)
+            for place in range(tree.nodes[other].start, tree.nodes[other].start + tree.nodes[other].length)
+        ]
+        assert tokens == list(range(tree.nodes[index].start, stop))
 
 
 @given(SEQUENCES, st.integers(1, 20))

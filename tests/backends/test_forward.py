@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
-from rllm.backends.local import forward
-from rllm.backends.local.forward import choose_forward, hidden_states, logprobs_and_entropy, separate_hidden_states
+from rllm.backends.local import rows
+from rllm.backends.local.forward import HiddenStates, choose_forward, hidden_states, separate_hidden_states
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
 
@@ -56,12 +55,15 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 
 
 @FAMILIES
+@pytest.mark.parametrize("row_tokens", [1, 100], ids=["node by node", "in one row"])
 @pytest.mark.parametrize("min_saved", [1, 1000], ids=["shared", "apart"])
-def test_hidden_states_equal_those_of_separate_sequences(make_model: Make, family: str, min_saved: int) -> None:
+def test_hidden_states_equal_those_of_separate_sequences(
+    make_model: Make, family: str, min_saved: int, row_tokens: int
+) -> None:
     model = make_model(family).model
     tree = build_tree(FORKED, min_saved=min_saved)
     with torch.no_grad():
-        states = hidden_states(model, tree)
+        states = hidden_states(model, tree, row_tokens)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
 
@@ -102,7 +104,7 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
     batch = groups(3, 3)
     pull = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def results(forward_pass: forward.HiddenStates) -> tuple[Tensor, dict[str, Tensor]]:
+    def results(forward_pass: HiddenStates) -> tuple[Tensor, dict[str, Tensor]]:
         policy = Policy(model=model, trunk=Trunk(module=model.base_model, hidden_states=forward_pass))
         found = torch.stack(policy.logprobs(batch, entropy_gradient=True))
         return found, gradients(model, (found * pull).sum())
@@ -116,13 +118,14 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
 @given(
     sequences=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7),
     min_saved=st.sampled_from([1, 4]),
+    row_tokens=st.sampled_from([1, 5, 12, 64]),
 )
 def test_any_tree_has_the_states_and_gradients_of_its_sequences(
-    exact_model: Any, sequences: list[list[int]], min_saved: int
+    exact_model: Any, sequences: list[list[int]], min_saved: int, row_tokens: int
 ) -> None:
     tree, model = build_tree(sequences, min_saved=min_saved), exact_model.model
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shared, apart = hidden_states(model, tree), separate_hidden_states(model, tree)
+    shared, apart = hidden_states(model, tree, row_tokens), separate_hidden_states(model, tree)
     torch.testing.assert_close(shared, apart, atol=1e-10, rtol=0)
     found, expected = (
         torch.cat([gradient.flatten() for gradient in gradients(model, (states * pull).sum()).values()])
@@ -136,18 +139,13 @@ def exact_model(make_model: Make) -> Any:
     return in_float64(make_model("Llama"))
 
 
-def test_passes_are_bounded_and_do_not_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tree = make_model().model, build_tree([[token] * 9 for token in range(6)])
+def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tree = make_model().model, build_tree([[7, 7, token, *range(token)] for token in range(9)], min_saved=2)
     with torch.no_grad():
         whole = hidden_states(model, tree)
-        monkeypatch.setattr(forward, "PASS_TOKENS", 20)
-        assert [len(nodes) for nodes in forward._passes(tree)] == [2, 2, 2]
-        torch.testing.assert_close(hidden_states(model, tree), whole, atol=1e-6, rtol=0)
-
-
-def test_nodes_of_very_different_length_do_not_pad_each_other() -> None:
-    tree = build_tree([[1] * 4, [2] * 400, [3] * 5])
-    assert [sorted(node.length for node in nodes) for nodes in forward._passes(tree)] == [[4, 5], [400]]
+        monkeypatch.setattr(rows, "PASS_TOKENS", 20)
+        for row_tokens in (1, 6, 12):
+            torch.testing.assert_close(hidden_states(model, tree, row_tokens), whole, atol=1e-5, rtol=0)
 
 
 def test_a_model_with_plain_attention_shares_prefixes(make_model: Make) -> None:
@@ -170,85 +168,3 @@ def test_separate_passes_have_the_gradients_of_shared_ones(make_model: Make) -> 
     pull = torch.randn(len(tree.ids), model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     shared = gradients(model, (hidden_states(model, tree) * pull).sum())
     assert_same(gradients(model, (separate_hidden_states(model, tree) * pull).sum()), shared)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 8, 29])
-def test_chunked_logprobs_equal_the_full_log_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", 8 * 50)
-    torch.manual_seed(0)
-    head = torch.nn.Linear(16, 50)
-    hidden, targets = torch.randn(rows, 16, requires_grad=True), torch.randint(0, 50, (rows,))
-    logprobs, entropy = logprobs_and_entropy(hidden, head, targets, temperature=1.3)
-    every = torch.log_softmax(head(hidden) / 1.3, dim=-1)
-    torch.testing.assert_close(logprobs, every[torch.arange(rows), targets])
-    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=every).entropy())
-    assert not entropy.requires_grad
-    (found,) = torch.autograd.grad(logprobs.sum(), hidden, retain_graph=True)
-    (expected,) = torch.autograd.grad(every[torch.arange(rows), targets].sum(), hidden)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("chunk_rows", [3, 100])
-def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk_rows * 50)
-    torch.manual_seed(0)
-    head = torch.nn.Linear(16, 50, dtype=torch.float64)
-    hidden = torch.randn(29, 16, requires_grad=True, dtype=torch.float64)
-    _, entropy = logprobs_and_entropy(
-        hidden, head, torch.zeros(29, dtype=torch.long), temperature=0.8, entropy_gradient=True
-    )
-    expected = torch.distributions.Categorical(logits=head(hidden) / 0.8).entropy()
-    pull = torch.randn(29, dtype=torch.float64)
-    (found,) = torch.autograd.grad((entropy * pull).sum(), hidden)
-    (wanted,) = torch.autograd.grad((expected * pull).sum(), hidden)
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
-
-
-def test_entropy_by_hand() -> None:
-    head = torch.nn.Linear(1, 4, bias=False)
-    with torch.no_grad():
-        head.weight.copy_(torch.tensor([[0.0], [0.0], [0.0], [1.0]]))
-    hidden = torch.tensor([[0.0], [math.log(2)]])
-    _, entropy = logprobs_and_entropy(hidden, head, torch.tensor([0, 0]), temperature=1.0)
-    uniform, skewed = math.log(4), 3 * 0.2 * math.log(5) + 0.4 * math.log(2.5)
-    assert entropy.tolist() == pytest.approx([uniform, skewed])
-
-
-class Recorded(torch.nn.Module):
-    """A head that remembers how much it was asked for at once."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, vocabulary)
-        self.out_features = vocabulary
-        self.sizes: list[int] = []
-
-    def forward(self, rows: Tensor) -> Tensor:
-        logits: Tensor = self.linear(rows)
-        self.sizes.append(logits.numel())
-        return logits
-
-
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
-    entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", 1000)
-    head = Recorded(vocabulary=30)
-    kept: list[int] = []
-
-    def remember(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        hidden = torch.randn(500, 4, requires_grad=True)
-        logprobs, entropy = logprobs_and_entropy(
-            hidden, head, torch.zeros(500, dtype=torch.long), temperature=1.0, entropy_gradient=entropy_gradient
-        )
-    forward_sizes = list(head.sizes)
-    (logprobs + entropy).sum().backward()
-    assert max(forward_sizes) <= 1000
-    assert sum(forward_sizes) == 500 * 30
-    assert sum(head.sizes) == 2 * 500 * 30, "computed again in the backward pass"
-    assert max(kept) <= 500 * 4, "and none kept for it"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,11 @@ def gradients(model: Any, states: Tensor) -> dict[str, Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-@pytest.mark.parametrize("forward_pass", [hidden_states, separate_hidden_states], ids=["shared", "apart"])
+@pytest.mark.parametrize(
+    "forward_pass",
+    [hidden_states, partial(hidden_states, row_tokens=1), separate_hidden_states],
+    ids=["in one row", "node by node", "apart"],
+)
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 def test_layers_that_are_run_again_give_the_same_gradients_bit_for_bit(
     make_model: Make, family: str, forward_pass: HiddenStates

@@ -1,8 +1,9 @@
 """Token sequences merged into prefix trees, so that a token which several sequences share is computed once.
 
 The eight samples of one prompt share that prompt; the prompts of one batch share the system message and the tools. A
-*node* is a run of tokens that belong to the same sequences. Nodes are stored parents first and their tokens lie behind
-each other, so that `tree.ids` is one flat list and a sequence is a list of positions in it.
+*node* is a run of tokens that belong to the same sequences. Nodes are stored depth first: a node, all that lies below it,
+then its sibling. Their tokens lie behind each other in the same order, so `tree.ids` is one flat list, a sequence is a list
+of positions in it, and a whole subtree is one run of tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ class Node:
     length: int
     parent: int
     """Index of the parent node; -1 for a root."""
-    level: int
-    """Number of nodes above this one."""
     offset: int
     """Number of tokens above this one: the position of its first token in every sequence that holds it."""
 
@@ -43,12 +42,22 @@ class TokenTree:
         runs = (self.nodes[index] for index in self.paths[sequence])
         return [position for node in runs for position in range(node.start, node.start + node.length)]
 
-    def ancestors(self, node: Node) -> list[int]:
-        """Where the tokens above a node lie in `ids`, from the root on; `node.offset` of them."""
+    def stops(self) -> list[int]:
+        """For each node, where in `ids` the last token at or below it is followed by the next one."""
+        stops = [node.start + node.length for node in self.nodes]
+        for index in range(len(self.nodes) - 1, -1, -1):
+            parent = self.nodes[index].parent
+            if parent >= 0:
+                stops[parent] = max(stops[parent], stops[index])
+        return stops
+
+    def down_to(self, index: int) -> list[int]:
+        """Where the tokens of a node and of those above it lie in `ids`, from the root on; none for -1."""
         runs: list[range] = []
-        while node.parent >= 0:
-            node = self.nodes[node.parent]
+        while index >= 0:
+            node = self.nodes[index]
             runs.append(range(node.start, node.start + node.length))
+            index = node.parent
         return [position for run in reversed(runs) for position in run]
 
 
@@ -105,8 +114,7 @@ def _end_of_shared(sequences: list[list[int]], members: list[int], start: int) -
 
 def _add_node(tree: TokenTree, ids: list[int], parent: int, offset: int, members: list[int]) -> int:
     index = len(tree.nodes)
-    level = tree.nodes[parent].level + 1 if parent >= 0 else 0
-    tree.nodes.append(Node(start=len(tree.ids), length=len(ids), parent=parent, level=level, offset=offset))
+    tree.nodes.append(Node(start=len(tree.ids), length=len(ids), parent=parent, offset=offset))
     tree.ids.extend(ids)
     for member in members:
         tree.paths[member].append(index)

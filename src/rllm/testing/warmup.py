@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.tree import build_tree
-from rllm.backends.local.forward import hidden_states, logprobs_and_entropy
+from rllm.backends.local.forward import hidden_states
+from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.parser.chat_template import ChatTemplate
 from rllm.types import Message
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.forward import logprobs_and_entropy
+from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.backends.local.trunk import Trunk, in_parts
 
 

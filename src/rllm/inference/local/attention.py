@@ -1,4 +1,4 @@
-"""Scaled dot-product attention that does not copy the key-value cache for grouped queries."""
+"""Scaled dot-product attention that does not copy keys and values for grouped queries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NAME = "rllm_sdpa"
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Let a model that uses `sdpa` attention with grouped queries decode without repeating its cache.
+    """Let a model that uses `sdpa` attention with grouped queries run without repeating its keys and values.
 
-    Nothing else changes: whatever runs with gradients, or has no cache mask, takes `transformers`' own path.
+    Nothing else changes: what has no mask, and what no kernel would take, goes `transformers`' own path.
     """
     if getattr(model.config, "_attn_implementation", None) == "sdpa":
         AttentionInterface.register(NAME, grouped_attention)
@@ -36,18 +36,15 @@ def grouped_attention(
     """`transformers`' sdpa interface. Decoding (T = 1) lets the queries of a group stand as T = H / K of its own."""
     batch, heads, length, size = query.shape
     groups = key.shape[1]
-    if attention_mask is None or groups == heads or torch.is_grad_enabled() or dropout:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-    attend = torch.nn.functional.scaled_dot_product_attention
-    if length == 1:
-        grouped = query.view(batch, groups, heads // groups, size)
-        out = attend(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-        return out.reshape(batch, 1, heads, -1), None
-    if query.device.type == "cpu":  # its kernel reads grouped keys in place; the others would leave their fast path
-        out = attend(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2).contiguous(), None
+    if attention_mask is not None and groups != heads and not dropout:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        if length == 1 and not torch.is_grad_enabled():
+            grouped = query.view(batch, groups, heads // groups, size)
+            out = attend(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+            return out.reshape(batch, 1, heads, -1), None
+        if query.device.type == "cpu":  # its kernel reads grouped keys in place; the others would leave their fast path
+            out = attend(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
+            return out.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(  # type: ignore[no-any-return]
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )

@@ -1,0 +1,134 @@
+"""A token tree cut into rows, the runs of its tokens that a model computes side by side.
+
+A row holds whole subtrees below one node, the row's *anchor*, and sees the tokens down to it as its past. Within the row,
+a token sees those before it whose subtree has not ended: itself, its ancestors, and nothing of its siblings. That is the
+mask of tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), which here carries gradients too.
+
+A tree that fits into a row is run in one pass. A longer one is cut where it forks, so that neither the pairs of tokens that
+are masked out nor the copies of what lies above cost much beside the model's matrix products.
+
+Shapes: b rows of one pass, L tokens of its longest row, A tokens above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rllm.algorithms.tree import TokenTree
+
+ROW_TOKENS = 128
+"""Subtrees share a row up to this many tokens. Shorter rows copy the keys above them more often, longer ones compute more
+pairs that are masked out; twice or half of it costs about the same."""
+PASS_TOKENS = 8192
+"""Padded tokens in one pass."""
+PASS_PADDING = 64
+"""Padding that is always worth a pass less; above it, an eighth of the tokens may be padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`tree.ids[start:stop]`."""
+
+    start: int
+    stop: int
+    anchor: int
+    """Index of the node above; -1 where there is none."""
+    num_above: int
+    """Number of tokens above."""
+    level: int
+    """Number of rows above."""
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> list[Row]:
+    """The tree's tokens as rows, in order: every node with its whole subtree where that fits, else alone."""
+    rows: list[Row] = []
+    stops, level_of = tree.stops(), {-1: -1}
+    end = 0  # where the subtree ends that was last put into a row
+    for index, node in enumerate(tree.nodes):
+        if node.start < end:
+            continue
+        whole = stops[index] - node.start <= row_tokens
+        end = stops[index] if whole else node.start + node.length
+        last = rows[-1] if rows else None
+        if last and last.anchor == node.parent and last.stop == node.start and end - last.start <= row_tokens:
+            rows[-1] = Row(last.start, end, last.anchor, last.num_above, last.level)
+        else:
+            rows.append(Row(node.start, end, node.parent, node.offset, level_of[node.parent] + 1))
+        level_of[index] = rows[-1].level
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """Rows that are run at once, as a model takes them."""
+
+    ids: Tensor  # [b, L]
+    positions: Tensor  # [b, L] how many tokens lie above each, wherever its row holds it
+    mask: Tensor  # [b, 1, L, A + L] who may attend to whom
+    above: Tensor | None  # [b, A] where the tokens above each row lie in the tree
+    real: Tensor  # [n] which of the b * L tokens are no padding
+    tokens: Tensor  # [n] where these lie in the tree
+
+
+def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> Iterator[Pass]:
+    """All rows of a tree, each behind those above it."""
+    lengths = torch.tensor([node.length for node in tree.nodes])
+    starts, offsets = (torch.tensor([getattr(node, name) for node in tree.nodes]) for name in ("start", "offset"))
+    ids, places = torch.tensor(tree.ids), torch.arange(len(tree.ids))
+    depths = places + (offsets - starts).repeat_interleave(lengths)  # [T] position of each token in its sequences
+    stops = torch.tensor(tree.stops()).repeat_interleave(lengths)  # [T] where the subtree of its node ends
+    for rows in _batches(cut_rows(tree, row_tokens)):
+        first = torch.tensor([[row.start] for row in rows])
+        length = max(row.length for row in rows)
+        tokens = first + torch.arange(length)  # [b, L]
+        real = tokens < torch.tensor([[row.stop] for row in rows])
+        tokens = tokens.where(real, first)
+        # Padding stands behind the real tokens and sees the row's first one at least.
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        inside = causal & (tokens[:, :, None] < stops[tokens][:, None, :])  # [b, L, L]
+        above, seen = _above(tree, rows)
+        mask = inside if above is None else torch.cat([seen.expand(-1, length, -1), inside], dim=2)
+        kept = real.flatten().nonzero().flatten()
+        yield Pass(
+            ids=ids[tokens],
+            positions=depths[tokens],
+            mask=mask.unsqueeze(1),
+            above=above,
+            real=kept,
+            tokens=tokens.flatten()[kept],
+        )
+
+
+def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
+    """Where the tokens above each row lie in the tree [b, A], and which of them are no padding [b, 1, A]."""
+    depth = max(row.num_above for row in rows)
+    seen = torch.arange(depth) < torch.tensor([[row.num_above] for row in rows])
+    if depth == 0:
+        return None, seen.unsqueeze(1)
+    above = torch.zeros(len(rows), depth, dtype=torch.long)
+    for number, row in enumerate(rows):
+        above[number, : row.num_above] = torch.tensor(tree.down_to(row.anchor))
+    return above, seen.unsqueeze(1)
+
+
+def _batches(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows level by level, at most `PASS_TOKENS` padded tokens at a time; those of similar length together, so that
+    padding costs less than another pass would."""
+    for level in range(1 + max(row.level for row in rows)):
+        batch: list[Row] = []
+        num_real = 0
+        for row in sorted((row for row in rows if row.level == level), key=lambda row: row.length):
+            padded, num_real = row.length * (len(batch) + 1), num_real + row.length
+            if batch and (padded > PASS_TOKENS or padded - num_real > max(PASS_PADDING, padded // 8)):
+                yield batch
+                batch, num_real = [], row.length
+            batch.append(row)
+        yield batch

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.algorithms.tree import TokenTree, build_tree
+from rllm.backends.local import rows
+from rllm.backends.local.rows import Row, cut_rows, passes
+
+PROMPT = [1, 2, 3]
+TWO_ANSWERS = [[*PROMPT, 4, 5], [*PROMPT, 6]]
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+def row_of(start: int, stop: int, *, anchor: int = -1, num_above: int = 0, level: int = 0) -> Row:
+    return Row(start, stop, anchor, num_above, level)
+
+
+def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> None:
+    tree = build_tree(TWO_ANSWERS, min_saved=1)
+    assert cut_rows(tree) == [row_of(0, 6)]
+    (only,) = passes(tree)
+    assert only.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert only.positions.tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert only.mask.int().tolist() == [
+        [
+            [
+                [1, 0, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0],
+                [1, 1, 1, 1, 0, 0],
+                [1, 1, 1, 1, 1, 0],
+                [1, 1, 1, 0, 0, 1],
+            ]
+        ]
+    ]
+
+
+def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
+    tree = build_tree(TWO_ANSWERS, min_saved=1)
+    assert cut_rows(tree, 4) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
+    _, below = passes(tree, 4)
+    assert below.above is not None
+    assert below.above.tolist() == [[0, 1, 2]]
+    assert below.positions.tolist() == [[3, 4, 3]]
+    assert below.mask.int().tolist() == [[[[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 1]]]]
+
+
+def test_small_trees_share_a_row() -> None:
+    assert cut_rows(build_tree([[1] * 40, [2] * 40, [3] * 40, [4] * 40])) == [row_of(0, 120), row_of(120, 160)]
+
+
+def test_rows_of_very_different_length_do_not_pad_each_other() -> None:
+    tree = build_tree([[1] * 60, [2] * 400, [3] * 62])
+    assert [part.ids.shape for part in passes(tree)] == [(2, 62), (1, 400)]
+
+
+def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PASS_TOKENS", 20)
+    tree = build_tree([[token] * 9 for token in range(6)])
+    assert [part.ids.shape for part in passes(tree, 9)] == [(2, 9)] * 3
+
+
+def seen_by_token(tree: TokenTree, row_tokens: int) -> dict[int, set[int]]:
+    """For each token of the tree, which tokens it attends to, read from the passes."""
+    seen = {}
+    for part in passes(tree, row_tokens):
+        num_rows, length = part.ids.shape
+        tokens = torch.full((num_rows * length,), -1).index_copy(0, part.real, part.tokens).view(num_rows, length)
+        above = torch.zeros(num_rows, 0, dtype=torch.long) if part.above is None else part.above
+        keys = torch.cat([above, tokens], dim=1)
+        for row, step in (tokens >= 0).nonzero().tolist():
+            assert part.ids[row, step] == tree.ids[tokens[row, step]]
+            visible = keys[row][part.mask[row, 0, step]].tolist()
+            assert len(visible) == len(set(visible)) == part.positions[row, step] + 1
+            seen[int(tokens[row, step])] = set(visible)
+    return seen
+
+
+@given(SEQUENCES, st.integers(1, 20), st.sampled_from([1, 4, 16, 64]))
+def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_else(
+    sequences: list[list[int]], min_saved: int, row_tokens: int
+) -> None:
+    tree = build_tree(sequences, min_saved=min_saved)
+    expected = {
+        token: set(positions[: place + 1])
+        for positions in map(tree.positions, range(len(sequences)))
+        for place, token in enumerate(positions)
+    }
+    assert seen_by_token(tree, row_tokens) == expected

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rllm.backends.local import token_logprobs
+from rllm.backends.local.token_logprobs import TokenLogprobs, logprobs_and_entropy
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 29])
+def test_chunked_logprobs_equal_the_full_log_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", 8 * 50)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50)
+    hidden, targets = torch.randn(rows, 16, requires_grad=True), torch.randint(0, 50, (rows,))
+    logprobs, entropy = logprobs_and_entropy(hidden, head, targets, temperature=1.3)
+    every = torch.log_softmax(head(hidden) / 1.3, dim=-1)
+    torch.testing.assert_close(logprobs, every[torch.arange(rows), targets])
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=every).entropy())
+    assert not entropy.requires_grad
+    (found,) = torch.autograd.grad(logprobs.sum(), hidden, retain_graph=True)
+    (expected,) = torch.autograd.grad(every[torch.arange(rows), targets].sum(), hidden)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 100])
+def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", chunk_rows * 50)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50, dtype=torch.float64)
+    hidden = torch.randn(29, 16, requires_grad=True, dtype=torch.float64)
+    _, entropy = logprobs_and_entropy(
+        hidden, head, torch.zeros(29, dtype=torch.long), temperature=0.8, entropy_gradient=True
+    )
+    expected = torch.distributions.Categorical(logits=head(hidden) / 0.8).entropy()
+    pull = torch.randn(29, dtype=torch.float64)
+    (found,) = torch.autograd.grad((entropy * pull).sum(), hidden)
+    (wanted,) = torch.autograd.grad((expected * pull).sum(), hidden)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
+
+
+def test_entropy_by_hand() -> None:
+    head = torch.nn.Linear(1, 4, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.0], [0.0], [0.0], [1.0]]))
+    hidden = torch.tensor([[0.0], [math.log(2)]])
+    _, entropy = logprobs_and_entropy(hidden, head, torch.tensor([0, 0]), temperature=1.0)
+    uniform, skewed = math.log(4), 3 * 0.2 * math.log(5) + 0.4 * math.log(2.5)
+    assert entropy.tolist() == pytest.approx([uniform, skewed])
+
+
+class Recorded(torch.nn.Module):
+    """A head that remembers how much it was asked for at once."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, vocabulary)
+        self.out_features = vocabulary
+        self.sizes: list[int] = []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits: Tensor = self.linear(rows)
+        self.sizes.append(logits.numel())
+        return logits
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
+    entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", 1000)
+    head = Recorded(vocabulary=30)
+    kept: list[int] = []
+
+    def remember(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        hidden = torch.randn(500, 4, requires_grad=True)
+        logprobs, entropy = logprobs_and_entropy(
+            hidden, head, torch.zeros(500, dtype=torch.long), temperature=1.0, entropy_gradient=entropy_gradient
+        )
+    forward_sizes = list(head.sizes)
+    (logprobs + entropy).sum().backward()
+    assert max(forward_sizes) <= 1000
+    assert sum(forward_sizes) == 500 * 30
+    assert sum(head.sizes) == 2 * 500 * 30, "computed again in the backward pass"
+    assert max(kept) <= 500 * 4, "and none kept for it"
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_gradients_are_those_of_finite_differences(scale: float) -> None:
+    logits = scale * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 3, 6, 2, 2])
+    assert torch.autograd.gradcheck(lambda logits: TokenLogprobs.apply(logits, targets, True), logits.requires_grad_())
+
+
+def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
+    logits = torch.tensor([[0.0, 500.0]], requires_grad=True)
+    logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), True)
+    logprobs.sum().backward()
+    assert (logprobs.item(), spread.item()) == (-500.0, 0.0)
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[1.0, -1.0]]
