@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -110,10 +111,14 @@ def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: 
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_as_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    AgentSFTTrainer(config_of(policy, whole), TRAIN, HELD_OUT).train()
-    AgentSFTTrainer(config_of(policy, halves, num_steps=2), TRAIN, HELD_OUT).train()
-    AgentSFTTrainer(config_of(policy, halves), TRAIN, HELD_OUT, resume=True).train()
+    AgentSFTTrainer(config_of(policy, whole, store=None), TRAIN, HELD_OUT).train()
+    AgentSFTTrainer(config_of(policy, halves, store=None, num_steps=3, save_every=2), TRAIN, HELD_OUT).train()
+    shutil.rmtree(halves / "checkpoints" / "step-000003")  # as if it had been killed before it was saved
+    AgentSFTTrainer(config_of(policy, halves, store=None), TRAIN, HELD_OUT, resume=True).train()
     assert [reproducible(line) for line in lines_of(halves)] == [reproducible(line) for line in lines_of(whole)]
+    for run in (whole, halves):
+        with closing(open_store(str(run / "traces.db"), read_only=True)) as store:
+            assert len(store.sessions()) == 4 * 4, "one for each demonstration of each step"
 
 
 def test_other_demonstrations_are_another_run(policy: Path, tmp_path: Path) -> None:
