@@ -110,7 +110,7 @@ def test_what_is_left_out_is_counted_by_its_reason() -> None:
         "unscored": 1,
         "no_tokens": 1,
         "not_trainable": 1,
-        "failed": 1,
+        "error": 1,
         "too_few_siblings": 1,
         "zero_variance": 3,
     }

@@ -117,7 +117,7 @@ def test_batch_metrics() -> None:
         "batch/advantage_p10": pytest.approx(-0.7, abs=1e-4),  # of 1, 0, 0 and -1
         "batch/advantage_p90": pytest.approx(0.7, abs=1e-4),
         "tokens/drift": 0.0,
-        "dropped/failed": 1.0,
+        "dropped/error": 1.0,
         "dropped/zero_variance": 2.0,
     }
 

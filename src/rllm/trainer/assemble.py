@@ -15,11 +15,11 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.algorithms.returns import discounted
 from rllm.trainer.filters import LEFT_OUT
+from rllm.trainer.left_behind import reason_of
 from rllm.trainer.roles import PLAIN, Role, Roles
 from rllm.trainer.sequences import sequences_of
 from rllm.trainer.shares import (
     ALONE,
-    FAILED,
     FROZEN,
     NO_GREEDY,
     NO_TOKENS,
@@ -128,7 +128,7 @@ def assemble(
         assert scorer is not None, "an algorithm that needs a reference is given a scorer"
         batch.ref_logprobs = scorer.score_reference(batch)
     dropped = Counter(sample.reason for sample in samples if sample.reason)
-    dropped[FAILED] += sum(episode.failed for episode in episodes)
+    dropped.update(reason_of(episode) for episode in episodes if episode.failed)
     trained = [sample for sample in usable if sample.reason is None]
     return Assembled(
         batch=batch,

@@ -29,6 +29,7 @@ from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.filters import leave_out, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
+from rllm.trainer.left_behind import credits_of_failed
 from rllm.trainer.measure import (
     batch_metrics,
     failure_report,
@@ -123,7 +124,7 @@ class TrainingLoop:
             version = await asyncio.to_thread(self.backend.publish)
         self.steps_done += 1
         with _timed(times, "explain"):
-            await self._explain(assembled, update)
+            await self._explain(assembled, update, episodes)
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         metrics = {
             **self.judge.of_training(sampled),
@@ -214,11 +215,12 @@ class TrainingLoop:
             logger.warning("%s", failure_report(phase, reasons))
         return episodes
 
-    async def _explain(self, assembled: Assembled, update: UpdateResult) -> None:
+    async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         """Keep beside each trace what became of it."""
+        failed = await asyncio.to_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
         logprobs = _logprobs_by_step(assembled, update)
         explained = [replace(credit, trainer_logprobs=logprobs.get(credit.trace_id)) for credit in assembled.credits]
-        await asyncio.wrap_future(self.store.annotate(explained))
+        await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
 
     def _due(self, every: int) -> bool:
         return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)

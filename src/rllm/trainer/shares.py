@@ -14,8 +14,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.roles import PLAIN, Roles
 from rllm.types import Episode, Step, Trajectory, TrajectoryGroup, is_scored
 
-FAILED, UNSCORED, FROZEN, NO_TOKENS, ALONE, NO_GREEDY, ZERO_VARIANCE = (
-    "failed",
+UNSCORED, FROZEN, NO_TOKENS, ALONE, NO_GREEDY, ZERO_VARIANCE = (
     "unscored",
     "not_trainable",
     "no_tokens",

@@ -1,0 +1,37 @@
+"""Rollouts that failed: under which reason they are counted, and the same reason beside every call that they made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rllm.store.base import TraceStore
+from rllm.types import Episode, StepCredit, TerminationReason
+
+
+def reason_of(episode: Episode) -> str:
+    """How a failed episode ended, such as `timeout`; `error` if its code, or a server, raised."""
+    return (episode.termination_reason or TerminationReason.ERROR).value
+
+
+def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: int) -> list[StepCredit]:
+    """One credit for each call of the failed episodes, with the reason why nobody learned from it in this training step."""
+    return [
+        StepCredit(
+            trace_id=trace.id,
+            session_id=episode.session_id,
+            training_step=step,
+            episode_id=episode.id,
+            trajectory_name=_name_of(trace.id, episode),
+            reward=None,
+            dropped=reason_of(episode),
+        )
+        for episode in episodes
+        if episode.failed
+        for trace in store.by_session(episode.session_id)
+    ]
+
+
+def _name_of(trace_id: str, episode: Episode) -> str:
+    """The trajectory that a call was made for, as far as the rollout had come to say so."""
+    names = (path.name for path in episode.trajectories for step in path.steps if step.id == trace_id)
+    return next(names, "")
