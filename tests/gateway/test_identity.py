@@ -1,7 +1,7 @@
 import pytest
 
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorize
+from rllm.gateway.identity import authorization_of, authorize
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,15 @@ def test_a_wrong_key_is_refused(authorization):
     with pytest.raises(GatewayError) as refused:
         authorize(authorization, "secret")
     assert refused.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "authorization"),
+    [
+        ({}, ""),
+        ({b"x-api-key": b"rllm-a"}, "Bearer rllm-a"),
+        ({b"authorization": b"Bearer rllm-b", b"x-api-key": b"rllm-a"}, "Bearer rllm-b"),
+    ],
+)
+def test_a_key_may_come_as_anthropics_clients_send_it(headers, authorization):
+    assert authorization_of(headers) == authorization

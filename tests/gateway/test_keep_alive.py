@@ -1,0 +1,32 @@
+import asyncio
+
+from rllm.gateway.keep_alive import keep_alive
+
+
+class Client:
+    def __init__(self):
+        self.sent = []
+        self.heard_twice = asyncio.Event()
+
+    async def send(self, piece):
+        self.sent.append(piece)
+        if len(self.sent) == 2:
+            self.heard_twice.set()
+
+
+async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
+    client = Client()
+    with keep_alive(client.send, b"~", 0.01):
+        await asyncio.wait_for(client.heard_twice.wait(), timeout=10)
+    num_sent = len(client.sent)
+    await asyncio.sleep(0.05)
+    assert len(client.sent) == num_sent
+
+
+async def test_whoever_speaks_in_time_is_not_interrupted():
+    client = Client()
+    with keep_alive(client.send, b"~", 2.0) as spoken:
+        for _ in range(5):
+            spoken()
+            await asyncio.sleep(0.001)
+    assert client.sent == []
