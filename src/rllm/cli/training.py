@@ -157,7 +157,7 @@ def losses(run_dir: Path) -> list[float]:
 def _evaluated(run_dir: Path, name: str) -> list[float]:
     from rllm.trainer.run_folder import evaluations_of
 
-    return [metrics[name] for metrics in evaluations_of(run_dir)]
+    return [metrics[name] for metrics in evaluations_of(run_dir) if name in metrics]
 
 
 def quiet_libraries() -> None:

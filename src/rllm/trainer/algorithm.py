@@ -62,13 +62,8 @@ def _estimates(estimator: Algorithm, algorithm: Algorithm) -> bool:
 
 
 _OF_ROLLOUTS = (
-    *(
-        "rollout.temperature",
-        "rollout.max_tokens",
-        "rollout.resample_rounds",
-        "rollout.max_staleness",
-        "rollout.max_steps",
-    ),
+    *("rollout.temperature", "rollout.max_tokens", "rollout.max_steps"),
+    *("rollout.resample_rounds", "rollout.max_staleness"),
     *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
     *("filters.ended_by", "filters.truncated", "model.reference_offload"),
 )

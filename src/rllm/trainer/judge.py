@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +10,9 @@ from typing import Protocol
 from rllm.trainer.measure import episode_metrics, eval_metrics, why_unusable
 from rllm.trainer.upstream_metrics import known_eval_metrics, known_training_metrics
 from rllm.types import Episode
+
+_VERDICT = re.compile(r"accuracy$|/solve_|/pass@")
+"""Metrics that count what nobody judged as wrong."""
 
 
 class Judge(Protocol):
@@ -40,7 +44,13 @@ class RolloutJudge:
         return why_unusable(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return {**episode_metrics(episodes), **known_training_metrics(episodes)}
+        return self._told({**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes)
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return {**eval_metrics(episodes), **known_eval_metrics(episodes)}
+        return self._told({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
+
+    def _told(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+        """Without verdicts, where rewards are not needed and nobody gave one."""
+        if self.needs_rewards or any(why_unusable(episode) is None for episode in episodes):
+            return metrics
+        return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}
