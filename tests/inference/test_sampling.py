@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.inference.engine import SamplingParams
+from rllm.inference.local import sampling
 from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, sample, streams, uniforms
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
@@ -56,6 +57,21 @@ def test_impossible_tokens_are_never_drawn() -> None:
     logits[[7, 200]] = 0.0
     tokens, _ = draw(SamplingParams(), logits, draws=2_000)
     assert set(tokens.tolist()) == {7, 200}
+
+
+def test_the_token_drawn_is_where_the_cumulative_probability_passes_the_uniform_number() -> None:
+    uniform = np.array([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53])
+    probabilities = torch.tensor([0.25, 0.0, 0.5, 0.25]).expand(len(uniform), -1)
+    assert sampling.draw(probabilities, uniform).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+@given(st.integers(1, 300), st.integers(0, 9))
+def test_drawing_by_blocks_is_drawing_from_all(vocabulary: int, seed: int) -> None:
+    probabilities = (4 * torch.randn(50, vocabulary, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+    uniform = np.random.default_rng(seed).random(50)
+    ends = probabilities.double().cumsum(-1)
+    expected = torch.searchsorted(ends, torch.from_numpy(uniform)[:, None] * ends[:, -1:], right=True).squeeze(1)
+    assert (sampling.draw(probabilities, uniform) == expected).float().mean() >= 0.98  # but for the last bits
 
 
 def test_top_k_leaves_unrestricted_rows_alone() -> None:

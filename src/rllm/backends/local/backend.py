@@ -231,7 +231,7 @@ class LocalBackend:
         """
         with self._unpublished:
             for name, weight in self.model.named_parameters():
-                if weight.requires_grad and not torch.isfinite(weight).all():
+                if weight.requires_grad and not weight.detach().sum(dtype=torch.float32).isfinite():
                     raise WeightSyncError(
                         f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
                         "or optim.max_grad_norm, and resume from the last checkpoint"

@@ -12,8 +12,8 @@ import torch
 from transformers import Cache
 
 _READ_STEP = 32
-"""Reads are padded to a multiple of this many columns, so that the slices are made anew only now and then."""
-_FIRST_COLUMNS = 256
+"""Reads are padded to a multiple of this many columns, so that the slices are made anew only now and then; there are no
+more to begin with, because what lies apart in memory is read slowly."""
 _FIRST_SLOTS = 8
 
 
@@ -82,9 +82,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         if slots <= self.num_slots and columns <= self.num_columns:
             return False
         wanted_slots = max(self.num_slots, min(_power_of_two(slots, _FIRST_SLOTS), max(self._max_slots, slots)))
-        wanted_columns = max(
-            self.num_columns, min(_power_of_two(columns, _FIRST_COLUMNS), max(self._max_columns, columns))
-        )
+        wanted_columns = max(self.num_columns, min(_power_of_two(columns, _READ_STEP), max(self._max_columns, columns)))
         if not self.fits(wanted_slots, wanted_columns):
             wanted_slots, wanted_columns = slots, -(-columns // _READ_STEP) * _READ_STEP
         old = self.states

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from rllm.inference.engine import SamplingParams
 
 _CANDIDATES = 128
 """How many of the most probable tokens top-p looks at before it sorts the whole vocabulary."""
+_BLOCK = 64
+"""Tokens whose probabilities are added up before one of them is chosen."""
 
 
 @dataclass(kw_only=True)
@@ -78,15 +81,37 @@ def sample(
         best, tokens = logits.max(dim=-1)
         return tokens, best - logits.logsumexp(dim=-1)
     probabilities = logits.softmax(dim=-1)
-    precise = torch.float32 if logits.device.type == "mps" else torch.float64
-    cumulative = probabilities.cumsum(-1, dtype=precise)
-    draws = torch.from_numpy(uniforms(settings.streams, num_sampled)).to(logits.device, precise)
-    # `right` skips tokens of probability zero, which share their cumulative value with the token before them.
-    tokens = torch.searchsorted(cumulative, draws.unsqueeze(1) * cumulative[:, -1:], right=True).squeeze(1)
-    tokens = tokens.clamp_(max=logits.shape[1] - 1)
+    tokens = draw(probabilities, uniforms(settings.streams, num_sampled))
     if settings.greedy is not None:
         tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
     return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+
+
+def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Tensor:
+    """[B] tokens by inversion: those at which the cumulative probability passes `uniform` [B], in [0, 1).
+
+    First the block of tokens in which it does is found, then the token: adding up all V numbers in float64, which small
+    probabilities need, would take longer than the softmax.
+    """
+    rest = -probabilities.shape[1] % _BLOCK
+    blocks = pad(probabilities, (0, rest)).unflatten(1, (-1, _BLOCK))  # [B, V / BLOCK, BLOCK]
+    precise = torch.float32 if probabilities.device.type == "mps" else torch.float64
+    places = torch.from_numpy(uniform).to(probabilities.device, precise).unsqueeze(1)
+    block, places = _invert(blocks.sum(-1).to(precise), places)
+    inside = blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1)
+    token, _ = _invert(inside.to(precise), places)
+    return (block * _BLOCK + token).squeeze(1)
+
+
+def _invert(weights: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of `weights` [B, n] lies at `places` [B, 1], shares of their sum; and where in it, as a share again."""
+    ends = weights.cumsum(-1)
+    target = places * ends[:, -1:]
+    # `right` skips weights of zero, which end where the one before them does.
+    chosen = torch.searchsorted(ends, target, right=True).clamp_(max=weights.shape[1] - 1)
+    weight = weights.gather(1, chosen)
+    within = (target - (ends.gather(1, chosen) - weight)) / weight
+    return chosen, within.clamp_(0.0, 1.0 - torch.finfo(within.dtype).eps)
 
 
 def keep_top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
