@@ -13,6 +13,8 @@ from rllm.errors import StoreError
 from rllm.store import TraceStore, open_store
 from rllm.types import StepCredit, Trace
 
+from .sample_traces import trace_of, turn_of
+
 OpenStore = Callable[[], TraceStore]
 
 
@@ -22,19 +24,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore
     store = open_store(url or request.getfixturevalue("postgres_url"))
     yield store
     store.close()
-
-
-def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
-    values: dict[str, Any] = {
-        "call_id": id,
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "2+2?"}],
-        "response": {"role": "assistant", "content": "4"},
-        "prompt_ids": [1, 70_000, 3],
-        "response_ids": [5, 2],
-        "logprobs": [-0.5, -0.1],
-    }
-    return Trace(id=id, session_id=session_id, **(values | changes))
 
 
 def credit_of(trace_id: str, training_step: int = 1, session_id: str = "s", **changes: Any) -> StepCredit:
@@ -148,23 +137,6 @@ def test_a_deleted_session_may_begin_again(store: TraceStore):
     store.delete("s")
     store.add([trace_of("c")]).result()
     assert [trace.id for trace in store.by_session("s")] == ["c"]
-
-
-def turn_of(number: int, **changes: Any) -> Trace:
-    """A turn of a conversation: question, answer, question, ... and the ids of all of it."""
-    chat = [{"role": ("user", "assistant")[k % 2], "content": f"word {k} " * 50} for k in range(2 * number + 2)]
-    values = {
-        "parent_id": f"turn {number - 1}" if number else None,
-        "messages": chat[:-1],
-        "response": chat[-1],
-        "prompt_ids": list(range(1000, 1000 + 30 * number + 20)),
-        "response_ids": list(range(1000 + 30 * number + 20, 1000 + 30 * number + 30)),
-        "logprobs": [-0.25] * 10,
-        "tools": [{"type": "function", "function": {"name": "add"}}],
-        "sampling": {"temperature": 1.0, "seed": number},
-        "metadata": {"task": 7},
-    }
-    return trace_of(f"turn {number}", **(values | changes))
 
 
 def test_a_conversation_comes_back_as_it_went_in(store: TraceStore):

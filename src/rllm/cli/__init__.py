@@ -13,6 +13,8 @@ from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
 from rllm.cli.gateway import gateway
 from rllm.cli.sft import sft
+from rllm.cli.store import store
+from rllm.cli.traces import traces
 from rllm.cli.train import train
 from rllm.errors import ConfigError, RLLMError
 
@@ -29,6 +31,8 @@ app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(explain)
 app.command()(gateway)
+app.add_typer(traces)
+app.add_typer(store)
 
 
 def _print_version(wanted: bool) -> None:

@@ -37,6 +37,12 @@ def gateway(
             help="vllm: returns token ids, takes extra fields (also SGLang, rllm). openai: rejects unknown fields."
         ),
     ] = "vllm",
+    keep_days: Annotated[
+        float | None, typer.Option(help="Delete sessions this long after their last call.", show_default=False)
+    ] = None,
+    max_gb: Annotated[
+        float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
+    ] = None,
 ) -> None:
     """Capture every call of any agent, exactly, in front of any OpenAI-compatible server."""
     from rllm.gateway.app import create_app
@@ -44,8 +50,10 @@ def gateway(
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream
     from rllm.store import open_store
+    from rllm.store.retention import Retention, pruning
 
     config = GatewayConfig(host=host, port=port, api_key=api_key)
+    retention = Retention(keep_days=keep_days, max_gb=max_gb)
     server = HTTPUpstream(upstream, api_key=upstream_api_key, model=model, kind=upstream_kind)
     listener = bind(host, port)
     try:
@@ -55,7 +63,8 @@ def gateway(
         raise
     try:
         _greet(url_of(listener, host), server, store, needs_key=api_key is not None)
-        serve(create_app(traces, server, config), listener, shutdown_timeout_s=config.shutdown_timeout_s)
+        with pruning(traces, retention):
+            serve(create_app(traces, server, config), listener, shutdown_timeout_s=config.shutdown_timeout_s)
     finally:
         traces.close()
     print("rllm gateway: stopped; every acknowledged call is in the store")

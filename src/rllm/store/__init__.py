@@ -5,11 +5,12 @@ from __future__ import annotations
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore
 
-__all__ = ["SessionInfo", "TraceStore", "open_store"]
+__all__ = ["SessionInfo", "TraceStore", "open_store", "path_of"]
 
 _FORMS = (
     "use 'sqlite:///relative.db', 'sqlite:////absolute.db', a plain path, 'postgresql://HOST/DATABASE', or 'memory:'"
 )
+_MEMORY = ("memory:", "memory://", ":memory:")
 
 
 def open_store(url: str, *, read_only: bool = False) -> TraceStore:
@@ -21,15 +22,29 @@ def open_store(url: str, *, read_only: bool = False) -> TraceStore:
         MissingDependencyError: if the package that it needs is not installed.
         StoreError: if the storage cannot be opened.
     """
-    scheme, separator, rest = url.partition(":")
-    if url in ("memory:", "memory://", ":memory:"):
+    if url in _MEMORY:
         from rllm.store.memory import MemoryTraceStore
 
         return MemoryTraceStore()
-    if scheme in ("postgres", "postgresql"):
+    path = path_of(url)
+    if path is None:
         from rllm.store.postgres import PostgresTraceStore
 
         return PostgresTraceStore(url, read_only=read_only)
+    from rllm.store.sqlite import SqliteTraceStore
+
+    return SqliteTraceStore(path, read_only=read_only)
+
+
+def path_of(url: str) -> str | None:
+    """The file that a URL names; `None` where the store is no file.
+
+    Raises:
+        ConfigError: if the URL names no store of this version.
+    """
+    scheme, separator, rest = url.partition(":")
+    if url in _MEMORY or (scheme in ("postgres", "postgresql") and rest.startswith("//")):
+        return None
     if separator and rest.startswith("//") and scheme != "sqlite":
         raise ConfigError(f"store={url!r}: there is no {scheme!r} trace store in this version: {_FORMS}")
     path = url
@@ -39,6 +54,4 @@ def open_store(url: str, *, read_only: bool = False) -> TraceStore:
         path = rest.removeprefix("///")
     if not path.strip():
         raise ConfigError(f"store={url!r} names no file: {_FORMS}")
-    from rllm.store.sqlite import SqliteTraceStore
-
-    return SqliteTraceStore(path, read_only=read_only)
+    return path

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from rllm.types import StepCredit, Trace
 
@@ -73,3 +74,9 @@ class TraceStore(Protocol):
     def close(self) -> None:
         """Finish pending writes and release the storage. Closing twice is allowed."""
         ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...

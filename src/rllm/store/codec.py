@@ -182,6 +182,19 @@ def pack_document(value: Any) -> bytes:
         return pack_json(json.dumps(_plain(value, _DEEPEST)).encode(), _STANDARD)
 
 
+def plain_text(text: str) -> str:
+    """Text that can be encoded: half of a surrogate pair becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def any_to_json(value: Any) -> bytes:
+    """Any value as JSON, with what JSON has no form for as in `pack_document`."""
+    try:
+        return to_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(value, _DEEPEST)).encode()
+
+
 def to_json(value: Any) -> bytes:
     """Any value as JSON.
 

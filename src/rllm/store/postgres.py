@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rllm.errors import ConfigError, MissingDependencyError, StoreError
 from rllm.store import rows
+from rllm.store.codec import plain_text
 from rllm.store.rows import Row
 from rllm.store.sql import SqlTraceStore
 from rllm.store.writer import GroupCommitWriter
@@ -113,8 +114,7 @@ class PostgresTraceStore(SqlTraceStore):
             self._writer = GroupCommitWriter(_WritableServer(self.server), timeout_s=timeout_s)
             # Runs when the store is collected and when the interpreter ends: what was added is flushed either way.
             weakref.finalize(self, self._writer.close)
-        self._idle_readers: list[psycopg.Connection[TupleRow]] = [self.server.connect()]
-        self.server.check_version(self._idle_readers[0])
+        self._idle_readers: list[psycopg.Connection[TupleRow]] = [self.server.connect_to_tables()]
         weakref.finalize(self, _close_all, self._idle_readers)
 
     def num_bytes(self) -> int:
@@ -185,7 +185,19 @@ class _Server:
             raise self.named(error) from error
         return connection
 
-    def make_tables(self, connection: psycopg.Connection[TupleRow]) -> None:
+    def connect_to_tables(self, *, make: bool = False) -> psycopg.Connection[TupleRow]:
+        """Raises `StoreError` too if there are no tables of this version."""
+        connection = self.connect()
+        try:
+            if make:
+                self._make_tables(connection)
+            self._check_version(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _make_tables(self, connection: psycopg.Connection[TupleRow]) -> None:
         try:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -195,9 +207,8 @@ class _Server:
                     connection.execute("INSERT INTO version VALUES (%s)", [rows.SCHEMA])
         except psycopg.Error as error:
             raise self.named(error) from error
-        self.check_version(connection)
 
-    def check_version(self, connection: psycopg.Connection[TupleRow]) -> None:
+    def _check_version(self, connection: psycopg.Connection[TupleRow]) -> None:
         if not _has_tables(connection):
             raise StoreError(f"trace store {self.name} holds nothing: nothing was ever written to it")
         found = connection.execute("SELECT schema FROM version").fetchone()
@@ -226,8 +237,7 @@ class _WritableServer:
 
     def __init__(self, server: _Server) -> None:
         self._server = server
-        self._connection = server.connect()
-        server.make_tables(self._connection)
+        self._connection = server.connect_to_tables(make=True)
 
     def transact(self, body: Callable[[PostgresConnection], R]) -> R:
         deadline = time.monotonic() + self._server.timeout_s
@@ -266,11 +276,10 @@ class _WritableServer:
 
 
 class PostgresConnection:
-    """A `SqlConnection` to PostgreSQL. Sessions that are written to are locked, so that nobody deletes them meanwhile."""
+    """A `SqlConnection` to PostgreSQL. Sessions that are written to are locked, so that nobody else does so meanwhile."""
 
     schema = rows.SCHEMA
     lock = " FOR UPDATE"
-    share = " FOR NO KEY UPDATE"
 
     def __init__(self, connection: psycopg.Connection[TupleRow]) -> None:
         self._connection = connection
@@ -282,7 +291,7 @@ class PostgresConnection:
     def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
         began = {_storable(name): created_at for name, created_at in sessions.items()}
         self._seqs.clear()
-        while missing := sorted(began.keys() - self._seqs.keys()):  # in one order, so that two writers never deadlock
+        while missing := [name for name in began if name not in self._seqs]:
             self._connection.execute(
                 "INSERT INTO sessions (id, created_at) SELECT * FROM unnest(%s::text[], %s::float8[]) "
                 "ON CONFLICT (id) DO NOTHING",
@@ -290,7 +299,7 @@ class PostgresConnection:
             )
             # One that another process deletes between the two statements is missing again.
             found = self._connection.execute(
-                "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR KEY SHARE", [missing]
+                "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [missing]
             )
             self._seqs.update(found)
 
@@ -324,4 +333,4 @@ def _storable(value: Any) -> Any:
     """Text that PostgreSQL can hold."""
     if not isinstance(value, str):
         return value
-    return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return plain_text(value).replace("\0", "\\x00")

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
-from rllm.store.codec import pack_floats, unpack_document, unpack_floats, unpack_ids
+from rllm.store.codec import pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
 from rllm.store.turns import PackedTrace, pack_trace, unpack_document_of
 from rllm.types import StepCredit, Trace
 
@@ -109,7 +109,7 @@ def trace_to_row(packed: PackedTrace) -> Row:
         trace.template_hash,
         trace.logprobs_kind,
         trace.started_at,
-        trace.error,
+        trace.error and plain_text(trace.error),
         packed.prompt_ids,
         packed.response_ids,
         pack_floats(trace.logprobs),

@@ -40,13 +40,11 @@ class SqlConnection(Protocol):
     lock: str
     """What makes a SELECT of a session wait until nobody else writes to it, and keep others from it; empty where a writer
     is alone anyway."""
-    share: str
-    """The same for changes of the session's own row only."""
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
     def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
-        """Create the sessions that are not there yet; the values are when they began, in Unix seconds."""
+        """Create the sessions that are not there yet, and keep other writers from all of them; the values are when they began, in Unix seconds."""
         ...
 
     def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
@@ -191,7 +189,6 @@ def _put(connection: SqlConnection, written: Written) -> None:
         connection.execute(rows.insert_traces(1), _based(connection, [written])[0])
         return
     [seq] = found
-    connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (trace.session_id,))
     if connection.execute(rows.IS_A_BASE, (trace.session_id, seq)).fetchone() is not None:
         stored = connection.execute(rows.select_traces(connection.schema), (trace.session_id,)).fetchall()
         for child in rows.rows_to_rewrite(stored, trace.session_id, seq):
@@ -210,11 +207,12 @@ def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]
 
 
 def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[None]:
-    connection.ensure_sessions({session_id: created_at for session_id, _, created_at in reversed(sessions)})
+    began: dict[str, float] = {}
+    for session_id, _, created_at in sessions:
+        began.setdefault(session_id, created_at)
+    connection.ensure_sessions(began)
     for session_id, metadata, _ in sessions:
-        [stored] = connection.execute(
-            f"SELECT metadata FROM sessions WHERE id = ?{connection.share}", (session_id,)
-        ).fetchone()
+        [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
         merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
         connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
     return [None] * len(sessions)

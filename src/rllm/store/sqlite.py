@@ -146,7 +146,7 @@ class SqliteConnection:
     """A `SqlConnection` to SQLite."""
 
     schema = rows.SCHEMA
-    lock = share = ""
+    lock = ""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -1,0 +1,92 @@
+"""`rllm store`: what is done to a whole trace store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm.store.base import TraceStore
+
+store = typer.Typer(name="store", help="Copy and prune trace stores.", no_args_is_help=True)
+
+DEFAULT = "sqlite:///traces.db"
+
+
+def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
+    """Open a store that is there.
+
+    Raises:
+        ConfigError: if the URL names no store, a directory, or a file that does not exist.
+    """
+    from pathlib import Path
+
+    from rllm.store import open_store, path_of
+
+    path = path_of(url)
+    if path is None and not url.startswith("postgres"):
+        raise ConfigError(f"store={url!r} is empty whenever it is opened: name a file or a database")
+    if path is not None and not Path(path).expanduser().exists():
+        raise ConfigError(f"store={url!r}: there is no such file")
+    return open_store(url, read_only=read_only)
+
+
+@store.command()
+def migrate(
+    source: Annotated[str, typer.Argument(help="Store to copy from: a file or a URL.", metavar="SRC")],
+    target: Annotated[str, typer.Argument(help="Store to copy to; it is made if it is not there.", metavar="DST")],
+) -> None:
+    """Copy every session, with its traces and credits, from one store to another; begun again, it goes on.
+
+    Each session is read back and compared. The source stays as it is.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from rllm.store import open_store
+    from rllm.store.copying import Copied, copy_store
+    from rllm.store.retention import every_session
+
+    if source == target:
+        raise ConfigError(f"SRC and DST are both {source!r}: name two stores")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("sessions")
+    with (
+        open_existing(source) as read,
+        open_store(target) as written,
+        Progress(*columns, console=Console(stderr=True)) as bar,
+    ):
+        task = bar.add_task("copying", total=sum(1 for _ in every_session(read)))
+
+        def show(copied: Copied) -> None:
+            bar.update(task, completed=copied.num_sessions + copied.num_skipped)
+
+        copied = copy_store(read, written, show)
+    print(
+        f"{copied.num_sessions} sessions with {copied.num_traces} traces copied and compared; "
+        f"{copied.num_skipped} were there already"
+    )
+
+
+@store.command()
+def prune(
+    url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT,
+    keep_days: Annotated[
+        float | None, typer.Option(help="Delete sessions whose last call is older.", show_default=False)
+    ] = None,
+    max_gb: Annotated[
+        float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
+    ] = None,
+) -> None:
+    """Delete old sessions, by age, by size, or both."""
+    from rllm.store.retention import Retention
+    from rllm.store.retention import prune as delete_old
+
+    retention = Retention(keep_days=keep_days, max_gb=max_gb)
+    if not retention:
+        raise ConfigError("nothing says what to delete: give --keep-days, --max-gb, or both")
+    with open_existing(url, read_only=False) as opened:
+        pruned = delete_old(opened, retention)
+    print(f"{pruned.num_sessions} sessions with {pruned.num_traces} traces deleted")

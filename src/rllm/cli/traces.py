@@ -1,0 +1,176 @@
+"""`rllm traces`: look into a trace store, take traces out of it, and delete them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rllm.cli.store import DEFAULT, open_existing
+from rllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm.store.base import SessionInfo, TraceStore
+    from rllm.types import Message, Trace
+
+traces = typer.Typer(name="traces", help="List, show, export and delete captured calls.", no_args_is_help=True)
+
+Store = Annotated[str, typer.Option("--store", help="Where the traces are: a file or a URL.", metavar="STORE")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+
+
+@traces.command("list")
+def list_sessions(
+    url: Store = DEFAULT,
+    limit: Annotated[int, typer.Option(help="How many to list.", min=1)] = 20,
+    offset: Annotated[int, typer.Option(help="How many of the newest to leave out.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, newest first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    with open_existing(url) as store:
+        found = store.sessions(limit=limit, offset=offset)
+    if as_json:
+        _print_json([_session_to_dict(info) for info in found])
+        return
+    table = Table("session", "began", "calls", "metadata")
+    for info in found:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_at))
+        table.add_row(escape(info.id), began, str(info.num_traces), escape(_short(info.metadata)))
+    _console().print(table)
+
+
+@traces.command()
+def show(
+    session: Annotated[str, typer.Argument(help="Session.")],
+    trace: Annotated[str | None, typer.Argument(help="One call of it, by its id.", show_default=False)] = None,
+    url: Store = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show the calls of a session, or one of them with its messages."""
+    from rich.markup import escape
+
+    with open_existing(url) as store:
+        found = _known(store, session)
+        calls = store.by_session(found.id)
+    if trace is not None:
+        calls = [call for call in calls if call.id == trace]
+        if not calls:
+            raise ConfigError(f"trace={trace!r} is not in session {session!r}: `rllm traces show {session}` lists them")
+    if as_json:
+        _print_json(calls[0].to_dict() if trace else [call.to_dict() for call in calls])
+        return
+    console = _console()
+    if trace is None:
+        console.print(f"[bold]{escape(session)}[/]  {escape(_short(found.metadata))}")
+        console.print(_table_of(calls))
+        return
+    console.print(_table_of(calls))
+    for message in [*calls[0].messages, calls[0].response]:
+        console.print(f"[bold]{escape(str(message.get('role', '')))}[/]  {escape(_words_of(message))}")
+
+
+@traces.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="File to write; .jsonl or .parquet.")],
+    url: Store = DEFAULT,
+    session: Annotated[
+        list[str] | None, typer.Option(help="Only this session; may be repeated.", show_default=False)
+    ] = None,
+    kind: Annotated[
+        Literal["jsonl", "parquet"] | None,
+        typer.Option("--format", help="What to write, whatever the file's name says.", show_default=False),
+    ] = None,
+) -> None:
+    """Write traces to a file: one JSON object a line, or Parquet."""
+    from rllm.store.export import export_traces
+
+    suffix = path.suffix.removeprefix(".")
+    chosen = kind or suffix
+    if chosen not in ("jsonl", "parquet"):
+        raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: say which with --format")
+    with open_existing(url) as store:
+        sessions = [_known(store, name) for name in session] if session else None
+        count = export_traces(_every_trace(store, sessions), path, chosen)  # type: ignore[arg-type]
+    print(f"{count} traces written to {path}")
+
+
+@traces.command()
+def delete(
+    session: Annotated[list[str], typer.Argument(help="Sessions.")],
+    url: Store = DEFAULT,
+) -> None:
+    """Delete sessions with their traces. By age or size: `rllm store prune`."""
+    from rllm.store.retention import delete_sessions
+
+    with open_existing(url, read_only=False) as store:
+        for name in session:
+            _known(store, name)  # all of them, before anything is deleted
+        pruned = delete_sessions(store, session)
+    print(f"{pruned.num_sessions} sessions with {pruned.num_traces} traces deleted")
+
+
+def _known(store: TraceStore, session_id: str) -> SessionInfo:
+    found = store.session(session_id)
+    if found is None:
+        some = ", ".join(info.id for info in store.sessions(limit=5))
+        raise ConfigError(f"session={session_id!r} is not in the store; the latest there are {some or 'none'}")
+    return found
+
+
+def _every_trace(store: TraceStore, sessions: list[SessionInfo] | None) -> Iterator[Trace]:
+    from rllm.store.retention import every_session
+
+    for info in every_session(store) if sessions is None else sessions:
+        yield from store.by_session(info.id)
+
+
+def _table_of(calls: list[Trace]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("call", "model", "tokens", "version", "ended", "answer")
+    for call in calls:
+        ended = call.error or call.finish_reason or ""
+        version = "" if call.weight_version is None else str(call.weight_version)
+        size = f"{len(call.prompt_ids)} + {len(call.response_ids)}"
+        table.add_row(
+            escape(call.id), escape(call.model), size, version, escape(ended), escape(_words_of(call.response)[:80])
+        )
+    return table
+
+
+def _words_of(message: Message) -> str:
+    from rllm.store.codec import plain_text
+    from rllm.types import text_of
+
+    tools = [str((call.get("function") or {}).get("name")) for call in message.get("tool_calls") or []]
+    return plain_text(" ".join([text_of(message), *(f"[calls {name}]" for name in tools)]).strip())
+
+
+def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
+    return {"id": info.id, "created_at": info.created_at, "num_traces": info.num_traces, "metadata": info.metadata}
+
+
+def _short(metadata: dict[str, Any]) -> str:
+    from rllm.store.codec import plain_text
+
+    return plain_text(", ".join(f"{name}={value}" for name, value in metadata.items()))[:120]
+
+
+def _print_json(value: Any) -> None:
+    from rllm.store.codec import any_to_json
+
+    print(any_to_json(value).decode())
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

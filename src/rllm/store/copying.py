@@ -1,0 +1,83 @@
+"""Sessions from one store to another, whole: with their age, metadata, traces and credits; and read back to be sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rllm.errors import StoreError
+from rllm.store.base import SessionInfo, TraceStore
+
+_PAGE = 64
+"""Sessions that are under way at once: they share commits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copied:
+    """How far a copy has come."""
+
+    num_sessions: int = 0
+    num_traces: int = 0
+    num_skipped: int = 0
+    """Sessions that were there already, from an attempt before."""
+
+
+def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Copied], None]) -> Copied:
+    """Copy every session, oldest first. What is whole in the target already is skipped, so a copy may be begun again.
+
+    Raises:
+        StoreError: if a session is not the same in the target afterwards: it had other traces under the same ids.
+    """
+    copied = Copied()
+    for page in _pages(source):
+        missing = [info for info in page if not _is_whole(source, target, info)]
+        _copy(source, target, missing)
+        for info in missing:
+            _check(source, target, info)
+        copied = Copied(
+            num_sessions=copied.num_sessions + len(missing),
+            num_traces=copied.num_traces + sum(info.num_traces for info in missing),
+            num_skipped=copied.num_skipped + len(page) - len(missing),
+        )
+        on_progress(copied)
+    return copied
+
+
+def _pages(store: TraceStore) -> Iterator[list[SessionInfo]]:
+    offset = 0
+    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=True):
+        yield page
+        offset += len(page)
+
+
+def _is_whole(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:
+    found = target.session(info.id)
+    return (
+        found is not None
+        and (found.num_traces, found.metadata) == (info.num_traces, info.metadata)
+        and target.credits(info.id) == source.credits(info.id)
+    )
+
+
+def _copy(source: TraceStore, target: TraceStore, sessions: list[SessionInfo]) -> None:
+    _wait(target.open_session(info.id, info.metadata, created_at=info.created_at) for info in sessions)
+    # Turn by turn, because a turn is kept as what it adds to those that are durable.
+    for turn in zip_longest(*(source.by_session(info.id) for info in sessions)):
+        _wait(target.add([trace]) for trace in turn if trace is not None)
+    _wait(target.annotate(source.credits(info.id)) for info in sessions)
+
+
+def _wait(writes: Iterable[Future[None]]) -> None:
+    for write in list(writes):
+        write.result()
+
+
+def _check(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
+    same = source.by_session(info.id) == target.by_session(info.id) and _is_whole(source, target, info)
+    if not same and source.session(info.id) == info:  # else it was written to meanwhile: the next run copies the rest
+        raise StoreError(
+            f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
+            "session before; delete it there (`rllm traces delete`), or copy into an empty store"
+        )

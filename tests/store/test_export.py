@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store.export import export_traces
+from rllm.types import Trace
+
+from .sample_traces import trace_of, turn_of
+
+TRACES = [turn_of(3), trace_of(error="half \ud83e", metadata={"n": 2**70, "words": "müsli"}, weight_version=3)]
+
+
+def test_json_lines_have_every_field(tmp_path: Path):
+    assert export_traces(TRACES, tmp_path / "out.jsonl", "jsonl") == 2
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [Trace.from_dict(json.loads(line)) for line in lines] == TRACES
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_parquet_has_ids_as_numbers_and_messages_as_json(tmp_path: Path):
+    assert export_traces(TRACES, tmp_path / "out.parquet", "parquet") == 2
+    first, second = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert (first["prompt_ids"], first["logprobs"]) == (turn_of(3).prompt_ids, [-0.25] * 10)
+    assert json.loads(first["messages"]) == turn_of(3).messages
+    assert json.loads(second["metadata"]) == {"n": 2**70, "words": "müsli"}
+    assert (second["weight_version"], second["error"]) == (3, "half \\ud83e")
+
+
+def test_nothing_gives_an_empty_file(tmp_path: Path):
+    assert export_traces([], tmp_path / "out.jsonl", "jsonl") == 0
+    assert export_traces([], tmp_path / "out.parquet", "parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
+
+
+def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+
+    def broken():
+        yield TRACES[0]
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ConfigError, match=r"out\.jsonl' cannot be written \(No space left on device\)"):
+        export_traces(broken(), path, "jsonl")
+    assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl"]
+    assert path.read_text() == "old"
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        export_traces(TRACES, tmp_path / "nowhere" / "out.jsonl", "jsonl")

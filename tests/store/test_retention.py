@@ -1,0 +1,82 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store import TraceStore, open_store
+from rllm.store.retention import Pruned, Retention, prune, pruning
+
+from .sample_traces import trace_of
+
+DAY_S = 86_400
+
+
+@pytest.fixture(params=["memory:", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path):
+    with open_store("memory:" if request.param == "memory:" else str(tmp_path / "traces.db")) as store:
+        yield store
+
+
+def begin(store: TraceStore, name: str, *, days_ago: float, last_call_days_ago: float | None = None) -> None:
+    now = time.time()
+    store.open_session(name, {}, created_at=now - days_ago * DAY_S).result()
+    called = now - (days_ago if last_call_days_ago is None else last_call_days_ago) * DAY_S
+    # 22,500 bytes, which nothing makes smaller.
+    ids = [(k * 99_991 + len(name)) % 150_000 for k in range(10_000)]
+    store.add([trace_of("a", name, started_at=called, prompt_ids=ids)]).result()
+
+
+def names(store: TraceStore) -> list[str]:
+    return [info.id for info in store.sessions(oldest_first=True)]
+
+
+def test_sessions_go_so_many_days_after_their_last_call(store: TraceStore):
+    begin(store, "old", days_ago=9)
+    begin(store, "old and in use", days_ago=9, last_call_days_ago=1)
+    begin(store, "older", days_ago=30)
+    begin(store, "new", days_ago=1)
+    assert prune(store, Retention(keep_days=7)) == Pruned(num_sessions=2, num_traces=2)
+    assert names(store) == ["old and in use", "new"]
+
+
+def test_the_oldest_go_until_the_rest_has_room(store: TraceStore):
+    for number in range(12):
+        begin(store, f"{number:02}", days_ago=20 - number)
+    before = store.num_bytes()
+    pruned = prune(store, Retention(max_gb=before / 2 / 1e9))
+    assert store.num_bytes() <= before / 2
+    assert 6 <= pruned.num_sessions <= 8
+    assert names(store) == [f"{number:02}" for number in range(pruned.num_sessions, 12)]
+
+
+def test_what_is_in_use_stays_whatever_room_it_takes(store: TraceStore):
+    begin(store, "in use", days_ago=3, last_call_days_ago=0)
+    begin(store, "unused", days_ago=2)
+    assert prune(store, Retention(max_gb=1e-6)).num_sessions == 1
+    assert names(store) == ["in use"]
+
+
+def test_without_limits_everything_stays(store: TraceStore):
+    begin(store, "old", days_ago=900)
+    assert not Retention()
+    assert prune(store, Retention()) == Pruned()
+    assert names(store) == ["old"]
+
+
+def test_a_thread_prunes_now_and_again(store: TraceStore):
+    begin(store, "old", days_ago=9)
+    with pruning(store, Retention(keep_days=7), every_s=0.01):
+        deadline = time.monotonic() + 30
+        for name in ("another", "a third"):
+            begin(store, name, days_ago=8)
+            while name in names(store) or "old" in names(store):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+
+
+@pytest.mark.parametrize("limits", [{"keep_days": 0}, {"keep_days": -1.0}, {"max_gb": 0}, {"max_gb": float("nan")}])
+def test_limits_that_keep_nothing_are_refused(limits: dict[str, float]):
+    [name] = limits
+    with pytest.raises(ConfigError, match=rf"{name}=.*: use a number above 0"):
+        Retention(**limits)
