@@ -111,7 +111,7 @@ def _rows(source: Any, name: str) -> list[Row]:
     if isinstance(source, str | Path) and (path := store_of(source)) is not None:
         rows = _stored_rows(path)
         if not rows:
-            raise ConfigError(f"{name}={str(source)!r} holds no rollouts that were scored")
+            raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
         return rows
     if isinstance(source, str | Path) or callable(source):
         items: Iterable[Any] = Dataset.load(source)
