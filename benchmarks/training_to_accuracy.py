@@ -42,7 +42,7 @@ class Results:
         """From the file, or by running it."""
         key = json.dumps(_identity(job))
         if key not in self._known:
-            result = run_job(job, self._peer_python)
+            result = run_job(job, self._peer_python, tell=lambda news: report(f"  {news}"))
             with self._file.open("a") as file:
                 file.write(json.dumps({"job": _identity(job), "result": result}) + "\n")
             self._known[key] = result
@@ -57,14 +57,15 @@ def _identity(job: Job) -> dict[str, Any]:
 
 def say(job: Job, result: Result) -> None:
     end = "reached" if result["reached"] else "not reached"
-    steps, best = len(result["cpu_s"]), max(result["accuracies"].values())
-    first = next(iter(result["accuracies"].values()))
-    print(
-        f"{job.side:5} lr {job.lr:g} seed {job.seed}: {job.target} {end} after {steps} steps, "
-        f"{sum(result['cpu_s']):.0f} CPU-s ({first:.2f} to {best:.2f})",
-        file=sys.stderr,
-        flush=True,
+    accuracies = list(result["accuracies"].values())
+    report(
+        f"{job.side} lr {job.lr:g} seed {job.seed}: {job.target} {end} after {len(result['cpu_s'])} steps, "
+        f"{sum(result['cpu_s']):.0f} CPU-s ({accuracies[0]:.2f} to {max(accuracies):.2f})"
     )
+
+
+def report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def best_rate(results: Results, job: Job) -> tuple[float, Result]:

@@ -1,10 +1,11 @@
-"""Runs the job that is given as JSON, and prints what it cost."""
+"""Runs the job that is given as JSON, and prints its news and at last what it cost, a line of JSON each."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 
 from .jobs import Job
 
@@ -21,8 +22,10 @@ def main() -> None:
         from .ours import train
     else:
         from .peer import train
-    watch = Watch(job)
-    train(job, watch)
+    out = sys.stdout
+    watch = Watch(job, tell=lambda news: print(json.dumps({"news": news}), file=out, flush=True))
+    with redirect_stdout(sys.stderr):  # what the trainers print
+        train(job, watch)
     print(json.dumps(watch.summary()))
 
 

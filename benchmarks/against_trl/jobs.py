@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 Side = Literal["rllm", "TRL"]
+FOLDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +33,24 @@ class Job:
     """Whether matrix products of the update are done in bfloat16."""
 
 
-def run_job(job: Job, peer_python: str) -> dict[str, Any]:
-    """What the run cost; see `watch.Watch.summary`."""
+def run_job(job: Job, peer_python: str, tell: Callable[[str], None] = lambda news: None) -> dict[str, Any]:
+    """What the run cost; see `watch.Watch.summary`. `tell` hears of every test of the policy."""
     python = sys.executable if job.side == "rllm" else str(Path(peer_python).absolute())
-    done = subprocess.run(
-        [python, "-m", "against_trl", json.dumps(asdict(job))],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{job} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    command = [python, "-m", "against_trl", json.dumps(asdict(job))]
+    said: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, cwd=FOLDER, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            said = json.loads(line)
+            if "news" in said:
+                tell(said["news"])
+        if process.wait() != 0:
+            errors.seek(0)
+            raise SystemExit(f"{job} failed:\n{errors.read()[-3000:]}")
+    return said
 
 
 def has_peer(peer_python: str) -> bool:

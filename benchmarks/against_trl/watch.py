@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .jobs import Job
@@ -15,8 +16,9 @@ STEPS_BETWEEN_TESTS = 5
 class Watch:
     """Counts CPU and wall seconds from `start`, and from each step's end to the next; testing the policy is not counted."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, tell: Callable[[str], None]) -> None:
         self._job = job
+        self._tell = tell
         self._seconds: list[tuple[float, float]] = []
         self._accuracies: dict[int, float] = {}
         self.num_tokens = 0
@@ -56,7 +58,9 @@ class Watch:
 
     def _test(self, model: Any, tokenizer: Any) -> None:
         if self._job.target is not None:
-            self._accuracies[len(self._seconds)] = sampled_accuracy(model, tokenizer)
+            step = len(self._seconds)
+            self._accuracies[step] = sampled_accuracy(model, tokenizer)
+            self._tell(f"step {step}: accuracy {self._accuracies[step]:.2f}, {sum(self._cpu_s):.0f} CPU-s")
 
     def summary(self) -> dict[str, Any]:
         return {
