@@ -51,6 +51,10 @@ def is_scored(reward: float | None) -> bool:
     return reward is not None and not isinstance(reward, Unscored)
 
 
+DRIFT_KEY = "rllm.drift"
+"""Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """One sampled answer of one model call, exactly as the inference server produced it.
@@ -202,6 +206,8 @@ class Step:
 
     def fill_from(self, trace: Trace) -> None:
         """Take the tokens, and whatever the agent left empty, from the trace of the same id."""
+        if DRIFT_KEY in trace.metadata:
+            self.info[DRIFT_KEY] = trace.metadata[DRIFT_KEY]
         self.prompt_ids = trace.prompt_ids
         self.response_ids = trace.response_ids
         self.logprobs = trace.logprobs

@@ -18,7 +18,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.backends.base import UpdateResult
 from rllm.inference.engine import ModelOutput
-from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted import ScriptedEngine, encode_prompt
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 from rllm.trainer.config import TrainConfig
 
@@ -42,6 +42,10 @@ class RecordingEngine(ScriptedEngine):
             return await super().get_model_response(messages, tools=tools, **params)
         finally:
             self.num_live -= 1
+
+    def continued_prompt(self, known_ids: list[int], messages: Any, num_known: int, **options: Any) -> list[int]:
+        """What is asked for with it shows in `params`."""
+        return [*known_ids, *encode_prompt(messages[num_known:], None)]
 
 
 class ScriptedBackend:

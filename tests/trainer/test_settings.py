@@ -89,6 +89,14 @@ def out_of_turns(word: str, base_url: str) -> Any:
 
 _tried: list[str] = []
 
+
+def in_two_turns(word: str, base_url: str) -> float:
+    answer = ask(base_url, word)
+    said = [{"role": "user", "content": word}, {"role": "assistant", "content": answer}]
+    ask(base_url, [*said, {"role": "user", "content": "Sure?"}])
+    return float(len(base_url) % 2)
+
+
 COMMON: dict[str, Any] = {
     "num_steps": 2,
     "save_every": 1,
@@ -143,6 +151,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "model.path": ("other", lambda run: run.backend.config.model.path, "other"),
     "gateway.host": ("localhost", lambda run: run.urls[0].split(":")[1], "//localhost"),
     "gateway.port": (PORT, lambda run: run.urls[0].split("/")[2], f"127.0.0.1:{PORT}"),
+    "gateway.exact_turns": (False, lambda run: any("prompt_token_ids" in params for params in run.params), False),
     "algorithm": (
         {"name": "grpo", "clip_high": 0.9, "normalize_std": False},
         lambda run: [getattr(run.backend.algorithms[0], name) for name in ("clip_high", "normalize_std")],
@@ -152,6 +161,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
 AGENTS = {
     "rollout.timeout_s": slow,
     "rollout.num_retries": failing_once,
+    "gateway.exact_turns": in_two_turns,
     "rollout.resample_rounds": alike,
     "filters.truncated": cut_off,
     "filters.ended_by": out_of_turns,

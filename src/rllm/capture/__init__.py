@@ -1,6 +1,7 @@
 """Model calls to traces: the one place where ids, log-probabilities and lengths are checked. No HTTP, no storage."""
 
 from rllm.capture.chat import SAMPLING_FIELDS, failed_trace, parent_of, sampling_of, traces_from_chat
+from rllm.capture.conversations import Conversations, Prior, Said
 from rllm.capture.sampled import trace_from_output
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.capture.strip import strip_chunk, strip_token_fields
@@ -9,7 +10,10 @@ from rllm.capture.tokens import has_labels
 __all__ = [
     "SAMPLING_FIELDS",
     "ChatStream",
+    "Conversations",
+    "Prior",
     "SSEDecoder",
+    "Said",
     "failed_trace",
     "has_labels",
     "parent_of",

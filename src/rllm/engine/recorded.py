@@ -13,17 +13,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from rllm.capture import failed_trace, parent_of, trace_from_output
+from rllm.capture import Conversations, Said, failed_trace, parent_of, trace_from_output
 from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.ids import new_id
+from rllm.inference.continued import continued_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.seeds import CallSeeds
-from rllm.sdk.context import Frame, current_frame
+from rllm.sdk.context import Frame, Session, current_frame
 from rllm.store.base import TraceStore
-from rllm.types import Message, Trace
+from rllm.types import DRIFT_KEY, Message, Trace
 
 _imposed: ContextVar[tuple[Mapping[str, Any], CallSeeds]] = ContextVar("rllm_imposed_sampling")
 
@@ -46,6 +48,7 @@ class RecordedEngine:
         self.inference = inference
         self.store = store
         self.model = model
+        self._conversations: WeakKeyDictionary[Session, Conversations] = WeakKeyDictionary()
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
@@ -71,7 +74,15 @@ class RecordedEngine:
         started_at, clock = time.time(), time.perf_counter()
         request = {**asked, "messages": messages, "tools": list(tools) if tools else None, "model": self.model}
         shared: dict[str, Any] = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
+        # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
+        known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
+        said = Said.of(messages, tools)
         try:
+            prior = None if asked.get("prompt_token_ids") is not None else known.prior_of(said)
+            if prior is not None:
+                asked["prompt_token_ids"] = continued_prompt(
+                    self.inference, prior.token_ids, messages, prior.num_messages, request
+                )
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:
             failed = failed_trace(request, error=f"{type(error).__name__}: {error}", call_id=call_id, **shared)
@@ -88,7 +99,10 @@ class RecordedEngine:
             parent_id=parent_of(output.prompt_ids, frame.session.llm_calls),
             **shared,
         )
+        if drift := known.drift_of(said, output.prompt_ids):
+            trace.metadata[DRIFT_KEY] = drift
         await self._keep(trace, call.traces)
+        known.add(said, trace)
         return replace(output, id=call_id)
 
     async def _keep(self, trace: Trace, calls: list[Trace]) -> None:

@@ -44,7 +44,7 @@ def create_app(
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store)
-    gateway = Gateway(store, upstream, require_tokens=config.require_tokens)
+    gateway = Gateway(store, upstream, require_tokens=config.require_tokens, exact_turns=config.exact_turns)
     calls = _call_endpoints(gateway, sessions, config)
 
     @asynccontextmanager

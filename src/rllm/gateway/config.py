@@ -19,6 +19,9 @@ class GatewayConfig:
     """What clients must present as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); needed on any but a loopback host."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
+    exact_turns: bool = True
+    """Whether a later turn's prompt is made of the tokens that were sampled before, where the upstream can do so; else it is
+    the template's own rendering of the messages, which may write answers otherwise or leave out their reasoning."""
     max_body_bytes: int = 64 * 1024 * 1024
     keep_alive_s: float = 15.0
     """After how long a silence of a streamed answer something is sent that clients ignore, so that they go on waiting."""

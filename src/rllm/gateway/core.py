@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from rllm.capture import ChatStream, traces_from_chat
+from rllm.capture import ChatStream, Prior, Said, traces_from_chat
 from rllm.errors import RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
@@ -23,7 +23,7 @@ from rllm.gateway.sessions import Session
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream
 from rllm.store.base import TraceStore
-from rllm.types import Trace
+from rllm.types import DRIFT_KEY, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +50,46 @@ class ModelCall:
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
+    said: Said | None = field(init=False, default=None)
+    """What is compared with the session's earlier calls, if it may have any."""
+
+    def __post_init__(self) -> None:
+        if self.session.conversations is not None:
+            object.__setattr__(self, "said", Said.of(self.asked["messages"], self.asked.get("tools")))
+
+    def prior(self) -> Prior | None:
+        """The earlier call of the session that the messages go on from."""
+        if self.said is None or self.session.conversations is None:
+            return None
+        return self.session.conversations.prior_of(self.said)
+
+    def drift(self, prompt_ids: Any) -> dict[str, Any]:
+        """As metadata, why the prompt does not go on from the tokens of the answer that it follows; empty if it does."""
+        if self.said is None or self.session.conversations is None or not isinstance(prompt_ids, list):
+            return {}
+        drift = self.session.conversations.drift_of(self.said, prompt_ids)
+        return {} if drift is None else {DRIFT_KEY: drift}
+
+    def keep(self, trace: Trace) -> None:
+        """Let later calls of the session find this one."""
+        if self.session.lineage is not None:
+            self.session.lineage.add(trace)
+        if self.said is not None and self.session.conversations is not None and trace.error is None:
+            self.session.conversations.add(self.said, trace)
 
 
 class Gateway:
     """The gateway without HTTP: calls in, answers out, traces kept. Lives in one event loop."""
 
-    def __init__(self, store: TraceStore, upstream: Upstream, *, require_tokens: bool = False) -> None:
+    def __init__(
+        self, store: TraceStore, upstream: Upstream, *, require_tokens: bool = False, exact_turns: bool = True
+    ) -> None:
         self.store = store
         self.upstream = upstream
         self.metrics = Metrics()
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
+        self._exact_turns = exact_turns
 
     async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
         """The whole answer, rendered, once its traces are durable.
@@ -71,7 +100,9 @@ class Gateway:
         sent = self._prepared(call)
         try:
             details = bool(call.asked.get("logprobs"))
-            response = await self.upstream.complete(sent, call_id=call.id, logprob_details=details)
+            response = await self.upstream.complete(
+                sent, call_id=call.id, logprob_details=details, prompt_ids=self._continued(call, sent)
+            )
             response["id"] = call.id
             complete_response(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
@@ -101,7 +132,9 @@ class Gateway:
         timings: dict[str, float] = {}
         try:
             details = bool(call.asked.get("logprobs"))
-            async with aclosing(self.upstream.stream(sent, call_id=call.id, logprob_details=details)) as batches:
+            prompt_ids = self._continued(call, sent)
+            answer = self.upstream.stream(sent, call_id=call.id, logprob_details=details, prompt_ids=prompt_ids)
+            async with aclosing(answer) as batches:
                 async for chunks in batches:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
                     for chunk in chunks:
@@ -140,6 +173,11 @@ class Gateway:
         """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""
         return self.upstream.prepare(call.session.imposed_on(call.asked))
 
+    def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
+        """The prompt behind exactly the tokens of the answer that the call goes on from, if there is one."""
+        prior = call.prior() if self._exact_turns else None
+        return None if prior is None else self.upstream.continued_prompt(sent, prior)
+
     def _traces(
         self,
         call: ModelCall,
@@ -158,7 +196,7 @@ class Gateway:
             session_id=call.session.id,
             started_at=call.started_at,
             timings={**timings, "total_s": time.perf_counter() - call.clock},
-            metadata=call.metadata,
+            metadata={**call.metadata, **call.drift(response.get("prompt_token_ids"))},
             weight_version=facts.get("weight_version"),
             weight_updates=facts.get("weight_updates") or (),
             template_hash=facts.get("template_hash"),
@@ -198,9 +236,8 @@ class Gateway:
         """Return once the traces are durable."""
         await self.writes.wait(self.store.add(traces))
         self._count(traces)
-        if call.session.lineage is not None:
-            for trace in traces:
-                call.session.lineage.add(trace)
+        for trace in traces:
+            call.keep(trace)
 
     def _keep_unawaited(self, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""

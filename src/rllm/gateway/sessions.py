@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.capture import SAMPLING_FIELDS
+from rllm.capture import SAMPLING_FIELDS, Conversations, Said
 from rllm.errors import ConfigError
 from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
@@ -36,6 +36,8 @@ class Session:
     sampling: dict[str, Any] = field(default_factory=dict)
     lineage: Lineage | None = field(default_factory=Lineage)
     """`None` for a session of one call."""
+    conversations: Conversations | None = field(default_factory=Conversations)
+    """Likewise."""
     seeds: CallSeeds = field(default_factory=CallSeeds)
     """Counts the calls where the session's sampling fixes a `seed`, from which each call's own is derived."""
 
@@ -58,7 +60,7 @@ class Sessions:
 
     def fresh(self) -> Session:
         """A session for a call that names none. Nothing continues it, so it is not kept."""
-        return Session(new_session_id(), lineage=None)
+        return Session(new_session_id(), lineage=None, conversations=None)
 
     async def get(self, session_id: str) -> Session:
         """The session of this id, whether or not it has been seen before.
@@ -110,14 +112,15 @@ class Sessions:
         self._known.pop(session_id, None)
 
     def _load(self, session_id: str) -> Session:
-        lineage = Lineage()
-        session = Session(session_id, lineage=lineage)
+        lineage, conversations = Lineage(), Conversations()
+        session = Session(session_id, lineage=lineage, conversations=conversations)
         info = self._store.session(session_id)
         if info is not None:
             session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
                 lineage.add(trace)
+                conversations.add(Said.of(trace.messages, trace.tools), trace)
                 calls.setdefault(trace.call_id, trace)
             if "seed" in session.sampling:
                 for call in calls.values():

@@ -174,4 +174,26 @@ class StreamingInferenceEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class ContinuingEngine(Protocol):
+    """An engine that can go on from the very tokens of an earlier answer; it takes them as `prompt_token_ids`."""
+
+    def continued_prompt(
+        self,
+        known_ids: Sequence[int],
+        messages: Sequence[Message],
+        num_known: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """`known_ids`, which are the first `num_known` messages as they were sampled, and what the template prints behind
+        them to ask for the next answer.
+
+        Raises:
+            ConfigError: if the template refuses the messages, or cannot be rendered append-only here.
+        """
+        ...
+
+
 RolloutEngine = InferenceEngine

@@ -254,7 +254,11 @@ class AgentTrainer:
         settings = self.config.gateway
         upstream = EngineUpstream(backend.inference, MODEL_NAME)
         return GatewayServer(
-            store, upstream, GatewayConfig(host=settings.host, port=settings.port, shutdown_timeout_s=1.0)
+            store,
+            upstream,
+            GatewayConfig(
+                host=settings.host, port=settings.port, exact_turns=settings.exact_turns, shutdown_timeout_s=1.0
+            ),
         )
 
 

@@ -33,7 +33,7 @@ from rllm.trainer.shares import (
     speaking,
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
-from rllm.types import Episode, StepCredit, Trajectory
+from rllm.types import DRIFT_KEY, Episode, StepCredit, Trajectory
 
 
 class Scorer(Protocol):
@@ -72,6 +72,8 @@ class Assembled:
     num_forks: int
     """Steps whose prompt does not continue the steps before them, beyond the first step of each trajectory."""
     num_steps: int
+    drifts: Counter[str] = field(default_factory=Counter)
+    """Steps whose prompt does not go on from the tokens of the answer that it follows, by reason; see `capture.Drift`."""
     advantages: list[float] = field(default_factory=list)
     """Of every share that was credited."""
 
@@ -138,6 +140,9 @@ def assemble(
         dropped=+dropped,
         num_forks=sum(max(len(sample.sequences) - 1, 0) for sample in trained),
         num_steps=sum(len(sample.trajectory.steps) for sample in trained),
+        drifts=Counter(
+            step.info[DRIFT_KEY] for sample in trained for step in sample.trajectory.steps if DRIFT_KEY in step.info
+        ),
         advantages=[share.advantage for sample in usable for share in sample.shares if share.advantage is not None],
     )
 

@@ -44,6 +44,7 @@ def batch_metrics(assembled: Assembled) -> dict[str, float]:
         **_mean("batch/advantage", assembled.advantages),
         **_spread("batch/advantage", assembled.advantages),
         "tokens/drift": assembled.num_forks / max(assembled.num_steps, 1),
+        **{f"tokens/drift/{reason}": count / assembled.num_steps for reason, count in assembled.drifts.items()},
         **{f"dropped/{reason}": float(count) for reason, count in assembled.dropped.items()},
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
+
+from rllm.capture import Prior
 
 FACTS_KEY = "rllm"
 """A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind"}`, as far as they
@@ -22,14 +24,31 @@ class Upstream(Protocol):
         """
         ...
 
+    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+        """The ids that ask for the next answer behind exactly the tokens of an earlier one.
+
+        Args:
+            request: a prepared one.
+            prior: the earlier call that its messages begin with.
+
+        Returns `None` where the upstream takes nothing but messages, or where its template cannot go on from there.
+        """
+        ...
+
     async def complete(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """The whole answer to a prepared request.
 
         Args:
             request: a prepared one.
             call_id: the id that the answer will have.
+            prompt_ids: of `continued_prompt`, in the place of the messages.
             logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are
                 not, the bare numbers may stand in `logprobs.token_logprobs`.
 
@@ -39,7 +58,12 @@ class Upstream(Protocol):
         ...
 
     def stream(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
 
@@ -47,6 +71,7 @@ class Upstream(Protocol):
             request: a prepared one.
             call_id: the id that the answer will have.
             logprob_details: as for `complete`.
+            prompt_ids: likewise.
 
         Raises:
             InferenceError: before the first chunks or after any.

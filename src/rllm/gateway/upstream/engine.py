@@ -8,10 +8,17 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from rllm.capture import SAMPLING_FIELDS
+from rllm.capture import SAMPLING_FIELDS, Prior
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.gateway.upstream.roles import for_template
-from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, SamplingParams, StreamingInferenceEngine
+from rllm.inference.continued import continued_prompt
+from rllm.inference.engine import (
+    InferenceEngine,
+    ModelOutput,
+    OutputDelta,
+    SamplingParams,
+    StreamingInferenceEngine,
+)
 
 
 class EngineUpstream:
@@ -27,10 +34,20 @@ class EngineUpstream:
         sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
         return {**sent, "model": self.model_name}
 
+    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+        messages = for_template(request["messages"])
+        num_known = len(for_template(request["messages"][: prior.num_messages]))
+        return continued_prompt(self.engine, prior.token_ids, messages, num_known, request)
+
     async def complete(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        outputs = await self._outputs(request)
+        outputs = await self._outputs(request, prompt_ids)
         choices = [
             {
                 "index": index,
@@ -46,11 +63,18 @@ class EngineUpstream:
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
     async def stream(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         head = self._head(call_id, "chat.completion.chunk")
         choices = [_ChoiceChunks(index) for index in range(_num_choices(request))]
-        async with aclosing(_interleaved([self._pieces(request, choice.index) for choice in choices])) as pieces:
+        async with aclosing(
+            _interleaved([self._pieces(request, choice.index, prompt_ids) for choice in choices])
+        ) as pieces:
             async for index, piece in pieces:
                 choice = choices[index].feed(piece)
                 ids = {"prompt_token_ids": piece.prompt_ids} if isinstance(piece, ModelOutput) else {}
@@ -70,10 +94,10 @@ class EngineUpstream:
     def _head(self, call_id: str, object: str) -> dict[str, Any]:
         return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}
 
-    async def _outputs(self, request: Mapping[str, Any]) -> list[ModelOutput]:
+    async def _outputs(self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None) -> list[ModelOutput]:
         messages = for_template(request["messages"])
         calls = [
-            self.engine.get_model_response(messages, tools=request.get("tools"), **_params(request, index))
+            self.engine.get_model_response(messages, tools=request.get("tools"), **_params(request, index, prompt_ids))
             for index in range(_num_choices(request))
         ]
         if len(calls) == 1:
@@ -86,11 +110,11 @@ class EngineUpstream:
         return [task.result() for task in tasks]
 
     async def _pieces(
-        self, request: Mapping[str, Any], index: int
+        self, request: Mapping[str, Any], index: int, prompt_ids: Sequence[int] | None
     ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
         """What the engine says for one choice, in one piece if it cannot stream."""
         messages, tools = for_template(request["messages"]), request.get("tools")
-        params = _params(request, index)
+        params = _params(request, index, prompt_ids)
         if not isinstance(self.engine, StreamingInferenceEngine):
             yield index, await self.engine.get_model_response(messages, tools=tools, **params)
             return
@@ -190,11 +214,13 @@ def _num_choices(request: Mapping[str, Any]) -> int:
     return request.get("n") or 1
 
 
-def _params(request: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _params(request: Mapping[str, Any], index: int, prompt_ids: Sequence[int] | None) -> dict[str, Any]:
     """The sampling fields for one choice: equal seeds would give `n` equal answers."""
     params = {name: request[name] for name in SAMPLING_FIELDS if name in request and name != "n"}
     if "seed" in params:
         params["seed"] += index
+    if prompt_ids is not None:
+        params["prompt_token_ids"] = prompt_ids
     return params
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import orjson
 
-from rllm.capture import SSEDecoder
+from rllm.capture import Prior, SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
@@ -83,8 +83,16 @@ class HTTPUpstream:
             sent["model"] = self._model
         return sent
 
+    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> None:
+        """The server renders messages by itself."""
+
     async def complete(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         try:
             async with self._chat(request, call_id) as answer:
@@ -95,7 +103,12 @@ class HTTPUpstream:
         return plain or _json_object(answer.status, body)
 
     async def stream(
-        self, request: Mapping[str, Any], *, call_id: str, logprob_details: bool = True
+        self,
+        request: Mapping[str, Any],
+        *,
+        call_id: str,
+        logprob_details: bool = True,
+        prompt_ids: Sequence[int] | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
         try:

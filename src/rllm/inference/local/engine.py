@@ -22,6 +22,7 @@ from rllm.inference.local.answer import Answer, AnswerReader
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
 from rllm.types import Message
@@ -68,6 +69,7 @@ class LocalEngine:
         self.model = model.eval() if device is None else model.to(device).eval()
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
+        self._continuation = Continuation(tokenizer, self.template)
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
         self._tool_parser = find_tool_parser(tool_parser)
@@ -126,6 +128,18 @@ class LocalEngine:
         output = self._output(call)
         yield OutputDelta(call.reader.rest(output.content), request.completion_ids[seen:], request.logprobs[seen:])
         yield output
+
+    def continued_prompt(
+        self,
+        known_ids: Sequence[int],
+        messages: Sequence[Message],
+        num_known: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """See `ContinuingEngine`."""
+        return self._continuation.prompt_ids(known_ids, messages, num_known, tools, template_kwargs)
 
     async def complete(self, prompt_ids: Sequence[int], **params: Any) -> ModelOutput:
         """Sample one answer to a prompt that is given as token ids."""

@@ -209,6 +209,9 @@ class GatewaySettings(Section):
     """Address to listen on; agents run on this machine, so it is a loopback one."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
+    exact_turns: bool = True
+    """Whether later turns are prompted with the very tokens that were sampled before, reasoning included; false leaves it to
+    the chat template to write the past anew."""
 
 
 class TrainConfig(Section):

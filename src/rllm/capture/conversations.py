@@ -1,0 +1,224 @@
+"""Which earlier answer of a session a request goes on from, and the exact tokens that led there.
+
+An agent sends its conversation back as messages. Rendered anew they would often be other tokens than those that were sampled:
+arguments are serialised again, reasoning is dropped, white space is stripped. So the answer is recognised by what was *said*,
+and the next prompt is made of the tokens that are known and of what is new.
+
+What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
+were never JSON come back in any form); its content is the same but for white space around it. Its reasoning, and whatever else
+clients add or leave out, is ignored. All other messages must be the same word for word, and so must the tools.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal, TypeAlias
+
+from rllm.types import Message, Trace, text_of
+
+Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
+"""Why a prompt does not begin with the tokens of the answer that it follows: the agent changed what was said; the template or
+the agent left out the reasoning; the arguments of a tool call were written otherwise; or the template prints the past, or its
+white space, otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prior:
+    """An earlier call, prompt and answer, with which a request's messages begin."""
+
+    trace_id: str
+    num_messages: int
+    """How many of the request's messages it makes up."""
+    token_ids: list[int]
+    """Its prompt and its answer as they were sampled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """A request's messages, with a digest of every beginning of theirs."""
+
+    messages: Sequence[Message]
+    digests: list[bytes]
+    """`digests[k]` stands for the tools and the first k messages."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Said:
+        digest = _digest(b"", [list(tools or ())])
+        digests = [digest]
+        for message in messages:
+            digest = _digest(digest, _essence(message))
+            digests.append(digest)
+        return cls(messages=messages, digests=digests)
+
+    @property
+    def opening(self) -> bytes:
+        """Stands for what precedes the first answer."""
+        places = (place for place, message in enumerate(self.messages) if _is_answer(message))
+        return self.digests[next(places, len(self.messages))]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Call:
+    """A call that may be gone on from. Its tokens are kept as what they add to those of the call that it went on from."""
+
+    trace_id: str
+    before: _Call | None
+    added_ids: array[int]
+    arguments: list[Any] | None
+    """Of each tool call, parsed; `None` where they are not JSON."""
+    as_written: list[str]
+    has_reasoning: bool
+
+    def token_ids(self) -> list[int]:
+        runs, call = [], self
+        while call.before is not None:
+            runs.append(call.added_ids)
+            call = call.before
+        runs.append(call.added_ids)
+        return [token for run in reversed(runs) for token in run]
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The answers of one session."""
+
+    heeds_reasoning: bool = False
+    """Whether an answer whose reasoning was left out is another one, because whoever asks leaves it out on purpose."""
+    _calls: dict[bytes, _Call] = field(default_factory=dict)
+    """By the digest of the messages and the answer; of those that said the same, the latest."""
+    _openings: set[bytes] = field(default_factory=set)
+
+    def prior_of(self, said: Said) -> Prior | None:
+        """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
+        found = self._found(said)
+        if found is None or not self._is_the_same(said, *found):
+            return None
+        call, num_messages = found
+        return Prior(trace_id=call.trace_id, num_messages=num_messages, token_ids=call.token_ids())
+
+    def drift_of(self, said: Said, prompt_ids: Sequence[int]) -> Drift | None:
+        """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
+        if not any(map(_is_answer, said.messages)):
+            return None
+        found = self._found(said)
+        if found is None:
+            return "edited" if said.opening in self._openings else None
+        call, num_messages = found
+        known = call.token_ids()
+        if list(prompt_ids[: len(known)]) == known:
+            return None
+        if not self._same_arguments(said, num_messages):
+            return "edited"
+        if call.has_reasoning:
+            return "reasoning"
+        echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[num_messages - 1])]
+        return "tool_json" if echoed != call.as_written else "template"
+
+    def add(self, said: Said, trace: Trace) -> None:
+        """Remember an answer, once it is given; one without tokens cannot be gone on from."""
+        if not trace.response_ids:
+            return
+        tokens = [*trace.prompt_ids, *trace.response_ids]
+        before = self._found(said)
+        known = before[0].token_ids() if before else []
+        goes_on = bool(known) and tokens[: len(known)] == known
+        calls = _tool_calls(trace.response)
+        written = [str(item["function"].get("arguments")) for item in calls]
+        self._openings.add(said.opening)
+        self._calls[_digest(said.digests[-1], _essence(trace.response))] = _Call(
+            trace_id=trace.id,
+            before=before[0] if before and goes_on else None,
+            added_ids=array("q", tokens[len(known) :] if goes_on else tokens),
+            arguments=[_parsed(text) for text in written],
+            as_written=written,
+            has_reasoning=_has_reasoning(trace.response),
+        )
+
+    def _found(self, said: Said) -> tuple[_Call, int] | None:
+        for place in range(len(said.messages), 0, -1):
+            call = self._calls.get(said.digests[place])
+            if call is not None:
+                return call, place
+        return None
+
+    def _is_the_same(self, said: Said, call: _Call, num_messages: int) -> bool:
+        """Whether what the digest leaves out is the same, too."""
+        if self.heeds_reasoning and call.has_reasoning and not _has_reasoning(said.messages[num_messages - 1]):
+            return False
+        return self._same_arguments(said, num_messages)
+
+    def _same_arguments(self, said: Said, num_messages: int) -> bool:
+        """Whether no answer that we know among the messages has other arguments now, where they were JSON."""
+        for place in range(1, num_messages + 1):
+            call = self._calls.get(said.digests[place])
+            if call is None or not call.arguments:
+                continue
+            echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[place - 1])]
+            for now, written, parsed in zip(echoed, call.as_written, call.arguments, strict=True):
+                if now != written and parsed is not None and _parsed(now) != parsed:
+                    return False
+        return True
+
+
+def _is_answer(message: Message) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "assistant"
+
+
+def _essence(message: Message) -> list[Any]:
+    """What of a message must be the same to be the same message."""
+    if not isinstance(message, Mapping):
+        return [message]
+    role = message.get("role")
+    if role != "assistant":
+        return [role, _content(message), message.get("tool_call_id")]
+    calls = [
+        item.get("id") or [item["function"].get("name"), _parsed(item["function"].get("arguments"))]
+        for item in _tool_calls(message)
+    ]
+    return [role, text_of(message).strip(), calls]
+
+
+def _content(message: Message) -> Any:
+    """Text as a string, whatever it came as; other parts without the marks that clients move about."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content or ""
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return text_of(message)
+    return [
+        {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, Mapping) else part
+        for part in content
+    ]
+
+
+def _has_reasoning(message: Message) -> bool:
+    return bool(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def _tool_calls(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    return [item for item in calls if isinstance(item, Mapping) and isinstance(item.get("function"), Mapping)]
+
+
+def _parsed(arguments: Any) -> Any:
+    """Arguments as an object, however they were written; `None` if they are no JSON."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return None
+
+
+def _digest(before: bytes, parts: Sequence[Any]) -> bytes:
+    digest = blake2b(before, digest_size=16)
+    for part in parts:
+        text = part if isinstance(part, str) else json.dumps(part, sort_keys=True, default=str)
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()

@@ -1,0 +1,145 @@
+"""Answers recognised by what was said, however clients write them back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rllm.capture import Conversations, Said
+from rllm.types import Message, Trace
+
+USER: Message = {"role": "user", "content": "What is 6 x 7?"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "mul", "arguments": '{"b":  7.0,"a":6}'}}
+ANSWER: Message = {
+    "role": "assistant",
+    "content": "\n\nLet me compute. \n",
+    "reasoning_content": "Six times seven.",
+    "tool_calls": [CALL],
+}
+RESULT: Message = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+
+
+def trace_of(messages: list[Message], response: Message, prompt_ids: list[int], id: str = "t1") -> Trace:
+    return Trace(
+        id=id,
+        call_id=id,
+        session_id="s",
+        model="m",
+        messages=messages,
+        response=response,
+        prompt_ids=prompt_ids,
+        response_ids=[90, 91],
+        logprobs=[-0.1, -0.2],
+    )
+
+
+def after_one_answer(answer: Message = ANSWER) -> Conversations:
+    known = Conversations()
+    known.add(Said.of([USER], None), trace_of([USER], answer, [1, 2, 3]))
+    return known
+
+
+def called(arguments: Any, **changes: Any) -> Message:
+    return {**ANSWER, "tool_calls": [{**CALL, "function": {"name": "mul", "arguments": arguments}}], **changes}
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        ANSWER,
+        {key: value for key, value in ANSWER.items() if key != "reasoning_content"},
+        called('{"b": 7, "a": 6}'),
+        called('{"a":6,"b":7}', content="Let me compute."),
+        called({"a": 6, "b": 7}),
+        called(CALL["function"]["arguments"], content=[{"type": "text", "text": "Let me compute."}]),
+        {**ANSWER, "refusal": None, "annotations": [], "name": "agent", "audio": None},
+    ],
+    ids=["verbatim", "no-reasoning", "json", "compact-stripped", "object", "parts", "more-fields"],
+)
+def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
+    prior = after_one_answer().prior_of(Said.of([USER, echo, RESULT], None))
+    assert prior is not None
+    assert (prior.trace_id, prior.num_messages, prior.token_ids) == ("t1", 2, [1, 2, 3, 90, 91])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{**USER, "content": "What is 6 x 8?"}, ANSWER, RESULT],
+        [USER, {**ANSWER, "content": "I will not compute."}, RESULT],
+        [USER, called('{"b": 8, "a": 6}'), RESULT],
+        [{"role": "system", "content": "Be brief."}, USER, ANSWER, RESULT],
+        [USER, {**ANSWER, "tool_calls": [{**CALL, "id": "call_2"}]}, RESULT],
+        [USER, RESULT],
+    ],
+    ids=["other-question", "other-content", "other-arguments", "other-system", "other-call", "dropped"],
+)
+def test_another_history_is_not_gone_on_from(messages: list[Message]) -> None:
+    assert after_one_answer().prior_of(Said.of(messages, None)) is None
+
+
+def test_other_tools_are_another_conversation() -> None:
+    assert after_one_answer().prior_of(Said.of([USER, ANSWER], [{"type": "function"}])) is None
+
+
+@pytest.mark.parametrize("echo", ["{}", '{"INVALID_JSON": "..."}', {}, '{"b": 7'])
+def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> None:
+    known = after_one_answer(called('{"b": 7'))
+    assert known.prior_of(Said.of([USER, called(echo), RESULT], None)) is not None
+
+
+def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
+    known = after_one_answer()
+    second = [USER, ANSWER, RESULT]
+    known.add(
+        Said.of(second, None),
+        trace_of(second, {"role": "assistant", "content": "42"}, [1, 2, 3, 90, 91, 5, 6], "t2"),
+    )
+    third = [*second, {"role": "assistant", "content": "42 "}, {"role": "user", "content": "Thanks."}]
+    prior = known.prior_of(Said.of(third, None))
+    assert prior is not None
+    assert (prior.trace_id, prior.num_messages) == ("t2", 4)
+    assert prior.token_ids == [1, 2, 3, 90, 91, 5, 6, 90, 91]
+    assert [list(call.added_ids) for call in known._calls.values()] == [[1, 2, 3, 90, 91], [5, 6, 90, 91]]
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt_ids", "drift"),
+    [
+        ([USER], [1, 2, 3], None),
+        ([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5], None),
+        ([USER, ANSWER, RESULT], [1, 2, 3, 80, 5], "reasoning"),
+        ([USER, {**ANSWER, "content": "No."}, RESULT], [1, 2, 3, 80, 5], "edited"),
+        ([USER, called('{"b": 8}'), RESULT], [1, 2, 3, 80, 5], "edited"),
+        ([{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}, USER], [7, 8], None),
+    ],
+    ids=["first", "exact", "reasoning", "edited", "edited-call", "few-shot"],
+)
+def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
+    assert after_one_answer().drift_of(Said.of(messages, None), prompt_ids) == drift
+
+
+def test_why_a_prompt_without_reasoning_drifts() -> None:
+    plain = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
+    known = after_one_answer(plain)
+    rewritten = {**plain, "tool_calls": called('{"b": 7, "a": 6}')["tool_calls"]}
+    assert known.drift_of(Said.of([USER, rewritten, RESULT], None), [1, 2, 3, 80]) == "tool_json"
+    assert known.drift_of(Said.of([USER, plain, RESULT], None), [1, 2, 3, 80]) == "template"
+
+
+def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
+    known = Conversations(heeds_reasoning=True)
+    known.add(Said.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
+    without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
+    assert known.prior_of(Said.of([USER, ANSWER, RESULT], None)) is not None
+    assert known.prior_of(Said.of([USER, without, RESULT], None)) is None
+
+
+def test_what_is_no_message_is_only_not_recognised() -> None:
+    odd: Any = [
+        "text",
+        {"role": "assistant", "tool_calls": ["x", {"function": None}]},
+        {"role": "user", "content": ["a"]},
+    ]
+    assert after_one_answer().prior_of(Said.of(odd, None)) is None

@@ -1,0 +1,122 @@
+"""Later turns are prompted with the tokens that were sampled, through every way in; a real sampler, real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from rllm.engine.recorded import RecordedEngine
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.inference.local import LocalEngine
+from rllm.sdk import session
+from rllm.store.memory import MemoryTraceStore
+from rllm.types import DRIFT_KEY
+
+from ..inference.conftest import build_model, build_tokenizer
+
+USER = {"role": "user", "content": "the user asks the assistant"}
+NEXT = {"role": "user", "content": "and the assistant answers"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalEngine]:
+    """Says anything at all, broken characters and white space at the ends included."""
+    tokenizer = build_tokenizer()
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def served(engine: LocalEngine) -> Iterator[Any]:
+    with ExitStack() as stack:
+
+        def serve(**options: Any) -> tuple[GatewayServer, MemoryTraceStore]:
+            store = MemoryTraceStore()
+            config = GatewayConfig(shutdown_timeout_s=1.0, **options)
+            return stack.enter_context(GatewayServer(store, EngineUpstream(engine, "policy"), config)), store
+
+        yield serve
+
+
+def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any = str.strip, seed: int = 0) -> None:
+    """A conversation whose client writes each answer back in its own way."""
+    messages: list[Any] = [USER]
+    with OpenAI(base_url=server.session_url("s"), api_key="x", http_client=httpx.Client(verify=False)) as client:
+        for turn in range(turns):
+            asked: Any = {"messages": messages, "max_tokens": 12, "seed": seed + turn}
+            if stream:
+                chunks = list(client.chat.completions.create(model="m", stream=True, **asked))
+                content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            else:
+                content = client.chat.completions.create(model="m", **asked).choices[0].message.content or ""
+            messages = [*messages, {"role": "assistant", "content": edit(content)}, NEXT]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, stream: bool) -> None:
+    server, store = served()
+    for seed in range(0, 30, 10):
+        chat(server, 4, stream=stream, seed=seed)
+    traces = store.by_session("s")
+    assert len(traces) == 12
+    for start in range(0, 12, 4):
+        for one, other in zip(traces[start : start + 3], traces[start + 1 : start + 4], strict=True):
+            known = [*one.prompt_ids, *one.response_ids]
+            assert other.prompt_ids[: len(known)] == known
+            assert other.parent_id == one.id
+            assert DRIFT_KEY not in other.metadata
+
+
+def test_without_it_rendering_anew_gives_other_tokens_and_the_trace_says_why(served: Any) -> None:
+    server, store = served(exact_turns=False)
+    for seed in range(0, 50, 10):
+        chat(server, 2, seed=seed)
+    drifts = [trace.metadata.get(DRIFT_KEY) for trace in store.by_session("s")]
+    assert drifts[::2] == [None] * 5
+    assert "template" in drifts[1::2], "random tokens are not the ones that their text is encoded as"
+
+
+def test_an_edited_history_forks_and_says_so(served: Any) -> None:
+    server, store = served()
+    chat(server, 2, edit=lambda content: f"{content} Or not.")
+    first, second = store.by_session("s")
+    assert second.metadata[DRIFT_KEY] == "edited"
+    known = [*first.prompt_ids, *first.response_ids]
+    assert second.prompt_ids[: len(known)] != known
+
+
+def test_a_gateway_that_was_started_again_goes_on_exactly(served: Any, engine: LocalEngine) -> None:
+    server, store = served()
+    chat(server, 1)
+    (first,) = store.by_session("s")
+    with GatewayServer(store, EngineUpstream(engine, "policy"), GatewayConfig(shutdown_timeout_s=1.0)) as again:
+        content = str(first.response["content"]).strip()
+        body = {"model": "m", "max_tokens": 3, "messages": [USER, {"role": "assistant", "content": content}, NEXT]}
+        httpx.post(f"{again.session_url('s')}/chat/completions", json=body, timeout=30).raise_for_status()
+    second = store.by_session("s")[1]
+    known = [*first.prompt_ids, *first.response_ids]
+    assert second.prompt_ids[: len(known)] == known
+
+
+async def test_an_agent_without_http_goes_on_from_its_tokens_too(engine: LocalEngine) -> None:
+    recorded = RecordedEngine(engine)
+    with session() as current:
+        messages = [USER]
+        for turn in range(3):
+            output = await recorded.get_model_response(messages, max_tokens=12, seed=turn)
+            messages = [*messages, {"role": "assistant", "content": output.content.strip()}, NEXT]
+    one, two, three = current.llm_calls
+    assert two.prompt_ids[: one_length(one)] == [*one.prompt_ids, *one.response_ids]
+    assert three.prompt_ids[: one_length(two)] == [*two.prompt_ids, *two.response_ids]
+
+
+def one_length(trace: Any) -> int:
+    return len(trace.prompt_ids) + len(trace.response_ids)

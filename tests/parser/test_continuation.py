@@ -1,0 +1,118 @@
+"""Conversations that go on from sampled tokens, through the templates of five families."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from rllm.parser import ChatTemplateParser
+from rllm.parser.continuation import Continuation
+from rllm.types import Message
+
+from .conftest import TEMPLATES
+
+WORDS = st.sampled_from(["yes", "no", " a fig ", "42", "the user asks\n", "caf\u00e9 \u2192"])
+TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
+
+
+@st.composite
+def conversations(draw: Any) -> list[Message]:
+    """A question, then answers, of which some call a tool and are told its result, and others are asked again."""
+    messages: list[Message] = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": "Be kind."})
+    messages.append({"role": "user", "content": draw(WORDS)})
+    for number in range(draw(st.integers(1, 3))):
+        if draw(st.booleans()):
+            arguments = json.dumps({"q": draw(WORDS), "n": 1.0}, indent=draw(st.sampled_from([None, 1])))
+            call = {"id": f"call{number:05}", "type": "function"}
+            function = {"name": "search", "arguments": arguments}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [{**call, "function": function}]})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "name": "search", "content": draw(WORDS)})
+        else:
+            messages.append({"role": "assistant", "content": draw(WORDS)})
+            messages.append({"role": "user", "content": draw(WORDS)})
+    return messages
+
+
+def places_of_answers(messages: list[Message]) -> list[int]:
+    return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=conversations(), garble=st.lists(st.integers(40, 200), min_size=1, max_size=6))
+def test_a_conversation_is_one_sequence_that_only_grows(
+    parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
+) -> None:
+    """Whatever ids an answer was sampled as: they stay, and what follows is what the template prints behind an answer."""
+    parser = parser_of(family)
+    continuation = Continuation(parser.tokenizer, parser.template)
+    first, *_ = places_of_answers(messages)
+    ids, num_known = parser.template.render(messages[:first], TOOLS), 0
+    for place in places_of_answers(messages):
+        prompt = continuation.prompt_ids(ids, messages[:place], num_known, TOOLS) if num_known else ids
+        assert prompt[: len(ids)] == ids
+        end = end_of_turn(parser, messages, place)
+        ids, num_known = [*prompt, *garble, *end], place + 1
+    last = continuation.prompt_ids(ids, messages, num_known, TOOLS)
+    text = parser.tokenizer.decode(last[len(ids) :])
+    assert messages[-1]["content"].strip() in text
+    assert text.endswith(parser.template.render_text(messages, TOOLS)[-8:]), "it ends by asking for an answer"
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=conversations())
+def test_behind_a_plainly_written_answer_it_is_the_append_only_text(
+    parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
+) -> None:
+    parser = parser_of(family)
+    first = places_of_answers(messages)[0]
+    prompt, ids, mask = parser.tokenize_and_mask(messages[: first + 1], TOOLS)
+    known = [*prompt, *(token for token, sampled in zip(ids, mask, strict=True) if sampled)]
+    asked = Continuation(parser.tokenizer, parser.template).prompt_ids(known, messages[: first + 2], first + 1, TOOLS)
+    text = parser.parse(messages[: first + 2], True, True, TOOLS, accumulate_reasoning=True)
+    assert parser.tokenizer.decode(asked) == text
+
+
+@pytest.mark.parametrize("family", ["llama3", "mistral", "harmony"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=conversations())
+def test_a_template_that_only_appends_prints_the_same(
+    parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
+) -> None:
+    parser = parser_of(family)
+    assume(parser.verify_equivalence(messages, TOOLS))
+    last = places_of_answers(messages)[-1]
+    prompt, ids, mask = parser.tokenize_and_mask(messages[: last + 1], TOOLS)
+    known = [*prompt, *(token for token, sampled in zip(ids, mask, strict=True) if sampled)]
+    asked = Continuation(parser.tokenizer, parser.template).prompt_ids(known, messages, last + 1, TOOLS)
+    assert parser.tokenizer.decode(asked) == parser.template.render_text(messages, TOOLS)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_an_answer_that_was_cut_off_is_ended(parser_of: Callable[..., ChatTemplateParser], family: str) -> None:
+    parser = parser_of(family)
+    continuation = Continuation(parser.tokenizer, parser.template)
+    messages = [
+        {"role": "user", "content": "yes"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "42"},
+    ]
+    end = end_of_turn(parser, messages, 1)
+    cut = continuation.prompt_ids([50, 51], messages, 2)
+    whole = continuation.prompt_ids([50, 51, *end], messages, 2)
+    assert cut == whole
+
+
+def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int) -> list[int]:
+    """The special token with which the model ends an answer."""
+    _, ids, mask = parser.tokenize_and_mask(messages[: place + 1], TOOLS)
+    sampled = [token for token, is_sampled in zip(ids, mask, strict=True) if is_sampled]
+    return sampled[-1:]
