@@ -51,7 +51,11 @@ def test_on_the_first_update_the_gradient_is_the_policy_gradient() -> None:
     assert loss.item() == pytest.approx(-0.5), "minus the mean advantage: all ratios are one"
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-1.0, 0.5]
-    assert {name: value.item() for name, value in sums.items()} == {"policy/clip_fraction": 0.0, "policy/ratio": 2.0}
+    assert {name: value.item() for name, value in sums.items()} == {
+        "policy/clip_fraction": 0.0,
+        "policy/ratio": 2.0,
+        "policy/update_kl": 0.0,
+    }
 
 
 def naive_loss(logprobs: list[torch.Tensor], batch: Batch, low: float, high: float) -> torch.Tensor:

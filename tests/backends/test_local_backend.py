@@ -153,6 +153,8 @@ def test_what_an_update_reports(make_backend: MakeBackend) -> None:
     gap = (scored - torch.tensor([-2.0, -3.0, -4.0])).abs()
     assert metrics["policy/sampler_gap_max"] == pytest.approx(gap.max().item(), abs=1e-5)
     assert metrics["policy/sampler_gap_mean"] == pytest.approx(gap.mean().item(), abs=1e-5)
+    distance = scored - torch.tensor([-2.0, -3.0, -4.0])
+    assert metrics["policy/sampler_kl"] == pytest.approx((distance.exp() - 1 - distance).mean().item(), rel=1e-4)
     assert metrics["policy/loss"] == pytest.approx(0.0, abs=1e-6), "minus the mean advantage"
     assert (metrics["policy/ratio"], metrics["policy/clip_fraction"]) == (1.0, 0.0)
     assert 0 < metrics["policy/entropy"] <= torch.log(torch.tensor(float(backend.model.config.vocab_size)))

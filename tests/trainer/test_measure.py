@@ -43,6 +43,7 @@ def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_leave_the_rewar
         "rollout/reward_p90": pytest.approx(0.95),
         "rollout/accuracy": 0.25,
         "rollout/response_tokens": pytest.approx(8 / 3),
+        "rollout/entropy": 1.0,
         "rollout/calls_per_episode": 0.75,
         "rollout/truncated": pytest.approx(1 / 3),
         "rollout/num_failed": 1.0,
@@ -70,6 +71,10 @@ def test_roles_are_told_apart_where_there_are_several() -> None:
     two = Episode(trajectories=[Trajectory(name="solver", reward=1.0), Trajectory(name="judge", reward=0.25)])
     metrics = episode_metrics([two, two, FAILED])
     assert (metrics["rollout/reward/solver"], metrics["rollout/reward/judge"]) == (1.0, 0.25)
+    better = Episode(trajectories=[Trajectory(name="solver", reward=2.0), Trajectory(name="judge", reward=0.25)])
+    spread = episode_metrics([two, better])
+    assert spread["rollout/reward/solver_p10"] == pytest.approx(1.1)
+    assert spread["rollout/reward/solver_p90"] == pytest.approx(1.9)
     assert eval_metrics([two, two, FAILED])["eval/reward/judge"] == 0.25
     assert not any(name.startswith("rollout/reward/") for name in episode_metrics([episode(1.0)]))
 
@@ -123,12 +128,14 @@ def test_batch_metrics() -> None:
 
 
 def test_rates() -> None:
-    assert rates({"rollout": 3.0, "update": 1.0}, [episode(num_tokens=4), episode(num_tokens=8)]) == {
+    assert rates({"rollout": 3.0, "update": 1.0}, [episode(num_tokens=4), episode(num_tokens=8)], 6.0) == {
         "timing/rollout_s": 3.0,
         "timing/update_s": 1.0,
         "timing/step_s": 4.0,
         "tokens/sampled": 12.0,
         "tokens/per_second": 3.0,
+        "tokens/per_second_rollout": 4.0,
+        "tokens/per_second_update": 6.0,
     }
 
 

@@ -28,7 +28,8 @@ def failed(kind: str) -> Episode:
     [
         ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups earned the same throughout"),
         ({"rollout/truncated": 1.0}, "all_truncated", "raise rollout.max_tokens"),
-        ({"policy/ratio": 7.0}, "ratio_overflow", "ratio is 7: lower optim.lr"),
+        ({"policy/ratio": 7.0}, "ratio_overflow", "ratio is 7, and the updates"),
+        ({"policy/update_kl": 3.0}, "ratio_overflow", "moved the policy by 3 nats a token: lower optim.lr"),
         ({"policy/entropy": 0.001, "batch/zero_variance": 0.9}, "entropy_collapse", "entropy is 0.001 nats"),
         ({"policy/sampler_gap_mean": 0.3}, "sampler_disagrees", "differ by 0.3 nats a token"),
     ],
@@ -42,6 +43,13 @@ def test_a_dead_signal_is_named_with_its_value(changes: dict[str, float], name: 
 
 def test_a_policy_that_has_learned_its_task_may_be_sure_of_itself() -> None:
     assert "entropy_collapse" not in signals({**HEALTHY, "policy/entropy": 0.001, "rollout/accuracy": 1.0}, [])
+
+
+def test_where_nothing_was_trained_on_the_samples_tell_the_entropy() -> None:
+    nothing = {name: value for name, value in HEALTHY.items() if not name.startswith("policy/")}
+    collapsed = {**nothing, "batch/zero_variance": 1.0, "rollout/entropy": 0.001}
+    assert list(signals(collapsed, [])) == ["no_variance", "entropy_collapse"]
+    assert list(signals({**collapsed, "rollout/entropy": 0.5}, [])) == ["no_variance"]
 
 
 def test_rewards_that_raise() -> None:

@@ -192,6 +192,7 @@ class Algorithm:
         """
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         losses, sums = self.surrogate(logprobs, old, batch)
+        sums["policy/update_kl"] = kl_divergence(old, logprobs.detach(), "k3").sum()
         if self.correction != "none":
             assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
             weights = importance_weights(

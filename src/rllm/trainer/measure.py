@@ -27,6 +27,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_by_role("rollout/reward", episodes),
         **_mean("rollout/accuracy", [float(episode.is_correct) for episode in episodes]),
         **_mean("rollout/response_tokens", lengths),
+        **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
         "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
         "rollout/truncated": sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1),
         **_endings(episodes),
@@ -90,8 +91,9 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def rates(times: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
-    """`timing/..._s` of a step's phases and their sum, and sampled tokens per second of it."""
+def rates(times: Mapping[str, float], episodes: Sequence[Episode], num_trained: float = 0.0) -> dict[str, float]:
+    """`timing/..._s` of a step's phases and their sum; and tokens per second: those sampled, of the whole step and of the
+    rollouts, and those trained on, `num_trained`, of the update."""
     sampled = sum(len(step.response_ids) for item in episodes for path in item.trajectories for step in path.steps)
     total = sum(times.values())
     return {
@@ -99,6 +101,11 @@ def rates(times: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, 
         "timing/step_s": total,
         "tokens/sampled": float(sampled),
         "tokens/per_second": sampled / total,
+        **{
+            f"tokens/per_second_{name}": tokens / times[name]
+            for name, tokens in (("rollout", sampled), ("update", num_trained))
+            if times.get(name)
+        },
     }
 
 
@@ -147,14 +154,17 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """The mean reward of each role, where there are several."""
+    """The mean reward of each role and its spread, where there are several."""
     by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for path in episode.trajectories:
             reward = path.final_reward()
             if reward is not None and not episode.failed:
                 by_role.setdefault(path.name, []).append(reward)
-    return {f"{name}/{role}": fmean(found) for role, found in by_role.items()} if len(by_role) > 1 else {}
+    if len(by_role) < 2:
+        return {}
+    told = ({**_mean(f"{name}/{role}", found), **_spread(f"{name}/{role}", found)} for role, found in by_role.items())
+    return {key: value for metrics in told for key, value in metrics.items()}
 
 
 def _endings(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -12,6 +12,9 @@ logger = logging.getLogger(__name__)
 
 MAX_RATIO = 2.0
 """Mean probability ratio above which updates run far away from what was sampled."""
+MAX_UPDATE_KL = 1.0
+"""Nats a token that updates of one batch may move the policy; where most of what was sampled becomes impossible, the mean
+ratio falls."""
 MIN_ENTROPY = 0.02
 """Nats a token below which the policy hardly ever tries anything else."""
 MAX_SAMPLER_GAP = 0.05
@@ -29,6 +32,8 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
     def of(name: str) -> float:
         return metrics.get(name, math.nan)  # comparisons with NaN are false: what is not known is not wrong
 
+    # Where nothing is trained on there is no forward pass; what was sampled then tells the entropy, less exactly.
+    entropy = metrics.get("policy/entropy", of("rollout/entropy"))
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
     found = {
         "no_variance": (
@@ -46,12 +51,13 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
             "warnings above for its name",
         ),
         "ratio_overflow": (
-            of("policy/ratio") > MAX_RATIO,
-            f"the mean probability ratio is {of('policy/ratio'):.3g}: lower optim.lr, optim.num_epochs or num_minibatches",
+            of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,
+            f"the mean probability ratio is {of('policy/ratio'):.3g}, and the updates of the batch moved the policy by "
+            f"{of('policy/update_kl'):.3g} nats a token: lower optim.lr, optim.num_epochs or num_minibatches",
         ),
         "entropy_collapse": (
-            of("policy/entropy") < MIN_ENTROPY and of("batch/zero_variance") > 0.5 and of("rollout/accuracy") < 0.9,
-            f"the entropy is {of('policy/entropy'):.3g} nats a token and rewards hardly differ: lower optim.lr, set "
+            entropy < MIN_ENTROPY and of("batch/zero_variance") > 0.5 and of("rollout/accuracy") < 0.9,
+            f"the entropy is {entropy:.3g} nats a token and rewards hardly differ: lower optim.lr, set "
             "algorithm.entropy_coef, or hold the policy to its reference with algorithm.kl_coef",
         ),
         "sampler_disagrees": (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch
+from rllm.algorithms.losses import kl_divergence
 from rllm.backends.local.critic import explained_variance
 
 
@@ -49,6 +50,7 @@ def batch_metrics(batch: Batch, logprobs: Tensor) -> dict[str, float]:
         gap = (logprobs - batch.sampler_logprobs).abs()
         metrics["policy/sampler_gap_mean"] = float(gap.mean())
         metrics["policy/sampler_gap_max"] = float(gap.max())
+        metrics["policy/sampler_kl"] = float(kl_divergence(batch.sampler_logprobs, logprobs, "k3").mean())
     if batch.returns is not None and batch.values is not None:
         metrics["critic/return"] = float(batch.returns.mean())
         metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns)

@@ -1,0 +1,122 @@
+"""Every sign that a run goes wrong, told in the first step of a real one; and every metric that such a step has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
+from rllm.backends.base import UpdateResult
+from rllm.backends.local.backend import LocalBackend
+from rllm.errors import RewardError, boundary
+from rllm.trainer.agent_trainer import AgentTrainer
+
+from . import mortal_run
+from .conftest import ask, merged
+
+
+class Disagreeing(LocalBackend):
+    """Its weights change behind the sampler's back."""
+
+    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.mul_(1.5)
+        return super().update(batch, algorithm)
+
+
+def varied(question: str, base_url: str) -> float:
+    return float(len(ask(base_url, question, max_tokens=12)) % 3)
+
+
+def alike(question: str, base_url: str) -> float:
+    ask(base_url, question, max_tokens=12)
+    return 0.0
+
+
+def cut_off(question: str, base_url: str) -> float:
+    return float(len(ask(base_url, question, max_tokens=1)) % 2)
+
+
+def badly_judged(question: str, base_url: str) -> float:
+    answer = ask(base_url, question, max_tokens=12)
+    with boundary(RewardError, "the reward"):
+        if len(answer) % 4:
+            raise ValueError("no idea")
+    return float(len(answer) % 3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mortal_run.policy(tmp_path_factory.mktemp("policy"))
+
+
+def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: Mapping[str, Any]) -> dict[str, float]:
+    config = {
+        "model": {"path": str(model)},
+        "run_dir": str(run_dir),
+        "num_steps": 1,
+        "tasks_per_step": 3,
+        "rollout": {"group_size": 8},
+        "trackers": ["jsonl"],
+    }
+    data = mortal_run.QUESTIONS
+    AgentTrainer(agent_run_func=agent, train_dataset=data, config=merged(config, changes)).train()
+    line: dict[str, float] = json.loads((run_dir / "metrics.jsonl").read_text())
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "agent", "changes", "remedy"),
+    [
+        ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
+        ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
+        ("rewards_raise", badly_judged, {}, "see the warnings above for its name"),
+        ("ratio_overflow", varied, {"optim": {"lr": 0.3, "num_epochs": 6}}, "lower optim.lr"),
+        ("entropy_collapse", alike, {"rollout": {"temperature": 1e-4}}, "algorithm.entropy_coef"),
+        (
+            "sampler_disagrees",
+            varied,
+            {"backend": f"{__name__}:Disagreeing"},
+            "set algorithm.correction=truncate",
+        ),
+    ],
+)
+def test_a_sign_is_told_within_one_step(
+    model: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    agent: Callable[..., Any],
+    changes: Mapping[str, Any],
+    remedy: str,
+) -> None:
+    assert first_step(model, tmp_path, agent, changes)[f"signal/{name}"] == 1.0
+    told = [message for message in caplog.messages if message.startswith(f"step 1, {name}: ")]
+    assert len(told) == 1
+    assert remedy in told[0]
+
+
+def test_a_step_has_all_its_metrics_and_no_sign(model: Path, tmp_path: Path) -> None:
+    line = first_step(model, tmp_path, varied, {"algorithm": {"name": "grpo", "kl_coef": 0.01}, "optim": {"lr": 1e-4}})
+    assert not [name for name in line if name.startswith("signal/")]
+    assert line.keys() >= {
+        *(f"{name}{part}" for name in ("rollout/reward", "batch/advantage") for part in ("", "_p10", "_p90")),
+        *(
+            f"policy/{name}"
+            for name in ("ratio", "clip_fraction", "kl", "update_kl", "sampler_kl", "entropy", "grad_norm", "loss")
+        ),
+        *(f"tokens/{name}" for name in ("drift", "staleness", "staleness_max", "sampled", "trained")),
+        *(f"tokens/per_second{phase}" for phase in ("", "_rollout", "_update")),
+        *("batch/zero_variance", "memory/peak_gb", "optim/lr", "timing/rollout_s", "timing/update_s"),
+    }
+    assert line["policy/kl"] == line["tokens/staleness"] == line["tokens/drift"] == 0.0, "before the first update"
+    assert (line["policy/ratio"], line["policy/clip_fraction"]) == (pytest.approx(1.0), 0.0)
+    assert line["policy/sampler_kl"] == pytest.approx(0.0, abs=1e-8)
+    assert line["policy/entropy"] == pytest.approx(line["rollout/entropy"], rel=0.5), "one is exact, one of samples"
