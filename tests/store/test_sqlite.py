@@ -1,7 +1,5 @@
 import os
-import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -209,83 +207,6 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         connection.execute("COMMIT")
         connection.close()
-
-
-def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: Path):
-    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
-        with locked(store.path), pytest.raises(StoreError, match=r"traces\.db.*locked: another process is writing"):
-            store.add([trace_of("lost")]).result(timeout=10)
-        store.add([trace_of("kept")]).result(timeout=10)
-        assert [trace.id for trace in store.by_session("s")] == ["kept"]
-
-
-FULL_DISK = """
-import resource, sys
-from rllm.errors import ConfigError, StoreError
-from rllm.store import open_store
-from rllm.types import Trace
-
-def trace(id):
-    return Trace(id=id, call_id=id, session_id="s", model="m", messages=[], response={}, prompt_ids=[70_000] * 20_000)
-
-store = open_store(sys.argv[1])
-store.add([trace("before")]).result()
-resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
-try:
-    for k in range(10):
-        store.add([trace(f"too much {k}")]).result()
-except StoreError as error:
-    print("refused:", error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-store.add([trace("after")]).result()
-print([trace.id for trace in store.by_session("s")][-1])
-store.close()
-"""
-
-
-def test_a_full_disk_fails_the_write_and_the_store_goes_on_when_there_is_room_again(tmp_path: Path):
-    output = subprocess.check_output([sys.executable, "-c", FULL_DISK, str(tmp_path / "traces.db")], text=True)
-    refused, last = output.splitlines()
-    assert "traces.db" in refused
-    assert "check that its disk" in refused or "free some space" in refused
-    assert last == "after"
-
-
-WRITE_UNTIL_KILLED = """
-import itertools, sys
-from rllm.store import open_store
-from rllm.types import Trace
-
-store = open_store(sys.argv[1])
-for k in itertools.count():
-    trace = Trace(id=f"{sys.argv[2]}-{k}", call_id="c", session_id="s", model="m", messages=[{"role": "user"}],
-                  response={}, prompt_ids=list(range(k % 500)), response_ids=[1], logprobs=[-0.5])
-    done = store.add([trace])
-    done.add_done_callback(lambda _, id=trace.id: print(id, flush=True))
-    if k % 7 == 0:
-        done.result()
-"""
-
-
-def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path):
-    path = tmp_path / "traces.db"
-    rng = random.Random(0)
-    acknowledged: list[str] = []
-    for attempt in range(4):
-        program = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path), str(attempt)]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(rng.randrange(20, 300)):
-                acknowledged.append(process.stdout.readline())
-            process.send_signal(signal.SIGKILL)
-            acknowledged += process.stdout.readlines()
-    # The last line of each attempt may have been cut by the kill.
-    ids = {line.strip() for line in acknowledged if line.endswith("\n")}
-    with SqliteTraceStore(path) as store:
-        stored = [trace.id for trace in store.by_session("s")]
-    assert ids <= set(stored)
-    assert len(ids) >= 80
-    assert len(stored) == len(set(stored))
 
 
 def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):

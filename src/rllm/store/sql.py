@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -122,9 +123,9 @@ class SqlTraceStore(ABC):
         found = self._read(rows.select_traces(self._schema), session_id)
         try:
             return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
-        except LookupError as error:
+        except (LookupError, ValueError, TypeError, zlib.error) as error:
             raise StoreError(
-                f"trace store {self._name}, session {session_id!r}: {error}: its file was changed by hand, or damaged"
+                f"trace store {self._name}, session {session_id!r}: {error}: it was changed by hand, or damaged: restore a copy"
             ) from error
 
     def credits(self, session_id: str) -> list[StepCredit]:

@@ -1,0 +1,192 @@
+"""What no store can prevent: processes that are killed, disks that are full, files that vanish. Nothing acknowledged is lost."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import StoreError
+from rllm.store import open_store
+from rllm.store.sqlite import SqliteTraceStore
+
+from .sample_traces import trace_of, turn_of
+
+HERE = str(Path(__file__).parent)
+
+WRITE_UNTIL_KILLED = f"""
+import itertools, sys
+sys.path.insert(0, {HERE!r})
+from rllm.store import open_store
+from sample_traces import turn_of
+
+url, attempt, num_sessions = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def say(done, told):
+    if done.exception() is None:
+        print(told, flush=True)
+
+with open_store(url) as store:
+    print("ready", flush=True)
+    for turn in itertools.count():
+        for number in range(num_sessions):
+            done = store.add([turn_of(turn, f"{{attempt}}-{{number}}")])
+            done.add_done_callback(lambda done, told=f"{{attempt}}-{{number}} {{turn}}": say(done, told))
+        done.result()
+"""
+
+
+@pytest.mark.parametrize("num_rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_rounds: int
+):
+    url = str(tmp_path / "traces.db") if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    rng = random.Random(num_rounds)
+    acknowledged: set[tuple[str, int]] = set()
+    for attempt in range(num_rounds):
+        program = [sys.executable, "-c", WRITE_UNTIL_KILLED, url, str(attempt), str(rng.choice([1, 4, 16]))]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            lines = [process.stdout.readline() for _ in range(rng.randrange(0, 60))]
+            time.sleep(rng.random() * 0.01)
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()
+        whole = [line.split() for line in lines if line.endswith("\n")]  # the last may have been cut by the kill
+        acknowledged |= {(session_id, int(turn)) for session_id, turn in whole}
+    assert len(acknowledged) > 10 * num_rounds
+    with open_store(url) as store:
+        for info in store.sessions(limit=10_000):
+            stored = store.by_session(info.id)
+            assert stored == [turn_of(turn, info.id) for turn in range(len(stored))]
+            acknowledged -= {(info.id, turn) for turn in range(len(stored))}
+    assert acknowledged == set()
+
+
+FULL_DISK = """
+import resource, sys
+from rllm.errors import StoreError
+from rllm.store import open_store
+from rllm.types import Trace
+
+IDS = [k * 99_991 % 150_000 for k in range(20_000)]  # 45 kB, which nothing makes smaller
+
+def trace(id):
+    return Trace(id=id, call_id=id, session_id="s", model="m", messages=[], response={}, prompt_ids=IDS)
+
+store = open_store(sys.argv[1])
+store.add([trace("before")]).result()
+resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, resource.RLIM_INFINITY))
+kept, refused = ["before"], []
+for k in range(20):
+    try:
+        store.add([trace(f"during {k}")]).result()
+        kept.append(f"during {k}")
+    except StoreError as error:
+        refused.append(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.add([trace("after")]).result()
+kept.append("after")
+print(refused[0])
+print(sorted(trace.id for trace in store.by_session("s")) == sorted(kept), len(refused) > 5)
+store.close()
+"""
+
+
+def test_a_full_disk_refuses_writes_and_the_store_goes_on_when_there_is_room_again(tmp_path: Path):
+    output = subprocess.check_output([sys.executable, "-c", FULL_DISK, str(tmp_path / "traces.db")], text=True)
+    refused, kept = output.splitlines()
+    assert "traces.db" in refused
+    assert "check that its disk" in refused or "free some space" in refused
+    assert kept == "True True"
+
+
+def lock(path: Path) -> sqlite3.Connection:
+    """Another process's long write."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: Path):
+    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
+        other = lock(store.path)
+        with pytest.raises(StoreError, match=r"traces\.db.*locked: another process is writing"):
+            store.add([turn_of(0)]).result(timeout=10)
+        other.execute("COMMIT")
+        other.close()
+        # Turn 0 was not written, so the next one does not build upon it.
+        store.add([turn_of(1)]).result(timeout=10)
+        assert store.by_session("s") == [turn_of(1)]
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def delete_all_of_it(path: Path) -> None:
+    for file in path.parent.iterdir():
+        file.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+
+
+def replace(path: Path) -> None:
+    SqliteTraceStore(path.with_name("other.db")).close()
+    path.with_name("other.db").rename(path)
+
+
+@pytest.mark.parametrize("lose", [delete, delete_all_of_it, move, replace])
+def test_a_file_that_vanishes_while_it_is_used_is_noticed(tmp_path: Path, lose: Callable[[Path], None]):
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        store.add([trace_of("a")]).result()
+        lose(store.path)
+        with pytest.raises(StoreError, match="was deleted, moved or replaced while it was in use"):
+            store.add([trace_of("b")]).result()
+        with pytest.raises(StoreError, match="was deleted, moved or replaced while it was in use"):
+            store.by_session("s")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def scribble(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+
+
+@pytest.mark.parametrize("damage", [truncate, scribble])
+def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
+    path = tmp_path / "traces.db"
+    with SqliteTraceStore(path) as store:
+        for number in range(20):
+            store.add([turn_of(number)]).result()
+    damage(path)
+    with (
+        pytest.raises(StoreError, match=r"traces\.db.*malformed: the file is damaged: restore a copy"),
+        SqliteTraceStore(path, read_only=True) as store,
+    ):
+        store.by_session("s")
+
+
+def test_a_blob_that_was_changed_by_hand_is_no_trace(tmp_path: Path):
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        for number in range(3):
+            store.add([turn_of(number)]).result()
+        for change in ("document = x'04ffff'", "document = x''", "base = 77"):
+            with sqlite3.connect(store.path) as other:
+                other.execute(f"UPDATE traces SET {change} WHERE id = 'turn 2'")
+            other.close()
+            with pytest.raises(StoreError, match=r"session 's': .*: it was changed by hand, or damaged"):
+                store.by_session("s")
