@@ -133,6 +133,37 @@ async def test_a_server_that_does_not_speak_http_is_named():
             await complete(upstream)
 
 
+TOO_LARGE = (
+    b"{\"error\":{\"message\":\"'max_tokens' or 'max_completion_tokens' is too large: 48000. This model's maximum context length "
+    b'is 2048 tokens and your request has 20 input tokens.","type":"BadRequestError","param":"max_tokens","code":400}}'
+)
+REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(TOO_LARGE), TOO_LARGE)
+
+
+async def test_a_longer_answer_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
+    server = Server([REFUSED], [FRAMED])
+    async with server.upstream() as upstream:
+        answer = await upstream.complete({**REQUEST, "max_tokens": 48000}, call_id="c")
+    assert answer == {"choices": [{"index": 0}]}
+    assert [b"max_tokens" in request for request in server.requests] == [True, False]
+
+
+async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
+    events = b'data: {"a":1}\n\ndata: [DONE]\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
+    async with Server([REFUSED], [head + events]).upstream() as upstream:
+        request = {**REQUEST, "stream": True, "max_completion_tokens": 48000}
+        assert [batch async for batch in upstream.stream(request, call_id="c")] == [[{"a": 1}]]
+
+
+async def test_a_prompt_without_room_for_any_answer_is_refused():
+    server = Server([REFUSED], [REFUSED])
+    async with server.upstream() as upstream:
+        with pytest.raises(UpstreamError) as refused:
+            await upstream.complete({**REQUEST, "max_tokens": 9}, call_id="c")
+    assert refused.value.details["code"] == "context_length_exceeded"
+
+
 async def test_a_redirect_is_not_followed():
     moved = b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n"
     async with Server([moved]).upstream() as upstream:

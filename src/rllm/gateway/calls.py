@@ -55,7 +55,9 @@ class CallEndpoint:
             call, asked = await self._call(scope, receive, answer)
             if self.render_count is not None:
                 mode = "count"
-                await answer.whole(200, self.render_count(await self.gateway.count_tokens(call)))
+                async with until_disconnect(receive):
+                    num_tokens = await self.gateway.count_tokens(call)
+                await answer.whole(200, self.render_count(num_tokens))
             elif call.asked.get("stream"):
                 mode = "stream"
                 await self._stream(call, self.dialect.encoder(asked=asked), receive, answer)

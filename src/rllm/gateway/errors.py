@@ -30,6 +30,7 @@ class GatewayError(RLLMError):
         code: str | int | None = None,
         param: str | None = None,
         details: dict[str, Any] | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -38,6 +39,8 @@ class GatewayError(RLLMError):
         self.param = param
         self.details = details
         """What a client may act on beyond the code, in dialects that have a place for it."""
+        self.retry_after_s = retry_after_s
+        """Goes to the `Retry-After` header."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
@@ -46,9 +49,24 @@ class GatewayError(RLLMError):
 class UpstreamError(InferenceError):
     """The inference server answered with an error; `details` is its own OpenAI error object, where it sent one."""
 
-    def __init__(self, message: str, *, status_code: int = 502, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status_code: int = 502,
+        details: dict[str, Any] | None = None,
+        unavailable: bool = False,
+        broke_off: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message, status_code=status_code)
         self.details = details or {}
+        self.unavailable = unavailable
+        """Whether the fault is the server's state and not the call's, so that another server, or this one later, may answer."""
+        self.broke_off = broke_off
+        """Whether that became clear only after the call had reached it."""
+        self.retry_after_s = retry_after_s
+        """When to ask again, where the server said so."""
 
 
 def to_gateway_error(error: Exception) -> GatewayError:
@@ -63,7 +81,12 @@ def to_gateway_error(error: Exception) -> GatewayError:
         case UpstreamError():
             given = error.details
             return GatewayError(
-                error.status_code, str(error), type=given.get("type"), code=given.get("code"), param=given.get("param")
+                error.status_code,
+                str(error),
+                type=given.get("type"),
+                code=given.get("code"),
+                param=given.get("param"),
+                retry_after_s=error.retry_after_s,
             )
         case InferenceError():
             return GatewayError(error.status_code, str(error), code="upstream_error")

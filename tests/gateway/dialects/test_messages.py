@@ -237,6 +237,7 @@ def test_an_empty_answer_has_a_block_that_clients_can_read():
         ({"output_config": {"format": {"type": "xml"}}}, "json_schema"),
         ({"stream": "yes"}, "stream='yes'"),
         ({"n": 0}, "n=0"),
+        ({"n": 2}, "n=2: a message is one answer"),
     ],
 )
 def test_a_malformed_request_says_what_is_wrong(asked, named):

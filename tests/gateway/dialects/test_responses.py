@@ -268,6 +268,7 @@ def test_an_item_can_be_referred_to():
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"reasoning": "low"}, "reasoning"),
         ({"stream": 1}, "stream=1"),
+        ({"n": 2}, "n=2: a response is one answer"),
     ],
 )
 def test_a_malformed_request_says_what_is_wrong(asked, named):

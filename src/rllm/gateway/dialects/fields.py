@@ -55,6 +55,17 @@ def check_chat(request: Mapping[str, Any]) -> None:
             raise invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
 
 
+def check_single_chat(request: Mapping[str, Any], remedy: str) -> None:
+    """`check_chat`, for a dialect whose answer is a single one.
+
+    Raises:
+        GatewayError: 400, also if several answers are asked for.
+    """
+    check_chat(request)
+    if request.get("n") not in (None, 1):
+        raise invalid(f"n={request['n']!r}: {remedy}", "n")
+
+
 def field(value: Mapping[str, Any], name: str, kind: type[T], where: str, default: T | None = None) -> T:
     """A member of an object, which must be there unless it has a default, and of its type.
 

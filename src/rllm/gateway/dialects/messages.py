@@ -10,7 +10,7 @@ import orjson
 
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import WholeConversations, event, first_choice, reasoning_of, token_fields, usage_of
-from rllm.gateway.dialects.fields import check_chat, field, invalid, note_left_out, objects, parse_object
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
 from rllm.types import Message, Trace
 
@@ -101,7 +101,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("tools"):
         chat["tools"] = [found for tool in objects(asked["tools"], "tools") if (found := _tool(tool))]
     chat.update(_tool_choice(asked), **_output(asked))
-    check_chat(chat)
+    check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.fields import check_chat, field, invalid, note_left_out, objects, parse_object
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
 from rllm.gateway.dialects.responses_output import (
     CUSTOM_INPUT,
     ENCRYPTED,
@@ -124,7 +124,7 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     effort = field(asked, "reasoning", dict, "", {}).get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
-    check_chat(chat)
+    check_single_chat(chat, "a response is one answer: call again, or use chat completions")
     return chat
 
 

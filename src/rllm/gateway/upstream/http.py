@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -99,6 +100,8 @@ class HTTPUpstream:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
+        if answer.status != 200 and (shorter := _without_limit(request, answer.status, body)):
+            return await self.complete(shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids)
         plain = parse_plain_answer(body) if answer.status == 200 and not logprob_details else None
         return plain or _json_object(answer.status, body)
 
@@ -111,10 +114,14 @@ class HTTPUpstream:
         prompt_ids: Sequence[int] | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
+        shorter: dict[str, Any] | None = None
         try:
             async with self._chat(request, call_id) as answer:
                 if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    raise _not_a_stream(answer.status, await answer.read())
+                    body = await answer.read()
+                    shorter = _without_limit(request, answer.status, body)
+                    if shorter is None:
+                        raise _not_a_stream(answer.status, body)
                 # Reads to the very end, beyond [DONE], so that the connection can be used again.
                 while received := await answer.read_some():
                     payloads = decoder.feed(received)
@@ -124,6 +131,11 @@ class HTTPUpstream:
                         yield _without_error(parse_events(payloads, logprob_details=logprob_details))
         except OSError as error:
             raise self._named(error) from error
+        if shorter is not None:
+            again = self.stream(shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids)
+            async with aclosing(again) as batches:
+                async for batch in batches:
+                    yield batch
 
     async def models(self) -> list[dict[str, Any]]:
         try:
@@ -202,6 +214,17 @@ def _without_error(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "error" in chunk:
             raise _reported(chunk["error"], 502)
     return chunks
+
+
+def _without_limit(request: Mapping[str, Any], status: int, body: bytes) -> dict[str, Any] | None:
+    """The request again, for as long an answer as there is room for; `None` if its limit was not what was refused.
+
+    Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not fit.
+    """
+    limits = request.keys() & {"max_tokens", "max_completion_tokens"}
+    if not limits or status == 200 or _refusal(status, body).details.get("code") != CONTEXT_OVERFLOW:
+        return None
+    return {name: value for name, value in request.items() if name not in limits}
 
 
 def _not_a_stream(status: int, body: bytes) -> UpstreamError:

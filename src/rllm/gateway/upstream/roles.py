@@ -16,8 +16,13 @@ def for_template(messages: Sequence[Message]) -> Sequence[Message]:
 
     Templates know `system` only; some raise at a second one, and some pass over it without a word.
     """
-    roles = [message["role"] for message in messages]
-    if "developer" not in roles and roles[:2] != ["system", "system"]:
+    before = None
+    for message in messages:
+        role = message["role"]
+        if role == "developer" or role == before == "system":
+            break
+        before = role
+    else:
         return messages
     renamed = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
     num_leading = next((k for k, message in enumerate(renamed) if message["role"] != "system"), len(renamed))

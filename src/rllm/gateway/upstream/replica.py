@@ -1,0 +1,165 @@
+"""One server of a pool: what it is doing, and whether calls may go to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rllm.errors import InferenceError
+from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.http import HTTPUpstream
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.25
+"""Between the first failed check of a server and the second, and after its first refusal; doubled by each that follows."""
+_CHECK_TIMEOUT_S = 5.0
+_MAX_SLOW_CHECKS = 3
+"""A busy server may be slow to answer a check: so many in a row mean that it hangs."""
+
+
+class Replica:
+    """Calls go to it unless it is paused, removed, full, down (until a check succeeds) or resting (for a time)."""
+
+    def __init__(self, id: int, upstream: HTTPUpstream, *, max_in_flight: int, check_interval_s: float) -> None:
+        self.id = id
+        self.upstream = upstream
+        self.in_flight = 0
+        self.num_calls = 0
+        self.picked_at = 0
+        """A number that grows with every pick of the pool: of two that are equally busy, the longer unused one is next."""
+        self.paused = False
+        self.removed = False
+        self.weight_version: int | None = None
+        self.problem: str | None = None
+        """Why it is down or resting."""
+        self._max_in_flight = max_in_flight
+        self._check_interval_s = check_interval_s
+        self._usable_from = 0.0
+        self._num_refusals = 0
+        self._num_slow_checks = 0
+        self._answered = False
+        self._check_now: asyncio.Event | None = None
+
+    @property
+    def address(self) -> str:
+        return self.upstream.base_url
+
+    @property
+    def up(self) -> bool:
+        """Whether it answers, as far as is known."""
+        return self._usable_from == 0.0 or self._usable_from <= time.monotonic()
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a call may go to it now."""
+        return self.in_flight < self._max_in_flight and not self.paused and not self.removed and self.up
+
+    def answered(self) -> None:
+        """Note an answer, which says more than any check."""
+        self._answered = True
+        if self._num_refusals and self.up:
+            self._recover()
+
+    def refused(self, error: UpstreamError) -> float:
+        """Note that it is there and cannot answer now; returns after how many seconds it is asked again."""
+        if self.up:  # Of many calls that are refused together, the first one counts.
+            pause_s = error.retry_after_s or self._pause_s(self._num_refusals)
+            self._num_refusals += 1
+            self._usable_from = time.monotonic() + pause_s
+            self.problem = str(error)
+            logger.warning("upstream %s: resting for %.1f s: %s", self.address, pause_s, error)
+        return max(self._usable_from - time.monotonic(), 0.0)
+
+    def failed(self, error: Exception) -> None:
+        """Note that it cannot be reached; from now on it is down, until a check says otherwise."""
+        self.problem = str(error)
+        if self._usable_from < math.inf:
+            self._usable_from = math.inf
+            logger.warning("upstream %s is down: %s", self.address, error)
+        if self._check_now is not None:
+            self._check_now.set()
+
+    async def check(self) -> None:
+        """Ask whether it answers, and note what it says.
+
+        Raises:
+            InferenceError: if it does not.
+        """
+        try:
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                await self.upstream.check()
+        except TimeoutError as error:
+            self._num_slow_checks += 1
+            slow = UpstreamError(f"the upstream {self.address} did not answer within {_CHECK_TIMEOUT_S:g} s")
+            if self._num_slow_checks >= _MAX_SLOW_CHECKS:
+                self.failed(slow)
+            raise slow from error
+        except UpstreamError as error:
+            if error.unavailable:
+                self.failed(error)
+            raise
+        self._num_slow_checks = 0
+        if self._usable_from == math.inf:
+            self._recover()
+
+    async def watch(self, on_up: Callable[[], None]) -> None:
+        """Check it for ever: now and then while it is up and silent, and ever more rarely while it is down.
+
+        Args:
+            on_up: called when calls may go to it again.
+        """
+        self._check_now = asyncio.Event()
+        if not self.up:
+            self._check_now.set()
+        num_failed = 0
+        while True:
+            await self._wait(self._check_interval_s if self.up else self._pause_s(num_failed))
+            if self.up and self._answered:
+                self._answered = False
+                continue
+            was_up = self.up
+            try:
+                await self.check()
+            except InferenceError:
+                num_failed += not was_up
+            if self.up:
+                num_failed = 0
+                if not was_up:
+                    on_up()
+
+    async def _wait(self, seconds: float) -> None:
+        """For so long, or until a check is wanted at once."""
+        assert self._check_now is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._check_now.wait()
+        except TimeoutError:
+            return
+        self._check_now.clear()
+
+    def _pause_s(self, num_failures: int) -> float:
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(num_failures, 20), self._check_interval_s)
+        return pause_s * random.uniform(0.75, 1.0)
+
+    def _recover(self) -> None:
+        logger.info("upstream %s answers again", self.address)
+        self._usable_from, self._num_refusals, self.problem = 0.0, 0, None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What an operator is told."""
+        state = "removed" if self.removed else "paused" if self.paused else "up" if self.up else "down"
+        return {
+            "id": self.id,
+            "url": self.address,
+            "state": state,
+            "problem": None if self.up else self.problem,
+            "in_flight": self.in_flight,
+            "num_calls": self.num_calls,
+            "weight_version": self.weight_version,
+        }
