@@ -22,6 +22,7 @@ def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> No
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree) == [row_of(0, 6)]
     (only,) = passes(tree)
+    assert only.mask is not None
     assert only.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
     assert only.positions.tolist() == [[0, 1, 2, 3, 4, 3]]
     assert only.mask.int().tolist() == [
@@ -43,9 +44,16 @@ def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
     assert cut_rows(tree, 4) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
     _, below = passes(tree, 4)
     assert below.above is not None
+    assert below.mask is not None
     assert below.above.tolist() == [[0, 1, 2]]
     assert below.positions.tolist() == [[3, 4, 3]]
     assert below.mask.int().tolist() == [[[[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 1]]]]
+
+
+def test_sequences_of_their_own_need_no_mask() -> None:
+    (only,) = passes(build_tree([[1] * 90, [2] * 95]))
+    assert only.ids.shape == (2, 95)
+    assert only.mask is None
 
 
 def test_small_trees_share_a_row() -> None:
@@ -71,9 +79,11 @@ def seen_by_token(tree: TokenTree, row_tokens: int) -> dict[int, set[int]]:
         tokens = torch.full((num_rows * length,), -1).index_copy(0, part.real, part.tokens).view(num_rows, length)
         above = torch.zeros(num_rows, 0, dtype=torch.long) if part.above is None else part.above
         keys = torch.cat([above, tokens], dim=1)
+        causal = torch.ones(num_rows, 1, length, length, dtype=torch.bool).tril()
+        mask = causal if part.mask is None else part.mask
         for row, step in (tokens >= 0).nonzero().tolist():
             assert part.ids[row, step] == tree.ids[tokens[row, step]]
-            visible = keys[row][part.mask[row, 0, step]].tolist()
+            visible = keys[row][mask[row, 0, step]].tolist()
             assert len(visible) == len(set(visible)) == part.positions[row, step] + 1
             seen[int(tokens[row, step])] = set(visible)
     return seen

@@ -77,7 +77,7 @@ def hidden_states(model: torch.nn.Module, tree: TokenTree, row_tokens: int = ROW
         output = model(
             input_ids=part.ids.to(device),
             position_ids=part.positions.to(device),
-            attention_mask=part.mask.to(device),
+            attention_mask=None if part.mask is None else part.mask.to(device),
             past_key_values=past,
             use_cache=True,
         )

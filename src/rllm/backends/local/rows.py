@@ -72,7 +72,7 @@ class Pass:
 
     ids: Tensor  # [b, L]
     positions: Tensor  # [b, L] how many tokens lie above each, wherever its row holds it
-    mask: Tensor  # [b, 1, L, A + L] who may attend to whom
+    mask: Tensor | None  # [b, 1, L, A + L] who may attend to whom; None: each token to those before it
     above: Tensor | None  # [b, A] where the tokens above each row lie in the tree
     real: Tensor  # [n] which of the b * L tokens are no padding
     tokens: Tensor  # [n] where these lie in the tree
@@ -95,12 +95,12 @@ def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> Iterator[Pass]:
         causal = torch.ones(length, length, dtype=torch.bool).tril()
         inside = causal & (tokens[:, :, None] < stops[tokens][:, None, :])  # [b, L, L]
         above, seen = _above(tree, rows)
-        mask = inside if above is None else torch.cat([seen.expand(-1, length, -1), inside], dim=2)
+        mask = torch.cat([seen.expand(-1, length, -1), inside], dim=2)
         kept = real.flatten().nonzero().flatten()
         yield Pass(
             ids=ids[tokens],
             positions=depths[tokens],
-            mask=mask.unsqueeze(1),
+            mask=None if above is None and torch.equal(inside, causal.expand_as(inside)) else mask.unsqueeze(1),
             above=above,
             real=kept,
             tokens=tokens.flatten()[kept],

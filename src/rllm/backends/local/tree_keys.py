@@ -66,6 +66,10 @@ class PassKeys(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self._ancestors is None else self._ancestors.shape[1]
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys there are, and which is the first: for models that are given no mask, to make their own."""
+        return self.get_seq_length(layer_idx) + query_length, 0
+
 
 def _appended(store: list[Tensor], new: dict[int, Tensor]) -> list[Tensor]:
     if not store:
