@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,40 @@ def test_the_number_of_turns_is_a_setting_of_agents_in_environments(tmp_path: Pa
 
     backend = trained(tmp_path, {"rollout": rollout}, agent_class=Echo, env_class=Paying)
     assert len(backend.inference.outputs) == 8
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, "good"])
+@pytest.mark.parametrize("of_steps", [False, True])
+def test_rewards_that_are_no_finite_numbers_are_named_by_every_door(
+    tmp_path: Path, reward: Any, of_steps: bool
+) -> None:
+    def spoil(path: Trajectory) -> None:
+        for item in path.steps if of_steps else [path]:
+            item.reward = reward
+
+    class Vain(Echo):
+        def update_from_model(self, response: str) -> Action:
+            action = super().update_from_model(response)
+            spoil(self.path)
+            return action
+
+        def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
+            super().update_from_env(observation, reward, done, info)
+            spoil(self.path)
+
+    class VainWorkflow(ReturnsItself):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            episode = await super().run(task, uid)
+            for path in episode.trajectories:
+                spoil(path)
+            return episode
+
+    told = rf"8 x AgentError: Vain\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
+    text_fails_earlier = isinstance(reward, str)
+    with pytest.raises(RolloutError, match="8 x AgentError: VainWorkflow" if text_fails_earlier else told):
+        trained(tmp_path / "workflow", workflow_class=VainWorkflow)
+    with pytest.raises(RolloutError, match=told if not of_steps else "8 x"):
+        trained(tmp_path / "agent", agent_class=Vain, env_class=TwoTurns)
 
 
 def test_elsewhere_it_says_that_it_bounds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from rllm.engine.capture import Capture, InProcessCapture
 from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
 from rllm.engine.recorded import RecordedEngine
+from rllm.engine.returned import check_rewards
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout, boundary
 from rllm.inference.engine import InferenceEngine
@@ -124,6 +125,7 @@ class AgentWorkflowEngine:
                 attempt.trajectories.extend(self._done_by(workflow))
                 raise
             self._check(workflow, episode, attempt)
+            check_rewards(episode.trajectories, self._name)
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         return complete(episode, attempt, traces)
 

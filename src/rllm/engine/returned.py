@@ -27,7 +27,7 @@ def episode_from(returned: Any, agent: str) -> Episode:
     if isinstance(returned, Episode):
         episode = returned
         episode.trajectories = episode.trajectories or [Trajectory()]
-        _check_rewards(episode.trajectories, agent)
+        check_rewards(episode.trajectories, agent)
         return episode
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         episode = episode_from(returned[0], agent)
@@ -36,7 +36,7 @@ def episode_from(returned: Any, agent: str) -> Episode:
         )
         return episode
     trajectories = _trajectories_from(returned, agent)
-    _check_rewards(trajectories, agent)
+    check_rewards(trajectories, agent)
     reward = trajectories[-1].final_reward()
     return Episode(trajectories=trajectories, is_correct=reward is not None and reward >= 1.0)
 
@@ -62,8 +62,12 @@ def is_number(value: Any) -> bool:
     return hasattr(value, "item") and getattr(value, "shape", None) == () and not isinstance(value.item(), str)
 
 
-def _check_rewards(trajectories: list[Trajectory], agent: str) -> None:
-    """Make every reward that was set a plain finite float."""
+def check_rewards(trajectories: list[Trajectory], agent: str) -> None:
+    """Make every reward that was set a plain finite float.
+
+    Raises:
+        AgentError: if one is not finite, or no number.
+    """
     for trajectory in trajectories:
         scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
         for item in scored:
