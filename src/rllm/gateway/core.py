@@ -22,6 +22,7 @@ from rllm.gateway.metrics import Metrics
 from rllm.gateway.sessions import Session
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream
+from rllm.gateway.upstream.route import Route
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, Trace
 
@@ -50,10 +51,13 @@ class ModelCall:
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
+    route: Route = field(init=False)
     said: Said | None = field(init=False, default=None)
     """What is compared with the session's earlier calls, if it may have any."""
 
     def __post_init__(self) -> None:
+        # A session that is not kept has this call only.
+        object.__setattr__(self, "route", Route(None if self.session.lineage is None else self.session.id))
         if self.session.conversations is not None:
             object.__setattr__(self, "said", Said.of(self.asked["messages"], self.asked.get("tools")))
 
@@ -101,7 +105,11 @@ class Gateway:
         try:
             details = bool(call.asked.get("logprobs"))
             response = await self.upstream.complete(
-                sent, call_id=call.id, logprob_details=details, prompt_ids=self._continued(call, sent)
+                sent,
+                call_id=call.id,
+                logprob_details=details,
+                prompt_ids=self._continued(call, sent),
+                route=call.route,
             )
             response["id"] = call.id
             complete_response(response, sent.get("model") or "")
@@ -133,7 +141,9 @@ class Gateway:
         try:
             details = bool(call.asked.get("logprobs"))
             prompt_ids = self._continued(call, sent)
-            answer = self.upstream.stream(sent, call_id=call.id, logprob_details=details, prompt_ids=prompt_ids)
+            answer = self.upstream.stream(
+                sent, call_id=call.id, logprob_details=details, prompt_ids=prompt_ids, route=call.route
+            )
             async with aclosing(answer) as batches:
                 async for chunks in batches:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
@@ -163,7 +173,7 @@ class Gateway:
         """
         asked = {name: value for name, value in call.asked.items() if name not in ("stream", "stream_options", "n")}
         sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
-        response = await self.upstream.complete(sent, call_id=call.id)
+        response = await self.upstream.complete(sent, call_id=call.id, route=call.route)
         counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
         if counted is None:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
@@ -195,9 +205,9 @@ class Gateway:
             response,
             session_id=call.session.id,
             started_at=call.started_at,
-            timings={**timings, "total_s": time.perf_counter() - call.clock},
-            metadata={**call.metadata, **call.drift(response.get("prompt_token_ids"))},
-            weight_version=facts.get("weight_version"),
+            timings={**timings, **call.route.timings(), "total_s": time.perf_counter() - call.clock},
+            metadata={**call.metadata, **call.route.notes(), **call.drift(response.get("prompt_token_ids"))},
+            weight_version=facts.get("weight_version", call.route.weight_version),
             weight_updates=facts.get("weight_updates") or (),
             template_hash=facts.get("template_hash"),
             requested_sampling=call.asked,

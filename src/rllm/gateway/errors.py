@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from rllm.errors import (
     CaptureError,
@@ -46,6 +46,11 @@ class GatewayError(RLLMError):
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
 
+UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off"]
+"""Why an upstream gave no answer. `call`: another server would not give one either. `refused`: it cannot answer now.
+`unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost."""
+
+
 class UpstreamError(InferenceError):
     """The inference server answered with an error; `details` is its own OpenAI error object, where it sent one."""
 
@@ -55,16 +60,12 @@ class UpstreamError(InferenceError):
         *,
         status_code: int = 502,
         details: dict[str, Any] | None = None,
-        unavailable: bool = False,
-        broke_off: bool = False,
+        fault: UpstreamFault = "call",
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, status_code=status_code)
         self.details = details or {}
-        self.unavailable = unavailable
-        """Whether the fault is the server's state and not the call's, so that another server, or this one later, may answer."""
-        self.broke_off = broke_off
-        """Whether that became clear only after the call had reached it."""
+        self.fault: UpstreamFault = fault
         self.retry_after_s = retry_after_s
         """When to ask again, where the server said so."""
 

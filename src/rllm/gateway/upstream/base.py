@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rllm.capture import Prior
+from rllm.gateway.upstream.route import Route
 
 FACTS_KEY = "rllm"
 """A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind"}`, as far as they
@@ -42,6 +43,7 @@ class Upstream(Protocol):
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> dict[str, Any]:
         """The whole answer to a prepared request.
 
@@ -49,6 +51,7 @@ class Upstream(Protocol):
             request: a prepared one.
             call_id: the id that the answer will have.
             prompt_ids: of `continued_prompt`, in the place of the messages.
+            route: whose call it is, and where the upstream notes what became of it on the way.
             logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are
                 not, the bare numbers may stand in `logprobs.token_logprobs`.
 
@@ -64,6 +67,7 @@ class Upstream(Protocol):
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
 
@@ -72,6 +76,7 @@ class Upstream(Protocol):
             call_id: the id that the answer will have.
             logprob_details: as for `complete`.
             prompt_ids: likewise.
+            route: likewise.
 
         Raises:
             InferenceError: before the first chunks or after any.

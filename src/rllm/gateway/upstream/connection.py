@@ -22,6 +22,10 @@ _MAX_BUFFERED = 1024 * 1024
 """Bytes that may wait for a slow reader before the server is made to wait."""
 
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
+
+
 class HTTPConnections:
     """Sends requests to one server. Belongs to the event loop that first uses it, until it is closed."""
 
@@ -39,23 +43,29 @@ class HTTPConnections:
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
 
-    def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Exchange:
+    def exchange(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, deadline: float | None = None
+    ) -> Exchange:
         """`async with` it to send a request: the block begins once the head of the answer is there, and reads its body.
 
         Leaving the block before the body has been read breaks the connection off, which tells the server to stop.
 
+        Args:
+            deadline: when all must be over, on `time.monotonic`'s clock, in the place of the total time.
+
         Raises (on entering, and on reading):
             TimeoutError: if the server is silent for too long, or not done in the total time.
-            OSError: if it cannot be reached, breaks off, or does not speak HTTP. If that happens to a request before any
+            UnreachableError: if there is no connection to it.
+            OSError: if it breaks off, does not speak HTTP, or answers with more than the limit. If that happens to a request before any
                 byte of the answer, it is sent once more: an idle connection may have been closed under it.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        return Exchange(self, "\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        return Exchange(self, request, time.monotonic() + self._total_timeout_s if deadline is None else deadline)
 
-    async def send(self, request: bytes) -> Connection:
+    async def send(self, request: bytes, deadline: float) -> Connection:
         """Send a request on an idle or a new connection; returns it with the head of the answer."""
-        deadline = time.monotonic() + self._total_timeout_s
         connection = self._idle.pop() if self._idle else await self._connect()
         try:
             try:
@@ -85,25 +95,41 @@ class HTTPConnections:
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await loop.create_connection(self._new_connection, self._host, self._port, ssl=self._ssl)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    self._new_connection, self._host, self._port, ssl=self._ssl
+                )
+        except TimeoutError as error:
+            raise UnreachableError(f"no connection within {self._connect_timeout_s:g} s") from error
+        except OSError as error:
+            raise UnreachableError(str(error)) from error
         return connection
 
     def _new_connection(self) -> Connection:
         return Connection(self._idle)
 
 
+class UnreachableError(ConnectionError):
+    """The server could not be connected to, so it never saw the request."""
+
+
+class TooLongError(OSError):
+    """The server answers with more than anybody could want."""
+
+
 class Exchange:
     """A request on its way; a context manager of its own because a generator-based one costs more than the parsing."""
 
-    __slots__ = ("_connection", "_connections", "_request")
+    __slots__ = ("_connection", "_connections", "_deadline", "_request")
 
-    def __init__(self, connections: HTTPConnections, request: bytes) -> None:
+    def __init__(self, connections: HTTPConnections, request: bytes, deadline: float) -> None:
         self._connections = connections
         self._request = request
+        self._deadline = deadline
 
     async def __aenter__(self) -> Connection:
-        self._connection = await self._connections.send(self._request)
+        self._connection = await self._connections.send(self._request, self._deadline)
         return self._connection
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -151,10 +177,14 @@ class Connection(asyncio.Protocol):
             await self._more()
         return self._take()
 
-    async def read(self) -> bytes:
-        """The rest of the body."""
+    async def read(self, limit: int = MAX_ANSWER_BYTES) -> bytes:
+        """The rest of the body; raises `OSError` if it is longer than the limit."""
         pieces = []
+        size = 0
         while piece := await self.read_some():
+            size += len(piece)
+            if size > limit:
+                raise TooLongError(f"its answer is longer than {limit:,} bytes")
             pieces.append(piece)
         return b"".join(pieces)
 

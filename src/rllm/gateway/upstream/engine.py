@@ -11,6 +11,7 @@ from typing import Any
 from rllm.capture import SAMPLING_FIELDS, Prior
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.gateway.upstream.roles import for_template
+from rllm.gateway.upstream.route import Route
 from rllm.inference.continued import continued_prompt
 from rllm.inference.engine import (
     InferenceEngine,
@@ -46,6 +47,7 @@ class EngineUpstream:
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> dict[str, Any]:
         outputs = await self._outputs(request, prompt_ids)
         choices = [
@@ -69,6 +71,7 @@ class EngineUpstream:
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         head = self._head(call_id, "chat.completion.chunk")
         choices = [_ChoiceChunks(index) for index in range(_num_choices(request))]

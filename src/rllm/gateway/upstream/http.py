@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -14,9 +16,16 @@ from rllm.capture import Prior, SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
-from rllm.gateway.upstream.connection import Exchange, HTTPConnections
+from rllm.gateway.upstream.connection import (
+    MAX_ANSWER_BYTES,
+    Exchange,
+    HTTPConnections,
+    TooLongError,
+    UnreachableError,
+)
 from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.roles import for_template
+from rllm.gateway.upstream.route import Route
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -30,6 +39,11 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 _DONE = b"[DONE]"
 _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""
+_BUSY = (429, 502, 503, 504)
+"""What servers, and proxies before them, answer while they cannot do what was asked."""
+_FOR_GOOD = ("insufficient_quota", "billing_hard_limit_reached")
+"""Codes that come with status 429 and that no waiting helps against."""
+_NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the dialects put before the random part of a call's id."""
 
@@ -94,16 +108,19 @@ class HTTPUpstream:
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> dict[str, Any]:
         try:
-            async with self._chat(request, call_id) as answer:
+            async with self._chat(request, call_id, route) as answer:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
         if answer.status != 200 and (shorter := _without_limit(request, answer.status, body)):
-            return await self.complete(shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids)
+            return await self.complete(
+                shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
+            )
         plain = parse_plain_answer(body) if answer.status == 200 and not logprob_details else None
-        return plain or _json_object(answer.status, body)
+        return plain or _json_object(answer.status, body, answer.headers)
 
     async def stream(
         self,
@@ -112,27 +129,34 @@ class HTTPUpstream:
         call_id: str,
         logprob_details: bool = True,
         prompt_ids: Sequence[int] | None = None,
+        route: Route | None = None,
     ) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
         shorter: dict[str, Any] | None = None
+        num_unread = 0
         try:
-            async with self._chat(request, call_id) as answer:
+            async with self._chat(request, call_id, route) as answer:
                 if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
                     body = await answer.read()
                     shorter = _without_limit(request, answer.status, body)
                     if shorter is None:
-                        raise _not_a_stream(answer.status, body)
+                        raise _not_a_stream(answer.status, body, answer.headers)
                 # Reads to the very end, beyond [DONE], so that the connection can be used again.
                 while received := await answer.read_some():
                     payloads = decoder.feed(received)
                     if _DONE in payloads[-1:]:
                         payloads.pop()
+                    num_unread = 0 if payloads else num_unread + len(received)
+                    if num_unread > MAX_ANSWER_BYTES:
+                        raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
                         yield _without_error(parse_events(payloads, logprob_details=logprob_details))
         except OSError as error:
             raise self._named(error) from error
         if shorter is not None:
-            again = self.stream(shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids)
+            again = self.stream(
+                shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
+            )
             async with aclosing(again) as batches:
                 async for batch in batches:
                     yield batch
@@ -143,7 +167,7 @@ class HTTPUpstream:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
-        models = _json_object(answer.status, body).get("data")
+        models = _json_object(answer.status, body, answer.headers).get("data")
         return models if isinstance(models, list) else []
 
     async def check(self) -> None:
@@ -152,12 +176,15 @@ class HTTPUpstream:
     async def close(self) -> None:
         self._connections.close()
 
-    def _chat(self, request: Mapping[str, Any], call_id: str) -> Exchange:
+    def _chat(self, request: Mapping[str, Any], call_id: str, route: Route | None = None) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call_id)}
         if self._kind == "vllm":
             request = {**request, "messages": for_template(request["messages"])}
-        return self._connections.exchange("POST", "/chat/completions", headers, orjson.dumps(request))
+        deadline = None if route is None else route.deadline
+        return self._connections.exchange(
+            "POST", "/chat/completions", headers, orjson.dumps(request), deadline=deadline
+        )
 
     def _named(self, error: OSError) -> UpstreamError:
         """A failure of the connection as what it means to an agent."""
@@ -166,9 +193,12 @@ class HTTPUpstream:
                 f"the upstream {self.base_url} did not answer in time: see whether it is overloaded, or raise the timeouts",
                 status_code=504,
             )
+        if isinstance(error, TooLongError):
+            return UpstreamError(f"the upstream {self.base_url} was cut short: {error}")
         return UpstreamError(
             f"the upstream {self.base_url} broke off or cannot be reached ({error}): "
-            "see whether the inference server is running at this address"
+            "see whether the inference server is running at this address",
+            fault="unreachable" if isinstance(error, UnreachableError) else "broke_off",
         )
 
 
@@ -183,7 +213,12 @@ def normalized_base_url(url: str) -> str:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # A port that is not a number.
         valid = False
-    if not valid or parts.query or parts.fragment:
+    if "@" in url:
+        raise ConfigError(
+            "upstream: the URL holds a user name or a password, which would be shown and stored with every call: "
+            "give the server's key as --upstream-api-key (RLLM_UPSTREAM_API_KEY)"
+        )
+    if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
         raise ConfigError(
             f"upstream={url!r}: use the base URL of an OpenAI-compatible server, as in http://127.0.0.1:8000/v1"
         )
@@ -191,14 +226,14 @@ def normalized_base_url(url: str) -> str:
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 
 
-def _json_object(status: int, body: bytes) -> dict[str, Any]:
+def _json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     """The body of a successful answer.
 
     Raises:
         UpstreamError: if the status says otherwise, or if it is not a JSON object.
     """
     if status != 200:
-        raise _refusal(status, body)
+        raise _refusal(status, body, headers)
     try:
         answer = orjson.loads(body)
     except ValueError as error:
@@ -222,29 +257,47 @@ def _without_limit(request: Mapping[str, Any], status: int, body: bytes) -> dict
     Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not fit.
     """
     limits = request.keys() & {"max_tokens", "max_completion_tokens"}
-    if not limits or status == 200 or _refusal(status, body).details.get("code") != CONTEXT_OVERFLOW:
+    if not limits or status == 200 or _refusal(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:
         return None
     return {name: value for name, value in request.items() if name not in limits}
 
 
-def _not_a_stream(status: int, body: bytes) -> UpstreamError:
+def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
     if status != 200:
-        return _refusal(status, body)
+        return _refusal(status, body, headers)
     return UpstreamError(
         f"the upstream answered a streaming request with something else, which begins with {_start_of(body)}"
     )
 
 
-def _refusal(status: int, body: bytes) -> UpstreamError:
+def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
     """The upstream's error answer; a redirect or the like becomes 502, because the agent cannot act on it."""
     try:
         answer = orjson.loads(body)
     except ValueError:
         answer = None
     shown = status if status >= 400 else 502
-    if not isinstance(answer, dict) or not (error := answer.get("error", answer.get("detail"))):
-        return UpstreamError(f"the upstream answered with status {status} and {_start_of(body)}", status_code=shown)
-    return _reported(error, shown)
+    if isinstance(answer, dict) and (error := answer.get("error", answer.get("detail"))):
+        refusal = _reported(error, shown)
+    else:
+        refusal = UpstreamError(f"the upstream answered with status {status} and {_start_of(body)}", status_code=shown)
+    if status in _BUSY and refusal.details.get("code") not in _FOR_GOOD:
+        refusal.fault, refusal.retry_after_s = "refused", _retry_after_s(headers.get("retry-after"))
+    return refusal
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """The `Retry-After` header in seconds, which may be a number of them or a date (RFC 9110, section 10.2.3)."""
+    if header is None:
+        return None
+    try:
+        return float(min(int(header), 86_400)) if header.isdecimal() else _seconds_until(header)
+    except ValueError:
+        return None
+
+
+def _seconds_until(date: str) -> float:
+    return max(parsedate_to_datetime(date).timestamp() - time.time(), 0.0)
 
 
 def _reported(error: Any, status: int) -> UpstreamError:

@@ -101,7 +101,7 @@ class Replica:
                 self.failed(slow)
             raise slow from error
         except UpstreamError as error:
-            if error.unavailable:
+            if error.fault != "call":
                 self.failed(error)
             raise
         self._num_slow_checks = 0
