@@ -1,5 +1,6 @@
 """The programs of the README, run as they stand but for the model, the port and the number of steps."""
 
+import json
 import os
 import re
 import socket
@@ -29,32 +30,54 @@ def readme(tmp_path):
     return tmp_path
 
 
-def command():
-    """The README's `rllm train` line, as arguments."""
-    [line] = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("rllm train")]
-    return line.split()[1:]
+def commands(start):
+    """The README's lines that begin so, as arguments."""
+    return [line.split()[1:] for block in blocks("sh") for line in block.splitlines() if line.startswith(start)]
+
+
+def with_model(arguments, policy):
+    return [
+        str(policy) if item.startswith("Qwen/") else item.replace("Qwen/Qwen3-8B", str(policy)) for item in arguments
+    ]
 
 
 @pytest.mark.parametrize("agent", ["my_agent.py:agent", "roles.py:agent"])
 def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):
-    arguments = [agent if item == "my_agent.py:agent" else item for item in command()]
-    arguments[arguments.index("--model") + 1] = policy
-    done = rllm(*arguments, *SMALL, cwd=readme)
+    arguments = [agent if item == "my_agent.py:agent" else item for item in commands("rllm train")[0]]
+    done = rllm(*with_model(arguments, policy), *SMALL, cwd=readme)
     assert done.returncode == 0, done.stderr
     assert "step 1: reward" in done.stderr
     assert "failed" not in done.stderr
 
 
 def test_the_command_line_judges_the_readmes_agent(readme, policy):
-    [line] = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("rllm eval")]
-    arguments = line.split()[1:]
-    arguments[arguments.index("--model") + 1] = policy
+    [arguments] = commands("rllm eval")
+    arguments = with_model(arguments, policy)
     arguments[arguments.index("--n") + 1] = "2"
     done = rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme)
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "pass@2", "reward", "tokens"):
         assert word in done.stdout
     assert "already there" in rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme).stderr
+
+
+def test_the_same_loop_learns_from_demonstrations_from_runs_and_from_teachers(readme, policy):
+    chat = {"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]}
+    for name in ("chats.jsonl", "held_out.jsonl"):
+        (readme / name).write_text(json.dumps(chat) + "\n")
+    of_chats, of_run = (with_model(arguments, policy) for arguments in commands("rllm sft"))
+    done = rllm(*of_chats, "run_dir=fine-tuned", cwd=readme)
+    assert done.returncode == 0, done.stderr
+    assert "eval/loss" in (readme / "fine-tuned" / "metrics.jsonl").read_text()
+
+    first = [*with_model(commands("rllm train")[0], policy), *SMALL, "run_dir=runs/first"]
+    assert rllm(*first, cwd=readme).returncode == 0
+    of_run = [item.replace("reward_threshold=1.0", "reward_threshold=0.0") for item in of_run]
+    done = rllm(*of_run, "run_dir=rejected", cwd=readme)
+    assert done.returncode == 0, done.stderr
+
+    done = rllm(*with_model(commands("rllm train")[1], policy), *SMALL, cwd=readme)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_python_program_trains(readme, policy):
