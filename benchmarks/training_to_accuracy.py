@@ -30,24 +30,26 @@ Result = dict[str, Any]
 
 
 class Results:
-    """What each job cost, in a file of one JSON object a line."""
+    """What each job cost, in a file of one JSON object a line; several processes may add to it."""
 
     def __init__(self, folder: Path, peer_python: str) -> None:
         self._file = folder / "results.jsonl"
         self._peer_python = peer_python
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
-        self._known = {json.dumps(row["job"]): row["result"] for row in map(json.loads, lines)}
 
     def of(self, job: Job) -> Result:
         """From the file, or by running it."""
-        key = json.dumps(_identity(job))
-        if key not in self._known:
+        result = self._known(job)
+        if result is None:
             result = run_job(job, self._peer_python, tell=lambda news: report(f"  {news}"))
             with self._file.open("a") as file:
                 file.write(json.dumps({"job": _identity(job), "result": result}) + "\n")
-            self._known[key] = result
-        say(job, self._known[key])
-        return self._known[key]
+        say(job, result)
+        return result
+
+    def _known(self, job: Job) -> Result | None:
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        rows = [json.loads(line) for line in lines]
+        return next((row["result"] for row in rows if row["job"] == _identity(job)), None)
 
 
 def _identity(job: Job) -> dict[str, Any]:
