@@ -29,8 +29,8 @@ _FLOAT32, _FLOAT64, _FLOAT32_SPLIT = 4, 8, 20
 _EIGHTEEN_BITS = 5
 _COMPRESSED_IDS = 16
 _STANDARD, _COMPRESSED, _COMPRESSED_WITH_WORDS = 1, 2, 4
-_COMPRESS_JSON_ABOVE, _COMPRESS_IDS_ABOVE, _COMPRESS_FLOATS_ABOVE = 64, 256, 128
-"""Bytes, ids and floats below which compressing saves less than it costs."""
+_COMPRESS_JSON_ABOVE, _COMPRESS_IDS_ABOVE, _SPLIT_ABOVE = 64, 256, 64
+"""Bytes, ids and floats below which it saves less than it costs."""
 _WORDS = (
     b'"tool_calls":[{"id":"call_","type":"function","function":{"name":"","arguments":"{\\"","reasoning_content":"",'
     b'"tools":[{"type":"function","function":{"name":"","description":"","parameters":{"type":"object","properties":{"":'
@@ -84,7 +84,7 @@ def pack_wide_ids(wide: bytes) -> bytes:
         if len(compressed) < smallest:
             return bytes([_COMPRESSED_IDS | width]) + compressed
     if in_bits:
-        return bytes([_EIGHTEEN_BITS]) + wide[0::4] + wide[1::4] + _pack_pairs(highest)
+        return bytes([_EIGHTEEN_BITS]) + wide[0::4] + wide[1::4] + _pack(highest, bits=2)
     return bytes([width]) + narrow
 
 
@@ -113,33 +113,44 @@ def _narrowed(wide: bytes, width: int) -> bytes:
     return bytes(narrow)
 
 
-def _pack_pairs(values: bytes) -> bytes:
-    """Numbers below 4, four to a byte."""
-    packed = 0
-    for place in range(4):
-        packed |= int.from_bytes(values[place::4], "little") << (2 * place)
-    return packed.to_bytes(-(-len(values) // 4), "little")
-
-
 def _unpack_eighteen_bits(body: bytes) -> list[int]:
     count = len(body) * 4 // 9
-    pairs = body[2 * count :]
-    highest = bytearray(4 * len(pairs))
-    for place in range(4):
-        highest[place::4] = pairs.translate(_PAIR[place])
     wide = bytearray(4 * count)
-    wide[0::4], wide[1::4], wide[2::4] = body[:count], body[count : 2 * count], highest[:count]
+    wide[0::4], wide[1::4] = body[:count], body[count : 2 * count]
+    wide[2::4] = _unpack(body[2 * count :], bits=2)[:count]
     return _little_endian(array("I", bytes(wide))).tolist()
 
 
-_PAIR = [bytes(byte >> (2 * place) & 3 for byte in range(256)) for place in range(4)]
-"""By place, the number that each byte of `_pack_pairs` has there."""
+def _pack(values: bytes, bits: int) -> bytes:
+    """Numbers of 2 or 4 bits, as many to a byte as go in."""
+    per_byte = 8 // bits
+    packed = 0
+    for place in range(per_byte):
+        packed |= int.from_bytes(values[place::per_byte], "little") << (bits * place)
+    return packed.to_bytes(-(-len(values) // per_byte), "little")
+
+
+def _unpack(packed: bytes, bits: int) -> bytearray:
+    """What `_pack` packed, with zeros behind it where the last byte was not full."""
+    tables = _NUMBERS[bits]
+    values = bytearray(len(tables) * len(packed))
+    for place, table in enumerate(tables):
+        values[place :: len(tables)] = packed.translate(table)
+    return values
+
+
+_NUMBERS = {
+    bits: [bytes(byte >> place & (1 << bits) - 1 for byte in range(256)) for place in range(0, 8, bits)]
+    for bits in (2, 4)
+}
+"""By width and place in a byte, the number that each byte has there."""
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
     """Floats in 4 bytes each where every one of them survives that, else in 8; the tag is the width.
 
-    Of many, the bytes that hold sign and exponent are compressed: log-probabilities have few different ones.
+    Where the bytes that hold sign and exponent have at most 16 different values, as those of log-probabilities do, these
+    take half a byte each.
     """
     exact = struct.pack(f"<{len(values)}d", *values)
     try:
@@ -148,11 +159,11 @@ def pack_floats(values: Sequence[float]) -> bytes:
             return bytes([_FLOAT64]) + exact
     except OverflowError:  # some are beyond what four bytes can hold
         return bytes([_FLOAT64]) + exact
-    if len(values) > _COMPRESS_FLOATS_ABOVE:
-        exponents: bytes = _compress(narrow[3::4], 1)
-        if len(exponents) + 4 < len(values):
-            count = len(values).to_bytes(4, "little")
-            return bytes([_FLOAT32_SPLIT]) + count + narrow[0::4] + narrow[1::4] + narrow[2::4] + exponents
+    if len(values) > _SPLIT_ABOVE and len(heads := bytes(set(narrow[3::4]))) <= 16:
+        numbers = narrow[3::4].translate(bytes.maketrans(heads, bytes(range(len(heads)))))
+        count = len(values).to_bytes(4, "little")
+        packed = _pack(numbers, bits=4)
+        return bytes([_FLOAT32_SPLIT]) + count + narrow[0::4] + narrow[1::4] + narrow[2::4] + packed + heads
     return bytes([_FLOAT32]) + narrow
 
 
@@ -161,10 +172,12 @@ def unpack_floats(blob: bytes) -> list[float]:
     tag, body = blob[0], blob[1:]
     if tag == _FLOAT32_SPLIT:
         count, body = int.from_bytes(body[:4], "little"), body[4:]
+        end = 3 * count + -(-count // 2)
+        numbers, heads = _unpack(body[3 * count : end], bits=4), body[end:]
         narrow = bytearray(4 * count)
         for byte in range(3):
             narrow[byte::4] = body[byte * count : (byte + 1) * count]
-        narrow[3::4] = zlib.decompress(body[3 * count :])
+        narrow[3::4] = numbers[:count].translate(heads.ljust(256, b"\0"))
         body = bytes(narrow)
     return _little_endian(array("d" if tag == _FLOAT64 else "f", body)).tolist()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo
-from rllm.store.turns import pack_trace
+from rllm.store.turns import draft_of, pack
 from rllm.types import StepCredit, Trace
 
 
@@ -126,7 +126,7 @@ def _info(session_id: str, session: _Session) -> SessionInfo:
 
 
 def _num_bytes(trace: Trace) -> int:
-    packed = pack_trace(trace)
+    packed = pack(draft_of(trace))
     return len(packed.prompt_ids) + len(packed.response_ids) + len(packed.document) + 4 * len(trace.logprobs)
 
 

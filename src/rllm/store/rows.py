@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
 from rllm.store.codec import pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
-from rllm.store.turns import PackedTrace, pack_trace, unpack_document_of
+from rllm.store.turns import PackedTrace, draft_of, pack, unpack_document_of
 from rllm.types import StepCredit, Trace
 
 SCHEMA = 2
@@ -112,7 +112,7 @@ def trace_to_row(packed: PackedTrace) -> Row:
         trace.error and plain_text(trace.error),
         packed.prompt_ids,
         packed.response_ids,
-        pack_floats(trace.logprobs),
+        packed.draft.logprobs,
         packed.document,
         packed.digest,
     )
@@ -149,7 +149,7 @@ def _row_to_trace(row: Sequence[Any], session_id: str, base: Trace | None) -> Tr
 def rows_to_rewrite(found: Iterable[Sequence[Any]], session_id: str, seq: int) -> list[Row]:
     """Of the rows of a session those that build upon the row `seq`, standing alone, as `UPDATE_TRACE` wants them."""
     return [
-        (*trace_to_row(pack_trace(trace))[1:], child)
+        (*trace_to_row(pack(draft_of(trace)))[1:], child)
         for child, base, trace in rows_to_traces(found, session_id)
         if base == seq
     ]

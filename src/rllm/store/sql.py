@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 from rllm.errors import StoreError
 from rllm.store import rows
 from rllm.store.base import SessionInfo
 from rllm.store.codec import pack_document, unpack_document
 from rllm.store.rows import Row
-from rllm.store.turns import KnownTurns, PackedTrace, pack_trace
+from rllm.store.turns import Draft, KnownTurns, PackedTrace, draft_of, pack
 from rllm.store.writer import GroupCommitWriter, Work
 from rllm.types import StepCredit, Trace
-
-Written: TypeAlias = tuple[PackedTrace, Row]
-"""A trace, and its row as `rows.trace_to_row` makes it."""
 
 
 class Cursor(Protocol):
@@ -60,7 +57,7 @@ class SqlConnection(Protocol):
 class SqlTraceStore(ABC):
     """The `TraceStore` protocol over SQL: one writer with group commit, readers beside it.
 
-    Traces are encoded before `add` returns. Values that JSON has no form for come back as the nearest that it has.
+    Traces are turned into bytes before `add` returns. Values that JSON has no form for come back as the nearest that it has.
     """
 
     _name: str
@@ -68,7 +65,7 @@ class SqlTraceStore(ABC):
     _writer: GroupCommitWriter[Any] | None
 
     def __init__(self) -> None:
-        self._known = KnownTurns()
+        self._add = _Adding()
         self._closed = False
 
     @abstractmethod
@@ -88,14 +85,12 @@ class SqlTraceStore(ABC):
 
     def add(self, traces: Sequence[Trace]) -> Future[None]:
         try:
-            written = [self._packed(trace) for trace in traces]
+            drafts = [draft_of(trace) for trace in traces]
         except StoreError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
-        done = self._write(_add, written)
-        done.add_done_callback(lambda done: self._learn(done, written))
-        return done
+        return self._write(self._add, drafts)
 
     def open_session(
         self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
@@ -106,7 +101,6 @@ class SqlTraceStore(ABC):
         return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
 
     def delete(self, session_id: str) -> int:
-        self._known.forget(session_id)
         num_traces: int = self._write(_delete, session_id).result()
         return num_traces
 
@@ -144,57 +138,63 @@ class SqlTraceStore(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _packed(self, trace: Trace) -> Written:
-        packed = pack_trace(trace, self._known.base_of(trace))
-        return packed, rows.trace_to_row(packed)
-
-    def _learn(self, done: Future[None], written: Sequence[Written]) -> None:
-        if done.exception() is None:
-            self._known.learn([packed for packed, _ in written])
-
     def _write(self, work: Work[Any, Any, Any], payload: Any) -> Future[Any]:
         if self._writer is None:
             raise StoreError(f"trace store {self._name} was opened with read_only=True: open it again to write")
         return self._writer.submit(work, payload)
 
 
-def _add(connection: SqlConnection, batches: list[list[Written]]) -> list[None]:
-    now = time.time()
-    together = list(chain.from_iterable(batches))
-    connection.ensure_sessions({packed.trace.session_id: now for packed, _ in together})
-    if not connection.insert_traces(_based(connection, together)):
-        for written in together:
-            _put(connection, written)
-    return [None] * len(batches)
+class _Adding:
+    """The work of adding traces, which remembers those of its last transactions. It runs in the writer's thread.
+
+    It is told nothing about commits: what it remembers of a transaction that was undone is not found in the database.
+    """
+
+    def __init__(self) -> None:
+        self._known = KnownTurns()
+
+    def __call__(self, connection: SqlConnection, batches: list[list[Draft]]) -> list[None]:
+        now = time.time()
+        drafts = list(chain.from_iterable(batches))
+        connection.ensure_sessions({draft.trace.session_id: now for draft in drafts})
+        packed = _checked(connection, [pack(draft, self._known.base_of(draft.trace)) for draft in drafts])
+        if not connection.insert_traces([_row(item, seq) for item, seq in packed]):
+            for draft in drafts:
+                _put(connection, draft)
+        self._known.learn(item for item, _ in packed)
+        return [None] * len(batches)
 
 
-def _based(connection: SqlConnection, written: Sequence[Written]) -> list[Row]:
-    """Rows for `insert_traces`; one stands alone whose base has gone, or has changed, since it was encoded."""
-    wanted = [(base.session_id, base.id, base.digest) for packed, _ in written if (base := packed.base)]
+def _checked(connection: SqlConnection, packed: Sequence[PackedTrace]) -> list[tuple[PackedTrace, int | None]]:
+    """Each with the `seq` of its base; one stands alone whose base is not stored, or not with the content that it had."""
+    wanted = [(base.session_id, base.id, base.digest) for item in packed if (base := item.base)]
     found = connection.bases(wanted) if wanted else {}
-    values = []
-    for packed, row in written:
-        base = packed.base
+    checked: list[tuple[PackedTrace, int | None]] = []
+    for item in packed:
+        base = item.base
         seq = found.get((base.session_id, base.id, base.digest)) if base else None
-        if base and seq is None:
-            row = rows.trace_to_row(pack_trace(packed.trace))
-        values.append((row[0], seq, *row[1:]))
-    return values
+        checked.append((pack(item.draft) if base and seq is None else item, seq))
+    return checked
 
 
-def _put(connection: SqlConnection, written: Written) -> None:
-    """Insert one trace, or put it in the place of the one that has its id."""
-    trace = written[0].trace
+def _row(packed: PackedTrace, base: int | None) -> Row:
+    session_id, *values = rows.trace_to_row(packed)
+    return (session_id, base, *values)
+
+
+def _put(connection: SqlConnection, draft: Draft) -> None:
+    """Insert one trace, whole, or put it in the place of the one that has its id."""
+    trace, alone = draft.trace, pack(draft)
     found = connection.execute(rows.FIND_TRACE, (trace.session_id, trace.id)).fetchone()
     if found is None:
-        connection.execute(rows.insert_traces(1), _based(connection, [written])[0])
+        connection.execute(rows.insert_traces(1), _row(alone, None))
         return
     [seq] = found
     if connection.execute(rows.IS_A_BASE, (trace.session_id, seq)).fetchone() is not None:
         stored = connection.execute(rows.select_traces(connection.schema), (trace.session_id,)).fetchall()
         for child in rows.rows_to_rewrite(stored, trace.session_id, seq):
             connection.execute(rows.UPDATE_TRACE, child)
-    connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(pack_trace(trace))[1:], seq))
+    connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(alone)[1:], seq))
 
 
 def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:

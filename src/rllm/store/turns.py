@@ -1,20 +1,26 @@
 """What a trace has in common with an earlier one of its session: left out when it is written, put back when it is read.
 
 A conversation's prompt begins with the prompt and the answer of the turn before, so that without this a session of n turns
-would take room in proportion to n squared. The rule: a trace leaves out only what is equal, and only to a trace that is
-durable. What was written is remembered by hashes alone, so that a store which runs for weeks stays small.
+would take room in proportion to n squared. The rule: a trace leaves out only what is equal, and only where the transaction
+that writes it finds the other one stored with that very content. What was written is remembered by hashes alone, so that a store which runs for weeks stays small.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
-from rllm.store.codec import ids_to_bytes, pack_document, pack_json, pack_wide_ids, to_json, unpack_document
+from rllm.store.codec import (
+    ids_to_bytes,
+    pack_document,
+    pack_floats,
+    pack_json,
+    pack_wide_ids,
+    to_json,
+    unpack_document,
+)
 from rllm.types import Trace
 
 _REPEATED = ("tools", "sampling", "requested_sampling", "metadata")
@@ -25,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {"tools": None, "weight_updates": []} | {
 }
 _SHARED = "shared"
 """Where the document of a trace says what it has in common with its base: numbers of tokens and messages, and fields."""
-_HASH_BYTES = 16
+_HASH_BYTES = 8
 _SESSIONS_KNOWN = 4096
 _TURNS_KNOWN = 8
 """Traces of a session that are remembered: the latest, which later ones continue."""
@@ -50,17 +56,38 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A trace as bytes, so that later changes to its messages cannot reach it; what others have too is still in it."""
+
+    trace: Trace
+    """Only its fields of text and numbers are read from here on."""
+    prompt: bytes
+    response: bytes
+    """Token ids, 4 bytes each."""
+    logprobs: bytes
+    messages: Sequence[bytes] = ()
+    fields: Mapping[str, bytes] = field(default_factory=dict)
+    """The document as JSON: each message, and each other field."""
+    document: bytes | None = None
+    """The whole document, packed, where JSON cannot hold it as it is: nothing is left out of it, or builds upon it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedTrace:
     """A trace ready to be written."""
 
-    trace: Trace
+    draft: Draft
     base: Turn | None
     """The trace without which this one cannot be read; `None`: it stands alone."""
     turn: Turn | None
-    """What to remember of it; `None` for one that JSON cannot hold as it is, which nothing builds upon."""
+    """What to remember of it; `None` for one that nothing builds upon."""
     prompt_ids: bytes
     response_ids: bytes
     document: bytes
+
+    @property
+    def trace(self) -> Trace:
+        return self.draft.trace
 
     @property
     def digest(self) -> bytes | None:
@@ -69,29 +96,22 @@ class PackedTrace:
 
 @dataclass(slots=True)
 class KnownTurns:
-    """The latest turns of the sessions in use, from any thread."""
+    """The latest turns of the sessions in use. Only the writer's thread asks."""
 
     _sessions: OrderedDict[str, OrderedDict[str, Turn]] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def base_of(self, trace: Trace) -> Turn | None:
         """The turn that this trace continues, else the latest of its session."""
-        with self._lock:
-            turns = self._sessions.get(trace.session_id)
-            if not turns:
-                return None
-            return turns.get(trace.parent_id or "") or next(reversed(turns.values()))
+        turns = self._sessions.get(trace.session_id)
+        if not turns:
+            return None
+        return turns.get(trace.parent_id or "") or next(reversed(turns.values()))
 
-    def learn(self, packed: Sequence[PackedTrace]) -> None:
-        """Remember traces that are durable by now."""
-        with self._lock:
-            for turn in (item.turn for item in packed):
-                if turn is not None:
-                    self._learn(turn)
-
-    def forget(self, session_id: str) -> None:
-        with self._lock:
-            self._sessions.pop(session_id, None)
+    def learn(self, packed: Iterable[PackedTrace]) -> None:
+        """Remember traces as the latest of their sessions."""
+        for turn in (item.turn for item in packed):
+            if turn is not None:
+                self._learn(turn)
 
     def _learn(self, turn: Turn) -> None:
         turns = self._sessions.setdefault(turn.session_id, OrderedDict())
@@ -104,43 +124,51 @@ class KnownTurns:
             self._sessions.popitem(last=False)
 
 
-def pack_trace(trace: Trace, base: Turn | None = None) -> PackedTrace:
-    """The trace without what it has in common with `base`; whole where that is `None`.
+def draft_of(trace: Trace) -> Draft:
+    """Everything of a trace that could still be changed, as bytes.
 
     Raises:
         StoreError: if its token ids are none.
     """
     prompt, response = ids_to_bytes(trace.prompt_ids), ids_to_bytes(trace.response_ids)
+    logprobs = pack_floats(trace.logprobs)
     try:
         messages = [to_json(message) for message in trace.messages]
         fields = {name: to_json(value) for name, value in _fields_of(trace).items()}
     except (TypeError, ValueError, RecursionError):
         document = pack_document({"messages": trace.messages, **_fields_of(trace)})
-        return PackedTrace(
-            trace=trace,
-            base=None,
-            turn=None,
-            prompt_ids=pack_wide_ids(prompt),
-            response_ids=pack_wide_ids(response),
-            document=document,
-        )
-    turn = _turn_of(trace, prompt, response, messages, fields)
-    num_ids, num_messages, same = _in_common(turn, base, prompt) if base else (0, 0, [])
-    if not (num_ids or num_messages or "tools" in same):
-        base, same = None, []  # to depend on another trace has to pay
-    kept = {name: value for name, value in fields.items() if name not in same}
-    if base is not None:
-        kept[_SHARED] = to_json([num_ids, num_messages, same])
-    members = [b'"messages":[' + b",".join(messages[num_messages:]) + b"]"]
-    members += [b'"%s":%s' % (name.encode(), value) for name, value in kept.items()]
+        return Draft(trace=trace, prompt=prompt, response=response, logprobs=logprobs, document=document)
+    return Draft(trace=trace, prompt=prompt, response=response, logprobs=logprobs, messages=messages, fields=fields)
+
+
+def pack(draft: Draft, base: Turn | None = None) -> PackedTrace:
+    """The trace without what it has in common with `base`; whole where that is `None`."""
+    turn, num_ids = None, 0
+    if draft.document is not None:
+        document, base = draft.document, None
+    else:
+        turn = _turn_of(draft)
+        num_ids, num_messages, same = _in_common(turn, base, draft.prompt) if base else (0, 0, [])
+        if not (num_ids or num_messages or "tools" in same):
+            base, same = None, []  # to depend on another trace has to pay
+        kept = {name: value for name, value in draft.fields.items() if name not in same}
+        if base is not None:
+            kept[_SHARED] = to_json([num_ids, num_messages, same])
+        document = pack_json(_json_object(draft.messages[num_messages:], kept))
     return PackedTrace(
-        trace=trace,
+        draft=draft,
         base=base,
         turn=turn,
-        prompt_ids=pack_wide_ids(prompt[4 * num_ids :]),
-        response_ids=pack_wide_ids(response),
-        document=pack_json(b"{" + b",".join(members) + b"}"),
+        prompt_ids=pack_wide_ids(draft.prompt[4 * num_ids :]),
+        response_ids=pack_wide_ids(draft.response),
+        document=document,
     )
+
+
+def _json_object(messages: Sequence[bytes], fields: Mapping[str, bytes]) -> bytes:
+    members = [b'"messages":[' + b",".join(messages) + b"]"]
+    members += [b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]
+    return b"{" + b",".join(members) + b"}"
 
 
 def unpack_document_of(blob: bytes, base: Trace | None) -> tuple[dict[str, Any], list[int]]:
@@ -168,22 +196,20 @@ def _fields_of(trace: Trace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
-def _turn_of(trace: Trace, prompt: bytes, response: bytes, messages: list[bytes], fields: Mapping[str, bytes]) -> Turn:
-    prompt_hash = sha256(prompt)
-    ids_hash = prompt_hash.copy()
-    ids_hash.update(response)
-    message_hashes = b"".join(map(_hash, [*messages, fields["response"]]))
-    field_hashes = {name: _hash(fields[name]) for name in _REPEATED if name in fields}
+def _turn_of(draft: Draft) -> Turn:
+    trace = draft.trace
+    prompt_hash, ids_hash = _hash(draft.prompt), _hash(draft.prompt + draft.response)
+    message_hashes = b"".join(map(_hash, [*draft.messages, draft.fields["response"]]))
+    field_hashes = {name: _hash(draft.fields[name]) for name in _REPEATED if name in draft.fields}
     named_hashes = b"".join(name.encode() + value for name, value in field_hashes.items())
-    whole = prompt_hash.digest() + ids_hash.digest() + message_hashes + named_hashes
     return Turn(
         session_id=trace.session_id,
         id=trace.id,
-        digest=_hash(whole),
-        num_prompt_ids=len(trace.prompt_ids),
-        num_ids=len(trace.prompt_ids) + len(trace.response_ids),
-        prompt_hash=prompt_hash.digest()[:_HASH_BYTES],
-        ids_hash=ids_hash.digest()[:_HASH_BYTES],
+        digest=_hash(prompt_hash + ids_hash + message_hashes + named_hashes),
+        num_prompt_ids=len(draft.prompt) // 4,
+        num_ids=(len(draft.prompt) + len(draft.response)) // 4,
+        prompt_hash=prompt_hash,
+        ids_hash=ids_hash,
         message_hashes=message_hashes,
         field_hashes=field_hashes,
     )
@@ -212,4 +238,6 @@ def _num_alike(ours: bytes, theirs: bytes) -> int:
 
 
 def _hash(value: bytes) -> bytes:
-    return sha256(value).digest()[:_HASH_BYTES]
+    """64 bits of SipHash, whose key is this process's own: nobody can make two values alike, and by chance one pair in 10^19
+    is. Those of `hashlib` give up the interpreter's lock, and waiting for it takes longer than hashing."""
+    return hash(value).to_bytes(_HASH_BYTES, "little", signed=True)

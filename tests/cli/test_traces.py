@@ -1,0 +1,139 @@
+"""`rllm traces` and `rllm store`."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rllm import cli
+from rllm.store import open_store
+from rllm.types import Trace
+
+
+def trace_of(id, session_id, **changes):
+    values = {
+        "call_id": id,
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Is [red] a colour?"}],
+        "response": {"role": "assistant", "content": "half \ud83e, whole"},
+        "prompt_ids": [1, 2, 3],
+        "response_ids": [4, 5],
+        "logprobs": [-0.5, -0.25],
+        "finish_reason": "stop",
+        "weight_version": 3,
+    }
+    return Trace(id=id, session_id=session_id, **(values | changes))
+
+
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A file in the current directory with two sessions."""
+    monkeypatch.chdir(tmp_path)
+    with open_store("traces.db") as store:
+        store.open_session("first", {"task_id": "t"}, created_at=1e9).result()
+        store.add([trace_of("a", "first"), trace_of("b", "first", response={"role": "assistant", "tool_calls": CALLS})])
+        store.add([trace_of("c", "second", error="the upstream broke off", finish_reason=None)])
+    return tmp_path / "traces.db"
+
+
+def run(*arguments):
+    """What a command that works prints."""
+    done = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_sessions_are_listed_newest_first(store):
+    lines = run("traces", "list").splitlines()
+    assert [line.split()[1] for line in lines if "second" in line or "first" in line] == ["second", "first"]
+    assert "task_id=t" in run("traces", "list", "--offset", 1)
+    newest, oldest = json.loads(run("traces", "list", "--json", "--store", store))
+    assert (newest["id"], newest["num_traces"]) == ("second", 1)
+    assert oldest == {"id": "first", "created_at": 1e9, "num_traces": 2, "metadata": {"task_id": "t"}}
+
+
+def test_a_session_is_shown_call_by_call(store):
+    shown = run("traces", "show", "first")
+    for word in ("task_id=t", "3 + 2", "stop", "whole", "[calls add]"):
+        assert word in shown
+    assert "the upstream broke off" in run("traces", "show", "second")
+    assert [call["id"] for call in json.loads(run("traces", "show", "first", "--json"))] == ["a", "b"]
+
+
+def test_one_call_is_shown_with_its_messages(store):
+    assert "Is [red] a colour?" in run("traces", "show", "first", "a")
+    assert json.loads(run("traces", "show", "first", "a", "--json"))["logprobs"] == [-0.5, -0.25]
+
+
+def test_traces_are_exported(store, tmp_path):
+    assert run("traces", "export", "all.jsonl") == "3 traces written to all.jsonl\n"
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "b", "c"]
+    run("traces", "export", "some.parquet", "--session", "second")
+    assert pq.read_table(tmp_path / "some.parquet").column("id").to_pylist() == ["c"]
+    run("traces", "export", "some.txt", "--format", "jsonl")
+    assert len((tmp_path / "some.txt").read_text().splitlines()) == 3
+
+
+def test_sessions_are_deleted(store):
+    assert run("traces", "delete", "first") == "1 sessions with 2 traces deleted\n"
+    with open_store(str(store), read_only=True) as opened:
+        assert [info.id for info in opened.sessions()] == ["second"]
+
+
+def test_old_sessions_are_pruned(store):
+    assert run("store", "prune", "traces.db", "--keep-days", 365) == "1 sessions with 2 traces deleted\n"
+    assert run("store", "prune", "--max-gb", 1) == "0 sessions with 0 traces deleted\n"
+
+
+def test_a_store_is_copied_and_a_second_time_nothing(store):
+    assert run("store", "migrate", store, "copy.db").startswith("2 sessions with 3 traces copied and compared; 0 were")
+    assert run("store", "migrate", store, "sqlite:///copy.db").startswith(
+        "0 sessions with 0 traces copied and compared; 2"
+    )
+    with open_store(str(store)) as before, open_store("copy.db") as after:
+        assert after.sessions() == before.sessions()
+        assert after.by_session("first") == before.by_session("first")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["traces", "list", "--store", "."], "is a directory: name a file in it"),
+        (["traces", "list", "--store", "sqlite:///."], "is a directory: name a file in it"),
+        (["traces", "list", "--store", "nowhere.db"], "there is no such file"),
+        (["traces", "list", "--store", "memory:"], "is empty whenever it is opened"),
+        (["traces", "list", "--store", "mysql://host/db"], "there is no 'mysql' trace store"),
+        (["traces", "show", "nope"], "session='nope' is not in the store; the latest there are second, first"),
+        (["traces", "show", "first", "nope"], "trace='nope' is not in session 'first'"),
+        (["traces", "delete", "first", "nope"], "session='nope' is not in the store"),
+        (["traces", "export", "out.csv"], "ends in neither .jsonl nor .parquet"),
+        (["traces", "export", "no/folder/out.jsonl"], "cannot be written (No such file or directory)"),
+        (["store", "migrate", "traces.db", "traces.db"], "both 'traces.db': name two stores"),
+        (["store", "migrate", "nowhere.db", "copy.db"], "there is no such file"),
+        (["store", "migrate", "traces.db", "."], "is a directory"),
+        (["store", "prune"], "give --keep-days, --max-gb, or both"),
+        (["store", "prune", "--keep-days", "0"], "keep_days=0.0: use a number above 0"),
+        (["gateway", "--upstream", "http://127.0.0.1:1", "--port", "0", "--store", "."], "is a directory"),
+        (["gateway", "--upstream", "http://127.0.0.1:1", "--max-gb", "-1"], "max_gb=-1.0: use a number above 0"),
+    ],
+)
+def test_mistakes_end_with_a_sentence_and_exit_code_2(store, fails, arguments, told):
+    code, error = fails(*arguments)
+    assert (code, told in error) == (2, True), error
+    with open_store(str(store), read_only=True) as opened:
+        assert [info.num_traces for info in opened.sessions()] == [1, 2]
+
+
+def test_what_failed_ends_with_exit_code_1(store, fails):
+    with open_store("other.db") as other:
+        other.add([trace_of("else", "first")]).result()
+    code, error = fails("store", "migrate", "traces.db", "other.db")
+    assert (code, "'first' is not the same in the target" in error) == (1, True), error
+    store.write_bytes(b"garbage " * 1000)
+    code, error = fails("traces", "list")
+    assert (code, "file is not a database" in error) == (1, True), error
