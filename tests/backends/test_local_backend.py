@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,15 @@ def test_a_checkpoint_is_an_ordinary_model_folder(make_backend: MakeBackend, gro
     )
 
 
+def with_two_ids_exchanged(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = list(vocabulary)[:2]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    file.write_text(json.dumps(tokenizer))
+
+
 def cut(name: str, length: int) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:length])
@@ -284,6 +294,8 @@ DAMAGE = {
     **{f"{length} bytes of weights": cut("model.safetensors", length) for length in (0, 100, 50_000)},
     **{f"{length} bytes of optimiser": cut(RECOVERY_FILE, length) for length in (0, 100, 50_000)},
     "half a config": cut("config.json", 100),
+    "other ids of tokens": with_two_ids_exchanged,
+    "another chat template": lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"),
 }
 
 

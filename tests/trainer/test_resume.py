@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -206,6 +207,19 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
     monkeypatch.setattr("tests.trainer.conftest.TASKS", [{"word": "fig"}])
     with pytest.raises(ConfigError, match=r"train_dataset was '4 tasks \(sha256 \w+\)' and is '1 tasks"):
         run_trainer({"num_steps": 4}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [
+        ({"num_steps": 2}, "num_steps=2: the run in .* has already done the 2 steps .* raise num_steps to go on"),
+        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done the 2 steps .* raise num_epochs to go on"),
+    ],
+)
+def test_a_run_that_is_done_says_what_to_raise(run_trainer: RunTrainer, length: Mapping[str, Any], told: str) -> None:
+    run_trainer(length)
+    refused = run_trainer(length, resume=True, raises=ConfigError)
+    assert re.search(told, str(refused.error))
 
 
 def test_other_held_out_tasks_are_refused_and_new_ones_are_not(run_trainer: RunTrainer) -> None:

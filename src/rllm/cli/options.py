@@ -8,7 +8,12 @@ from typing import Annotated, TypeAlias
 import typer
 
 Settings: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(help="Settings, such as optim.lr=1e-5.", metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(
+        help="Settings, such as optim.lr=1e-5. They replace those of the environment (RLLM__OPTIM__LR=1e-5), which replace "
+        "those of --config.",
+        metavar="[KEY=VALUE]...",
+    ),
 ]
 Split: TypeAlias = Annotated[
     str | None, typer.Option(help="Part of the data that is taken, where it has several.", show_default=False)

@@ -181,9 +181,10 @@ class AgentTrainer:
         except OSError as error:
             raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
         if start.steps_done >= self.config.num_steps:
+            decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
             raise ConfigError(
-                f"num_steps={self.config.num_steps}: the run in {str(self.run_dir)!r} has already done {start.steps_done}; "
-                "raise num_steps to go on"
+                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done the "
+                f"{start.steps_done} steps that it makes; raise {decides} to go on"
             )
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))

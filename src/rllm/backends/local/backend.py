@@ -32,7 +32,7 @@ from rllm.backends.local.sampling_copy import copy_trained, sampling_copy
 from rllm.backends.local.trunk import Trunk
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.local.engine import LocalEngine
-from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model
+from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, tokenizer_in
 
 logger = logging.getLogger(__name__)
 
@@ -265,6 +265,7 @@ class LocalBackend:
         try:
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]
+            self._check_tokenizer(folder)
             with self._still():
                 self._load_weights(folder)
                 self.optimizer.load_state_dict(state["optimizer"])
@@ -277,6 +278,14 @@ class LocalBackend:
                 f"({type(error).__name__}: {error})"
             ) from error
         self._hand_over(version)
+
+    def _check_tokenizer(self, folder: Path) -> None:
+        """Weights know tokens by their ids, so with other ids they are those of another model."""
+        saved = tokenizer_in(folder)
+        if saved.get_vocab() != self.tokenizer.get_vocab() or saved.chat_template != self.tokenizer.chat_template:
+            raise ValueError(
+                "its tokenizer or chat template is not the one in model.path: has that model been replaced?"
+            )
 
     def _load_weights(self, folder: Path) -> None:
         if self.adapter is not None:

@@ -137,6 +137,15 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer that lies in a folder, beside a model or an adapter.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    return _loaded(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
+
+
 def check_source(path_or_id: str | Path) -> None:
     """Look whether there is a model, or an adapter, without loading it; what may be a hub id is believed.
 
