@@ -18,9 +18,9 @@ import torch
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
-from rllm.inference.local.answer import Answer, AnswerReader
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
+from rllm.parser.answer import Answer, AnswerReader
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder

@@ -16,8 +16,8 @@ import torch
 from rllm.inference.engine import SamplingParams
 from rllm.inference.local.decoder import Decoder
 from rllm.inference.local.sampling import RowSettings, sample
-from rllm.inference.local.text import IncrementalText, first_stop
 from rllm.parser.decoding import TextDecoder
+from rllm.parser.incremental_text import IncrementalText, first_stop
 
 
 @dataclass(eq=False, kw_only=True)

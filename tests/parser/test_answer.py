@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from rllm.inference.local.answer import Answer, AnswerReader
+from rllm.parser.answer import Answer, AnswerReader
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_parser
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.inference.local.text import IncrementalText, first_stop
 from rllm.parser.decoding import TextDecoder
+from rllm.parser.incremental_text import IncrementalText, first_stop
 from rllm.parser.reasoning import OPEN, split_reasoning
 from rllm.parser.streaming import visible_content
 from rllm.parser.tool_parser import ParsedText, ToolParser
