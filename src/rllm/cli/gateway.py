@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from rllm.gateway.upstream import HTTPUpstream
+    from rllm.gateway.upstream import UpstreamPool
 
 
 def gateway(
     upstream: Annotated[
-        str,
-        typer.Option(help="Base URL of the OpenAI-compatible server to forward to.", metavar="URL", show_default=False),
+        list[str],
+        typer.Option(
+            help="Base URL of the OpenAI-compatible server to forward to; again for every further replica of it.",
+            metavar="URL",
+            show_default=False,
+        ),
     ],
     store: Annotated[str, typer.Option(help="Where traces are kept.", metavar="URL")] = "sqlite:///traces.db",
     host: Annotated[
@@ -23,6 +28,14 @@ def gateway(
     api_key: Annotated[
         str | None,
         typer.Option(help="Key that clients must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False),
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key for changing the upstreams over HTTP; else --api-key.",
+            envvar="RLLM_GATEWAY_ADMIN_KEY",
+            show_default=False,
+        ),
     ] = None,
     upstream_api_key: Annotated[
         str | None,
@@ -37,6 +50,12 @@ def gateway(
             help="vllm: returns token ids, takes extra fields (also SGLang, rllm). openai: rejects unknown fields."
         ),
     ] = "vllm",
+    max_in_flight: Annotated[
+        int, typer.Option(help="Calls under way at one replica; more wait in the gateway.", min=1)
+    ] = 1024,
+    hold_s: Annotated[
+        float, typer.Option(help="Seconds that a call waits while no replica answers, before it fails.")
+    ] = 60.0,
     keep_days: Annotated[
         float | None, typer.Option(help="Delete sessions this long after their last call.", show_default=False)
     ] = None,
@@ -48,13 +67,14 @@ def gateway(
     from rllm.gateway.app import create_app
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, serve, url_of
-    from rllm.gateway.upstream import HTTPUpstream
+    from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
     from rllm.store import open_store
     from rllm.store.retention import Retention, pruning
 
-    config = GatewayConfig(host=host, port=port, api_key=api_key)
+    config = GatewayConfig(host=host, port=port, api_key=api_key, admin_key=admin_key)
     retention = Retention(keep_days=keep_days, max_gb=max_gb)
-    server = HTTPUpstream(upstream, api_key=upstream_api_key, model=model, kind=upstream_kind)
+    connect = partial(HTTPUpstream, api_key=upstream_api_key, model=model, kind=upstream_kind)
+    pool = UpstreamPool(upstream, connect, PoolConfig(max_in_flight=max_in_flight, hold_timeout_s=hold_s))
     listener = bind(host, port)
     try:
         traces = open_store(store)
@@ -62,15 +82,15 @@ def gateway(
         listener.close()
         raise
     try:
-        _greet(url_of(listener, host), server, store, needs_key=api_key is not None)
+        _greet(url_of(listener, host), pool, store, needs_key=api_key is not None)
         with pruning(traces, retention):
-            serve(create_app(traces, server, config), listener, shutdown_timeout_s=config.shutdown_timeout_s)
+            serve(create_app(traces, pool, config), listener, shutdown_timeout_s=config.shutdown_timeout_s)
     finally:
         traces.close()
     print("rllm gateway: stopped; every acknowledged call is in the store")
 
 
-def _greet(url: str, upstream: HTTPUpstream, store: str, *, needs_key: bool) -> None:
+def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None:
     """Say what to do next, in one block."""
     key = "KEY" if needs_key else "anything"
     print(
@@ -78,32 +98,27 @@ def _greet(url: str, upstream: HTTPUpstream, store: str, *, needs_key: bool) -> 
         f"  agents     base_url={url}/sessions/SESSION/v1  api_key={key}\n"
         f"             (any SESSION you like, one for each rollout; {url}/v1 gives every call its own)\n"
         f"  traces     {url}/sessions/SESSION/traces, kept in {store}\n"
-        f"  forwards   to {upstream.base_url}\n"
+        f"  forwards   to {', '.join(replica.address for replica in pool.replicas)}\n"
         f"  Ctrl-C ends it; calls in flight are finished first.",
         flush=True,
     )
-    if problem := _problem_of(upstream):
+    for problem in _problems_of(pool):
         print(
-            f"  WARNING    {problem}\n             (calls will fail, and /readyz says so, until it answers)", flush=True
+            f"  WARNING    {problem}\n             (no call goes there until it answers; /readyz says whether any does)",
+            flush=True,
         )
 
 
-def _problem_of(upstream: HTTPUpstream) -> str | None:
-    """Why the upstream cannot be used now, if it cannot."""
+def _problems_of(pool: UpstreamPool) -> list[str]:
+    """Why replicas cannot be used now, those that cannot."""
     import asyncio
 
     from rllm.errors import InferenceError
 
-    async def check() -> None:
+    async def check() -> list[str | BaseException | None]:
         try:
-            await asyncio.wait_for(upstream.check(), timeout=5.0)
+            return await asyncio.gather(*(replica.check() for replica in pool.replicas), return_exceptions=True)
         finally:
-            await upstream.close()  # The server opens its own connections, in its own event loop.
+            await pool.close()  # The server opens its own connections, in its own event loop.
 
-    try:
-        asyncio.run(check())
-    except TimeoutError:
-        return f"the upstream {upstream.base_url} did not answer within 5 s"
-    except InferenceError as error:
-        return str(error)
-    return None
+    return [str(problem) for problem in asyncio.run(check()) if isinstance(problem, InferenceError)]

@@ -180,7 +180,7 @@ def _whole_number(request: Request, name: str, default: int) -> int:
     given = request.query_params.get(name)
     if given is None:
         return default
-    if not given.isdecimal():
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):  # More would be too large for a database.
         raise GatewayError(400, f"{name}={given!r}: use a whole number, 0 or above", param=name)
     return int(given)
 

@@ -26,8 +26,10 @@ from rllm.gateway.dialects.completions import CompletionsDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
+from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import TraceStore
 
 logger = logging.getLogger(__name__)
@@ -52,8 +54,11 @@ def create_app(
         yield
         await upstream.close()
 
+    routes = Admin(gateway, sessions, config).routes()
+    if isinstance(upstream, UpstreamPool):
+        routes += Operator(upstream, config).routes()
     others = Starlette(
-        routes=Admin(gateway, sessions, config).routes(),
+        routes=routes,
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_exception, RLLMError: _our_error, Exception: _unforeseen},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -67,7 +68,7 @@ class CallEndpoint:
             answer.status = _CLIENT_LEFT
         except Exception as error:
             shown = to_gateway_error(error)
-            await answer.whole(shown.status, self.dialect.render_error(shown))
+            await answer.whole(shown.status, self.dialect.render_error(shown), retry_after_s=shown.retry_after_s)
         finally:
             metrics.in_flight -= 1
             metrics.observe(mode, answer.status, time.perf_counter() - started)
@@ -135,9 +136,11 @@ class _Answer:
         self.status = 500
         self.began = False
 
-    async def whole(self, status: int, body: bytes) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        await self._start(status, [(b"content-type", b"application/json"), length])
+    async def whole(self, status: int, body: bytes, *, retry_after_s: float | None = None) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if retry_after_s is not None:
+            headers.append((b"retry-after", str(math.ceil(retry_after_s)).encode()))
+        await self._start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 
     async def piece(self, piece: bytes) -> None:

@@ -17,6 +17,8 @@ class GatewayConfig:
     """0: any free port."""
     api_key: str | None = None
     """What clients must present as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); needed on any but a loopback host."""
+    admin_key: str | None = None
+    """What an operator must present to change the upstreams; the API key, where there is no other. Agents never need it."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     exact_turns: bool = True
@@ -38,8 +40,10 @@ class GatewayConfig:
                 f"gateway host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
                 "or listen on 127.0.0.1"
             )
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
-            raise ConfigError("gateway api_key: use one or more printable ASCII characters")
+        for name in ("api_key", "admin_key"):
+            key = getattr(self, name)
+            if key is not None and not (key.isascii() and key.isprintable() and key):
+                raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
 
 
 def is_loopback(host: str) -> bool:

@@ -98,8 +98,8 @@ class HTTPUpstream:
             sent["model"] = self._model
         return sent
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> None:
-        """The server renders messages by itself."""
+    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+        return None  # The server renders messages by itself.
 
     async def complete(
         self,
@@ -174,6 +174,10 @@ class HTTPUpstream:
         await self.models()
 
     async def close(self) -> None:
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
     def _chat(self, request: Mapping[str, Any], call_id: str, route: Route | None = None) -> Exchange:

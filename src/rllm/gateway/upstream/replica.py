@@ -82,6 +82,11 @@ class Replica:
         if self._usable_from < math.inf:
             self._usable_from = math.inf
             logger.warning("upstream %s is down: %s", self.address, error)
+        self.suspect()
+
+    def suspect(self) -> None:
+        """Have it checked at once."""
+        self._answered = False
         if self._check_now is not None:
             self._check_now.set()
 

@@ -1,0 +1,136 @@
+"""The routes by which an operator, such as a trainer, changes the upstreams of a running gateway. No agent's key opens them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.errors import GatewayError
+from rllm.gateway.identity import authorization_of
+from rllm.gateway.upstream.pool import UpstreamPool
+
+_MAX_DRAIN_S = 3600.0
+
+
+class Operator:
+    """`GET /upstreams`, and what changes them: `POST`, `DELETE /upstreams/ID`, and `POST /upstreams/pause|resume|version`."""
+
+    def __init__(self, pool: UpstreamPool, config: GatewayConfig) -> None:
+        self._replicas = pool.replicas
+        self._key = config.admin_key or config.api_key
+
+    def routes(self) -> list[Route]:
+        return [
+            self._route("/upstreams", self._show, "GET"),
+            self._route("/upstreams", self._add, "POST"),
+            self._route("/upstreams/{replica_id:int}", self._remove, "DELETE"),
+            self._route("/upstreams/pause", self._pause, "POST"),
+            self._route("/upstreams/resume", self._resume, "POST"),
+            self._route("/upstreams/version", self._publish, "POST"),
+        ]
+
+    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        async def authorized(request: Request) -> Response:
+            self._authorize(request)
+            return await answer(request)
+
+        return Route(path, authorized, methods=[method])
+
+    def _authorize(self, request: Request) -> None:
+        """Let only the bare key pass: one that names a session (`KEY:rllm-SESSION`) is an agent's."""
+        if self._key is None:
+            if request.method == "GET":
+                return
+            raise GatewayError(
+                403,
+                "this gateway has no key, so anybody could send its calls elsewhere: start it with --admin-key KEY "
+                "(RLLM_GATEWAY_ADMIN_KEY) or --api-key KEY, and present that key",
+                type="permission_error",
+                code="key_required",
+            )
+        scheme, _, presented = authorization_of(dict(request.headers.raw)).partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(presented.strip().encode(), self._key.encode()):
+            raise GatewayError(
+                401,
+                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin key, or with its "
+                "API key if it has no other",
+                type="authentication_error",
+                code="invalid_api_key",
+            )
+
+    async def _show(self, request: Request) -> Response:
+        return self._state()
+
+    async def _add(self, request: Request) -> Response:
+        wanted = await _fields(request, url=str)
+        if "url" not in wanted:
+            raise GatewayError(400, "'url' is missing: send {url}, the base URL of an inference server", param="url")
+        return self._state(201, added=self._replicas.add(wanted["url"]).id)
+
+    async def _remove(self, request: Request) -> Response:
+        replica_id = request.path_params["replica_id"]
+        self._check_known(replica_id)
+        return self._state(removed=self._replicas.remove(replica_id).id)
+
+    async def _pause(self, request: Request) -> Response:
+        """Hold new calls, and wait for those under way for as long as `drain_s` says."""
+        wanted = await _fields(request, id=int, drain_s=(int, float))
+        replica_id = wanted.get("id")
+        self._check_known(replica_id)
+        drain_s = wanted.get("drain_s", 0.0)
+        if not 0 <= drain_s <= _MAX_DRAIN_S:
+            raise GatewayError(400, f"drain_s={drain_s}: use 0 to {_MAX_DRAIN_S:g} seconds", param="drain_s")
+        self._replicas.pause(replica_id)
+        return self._state(drained=not await self._replicas.drain(drain_s, replica_id))
+
+    async def _resume(self, request: Request) -> Response:
+        """Let calls go again, with new weights if `version` says so."""
+        wanted = await _fields(request, id=int, version=int)
+        replica_id = wanted.get("id")
+        self._check_known(replica_id)
+        if "version" in wanted:
+            self._replicas.publish(wanted["version"], replica_id)
+        self._replicas.resume(replica_id)
+        await asyncio.sleep(0)  # The state shows what was held as gone.
+        return self._state()
+
+    async def _publish(self, request: Request) -> Response:
+        wanted = await _fields(request, id=int, version=int)
+        if "version" not in wanted:
+            raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
+        self._check_known(wanted.get("id"))
+        self._replicas.publish(wanted["version"], wanted.get("id"))
+        return self._state()
+
+    def _check_known(self, replica_id: int | None) -> None:
+        if replica_id is not None and all(replica.id != replica_id for replica in self._replicas):
+            known = ", ".join(str(replica.id) for replica in self._replicas) or "none"
+            raise GatewayError(404, f"there is no upstream {replica_id}: there are {known}", code="upstream_not_found")
+
+    def _state(self, status: int = 200, **more: Any) -> Response:
+        body = orjson.dumps({**more, **self._replicas.to_dict()})
+        return Response(body, status_code=status, media_type="application/json")
+
+
+async def _fields(request: Request, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
+    """The members of the request's JSON object, those that are `null` left out; an empty body has none."""
+    try:
+        given = orjson.loads(await request.body() or b"{}")
+    except ValueError as error:
+        raise GatewayError(400, f"the request body is not valid JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise GatewayError(400, f"the request body is not a JSON object: use {', '.join(kinds)}")
+    for name, value in given.items():
+        if name not in kinds:
+            raise GatewayError(400, f"{name!r} is not a field of this request: use {', '.join(kinds)}", param=name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
+            raise GatewayError(400, f"{name}={repr(value)[:80]}: its type is wrong", param=name)
+    return {name: value for name, value in given.items() if value is not None}
