@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from rllm.parser import ChatTemplateParser
 from rllm.testing.tiny_policy import train_tokenizer
 
+from ..inference.conftest import build_tokenizer
+
 ONE_CALL = """{"name": "{{ c.function.name }}", "KEY": {{ c.function.arguments if c.function.arguments is string \
 else c.function.arguments | tojson }}}"""
 
@@ -171,3 +173,9 @@ def parser_of() -> Callable[..., ChatTemplateParser]:
         return _parser(TEMPLATES.get(template, template), disable_thinking)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level one with a ChatML template."""
+    return build_tokenizer()
