@@ -1,7 +1,13 @@
 """`rllm traces` and `rllm store`."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import time
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -137,3 +143,20 @@ def test_what_failed_ends_with_exit_code_1(store, fails):
     store.write_bytes(b"garbage " * 1000)
     code, error = fails("traces", "list")
     assert (code, "file is not a database" in error) == (1, True), error
+
+
+def test_a_gateway_deletes_old_sessions(store):
+    command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--store", str(store)]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--keep-days", "365"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        url = re.search(r"http://\S+", process.stdout.readline()).group()
+        assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
+        deadline = time.monotonic() + 60
+        while len(json.loads(run("traces", "list", "--json"))) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert [session["id"] for session in json.loads(run("traces", "list", "--json"))] == ["second"]

@@ -7,7 +7,6 @@ a zlib stream, which `isal` writes three times as fast as the standard library d
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import zlib
 from array import array
@@ -152,13 +151,10 @@ def pack_floats(values: Sequence[float]) -> bytes:
     Where the bytes that hold sign and exponent have at most 16 different values, as those of log-probabilities do, these
     take half a byte each.
     """
-    exact = struct.pack(f"<{len(values)}d", *values)
-    try:
-        narrow = struct.pack(f"<{len(values)}f", *values)
-        if struct.unpack(f"<{len(values)}f", narrow) != tuple(values):
-            return bytes([_FLOAT64]) + exact
-    except OverflowError:  # some are beyond what four bytes can hold
-        return bytes([_FLOAT64]) + exact
+    short = array("f", values)
+    if short.tolist() != list(values):
+        return bytes([_FLOAT64]) + _little_endian(array("d", values)).tobytes()
+    narrow = _little_endian(short).tobytes()
     if len(values) > _SPLIT_ABOVE and len(heads := bytes(set(narrow[3::4]))) <= 16:
         numbers = narrow[3::4].translate(bytes.maketrans(heads, bytes(range(len(heads)))))
         count = len(values).to_bytes(4, "little")

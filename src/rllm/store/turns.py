@@ -2,7 +2,8 @@
 
 A conversation's prompt begins with the prompt and the answer of the turn before, so that without this a session of n turns
 would take room in proportion to n squared. The rule: a trace leaves out only what is equal, and only where the transaction
-that writes it finds the other one stored with that very content. What was written is remembered by hashes alone, so that a store which runs for weeks stays small.
+that writes it finds the other one stored with that very content. What was written is remembered by hashes alone, so that a
+process which runs for weeks stays small.
 """
 
 from __future__ import annotations
