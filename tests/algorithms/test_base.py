@@ -35,6 +35,12 @@ from .values import batch_of, gradient, group_of
         ({"kl_coef": -1.0}, r"algorithm\.kl_coef=-1\.0"),
         ({"kl_in": "reward"}, r"algorithm\.kl_in='reward': nothing is subtracted at kl_coef=0"),
         ({"correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5"),
+        (
+            {"correction_cap": 3.0},
+            r"algorithm\.correction_cap=3\.0: it has no effect without correction; set that, too",
+        ),
+        ({"correction_level": "sequence"}, r"correction_level='sequence': it has no effect without correction"),
+        ({"kl_estimator": "k1"}, r"kl_estimator='k1': it has no effect without kl_coef"),
         ({"aggregation": "fixed-length"}, r"algorithm\.fixed_length=None: .*use rollout\.max_tokens"),
         ({"aggregation": "fixed-length", "fixed_length": 0}, r"algorithm\.fixed_length=0"),
         ({"fixed_length": 8}, r"algorithm\.fixed_length=8: only aggregation=fixed-length uses it"),

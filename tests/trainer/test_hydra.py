@@ -156,8 +156,9 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     generated, config = json.loads(told)
     assert generated == config["tasks_per_step"] == 32
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
-    assert len(log) == 1
-    assert log[0].endswith("the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size")
+    ignored, few_tasks = log
+    assert ignored.endswith("the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size")
+    assert "tasks_per_step=32 is more than the 1 tasks there are" in few_tasks
 
 
 def test_the_resolver_is_there_whoever_is_imported_first(tmp_path: Path) -> None:

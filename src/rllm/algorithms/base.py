@@ -8,7 +8,7 @@ options below belong to all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -96,7 +96,19 @@ class Algorithm:
             self.level == "trajectory" or not self.credits_tokens,
             "this algorithm credits single tokens; use level=trajectory",
         )
+        self._refuse_details("kl_coef", self.needs_reference, "kl_estimator")
+        self._refuse_details("correction", self.correction != "none", "correction_level", "correction_cap")
         self._check_fixed_length()
+
+    def _refuse_details(self, switch: str, is_on: bool, *details: str) -> None:
+        """Refuse settings of something that is off: whoever sets them thinks that it is on."""
+        for item in fields(self):
+            if item.name in details and not is_on:
+                self._require(
+                    item.name,
+                    getattr(self, item.name) == item.default,
+                    f"it has no effect without {switch}; set that, too",
+                )
 
     def _check_fixed_length(self) -> None:
         if self.aggregation == "fixed-length":
