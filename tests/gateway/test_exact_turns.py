@@ -10,16 +10,20 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from rllm.capture import Prior
 from rllm.engine.recorded import RecordedEngine
+from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream import EngineUpstream
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
+from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.local import LocalEngine
 from rllm.sdk import session
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY
 
 from ..inference.conftest import build_model, build_tokenizer
+from .token_server import TokenServer
 
 USER = {"role": "user", "content": "the user asks the assistant"}
 NEXT = {"role": "user", "content": "and the assistant answers"}
@@ -104,6 +108,59 @@ def test_a_gateway_that_was_started_again_goes_on_exactly(served: Any, engine: L
     second = store.by_session("s")[1]
     known = [*first.prompt_ids, *first.response_ids]
     assert second.prompt_ids[: len(known)] == known
+
+
+@pytest.fixture
+def behind_http(engine: LocalEngine) -> Iterator[Any]:
+    """A gateway in front of a server that renders chats by itself; it has the model's tokenizer."""
+    with TokenServer(engine) as server:
+        store = MemoryTraceStore()
+        upstream = HTTPUpstream(server.url, tokens=TokenPrompts(engine.tokenizer))
+        with GatewayServer(store, upstream, GatewayConfig(shutdown_timeout_s=1.0)) as gateway:
+            yield gateway, store, server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_renders_by_itself_is_given_tokens(behind_http: Any, stream: bool) -> None:
+    gateway, store, server = behind_http
+    for seed in range(0, 30, 10):
+        chat(gateway, 3, stream=stream, seed=seed)
+    assert server.paths == ["/v1/chat/completions", "/v1/completions", "/v1/completions"] * 3
+    traces = store.by_session("s")
+    for start in range(0, 9, 3):
+        for one, other in zip(traces[start : start + 2], traces[start + 1 : start + 3], strict=True):
+            assert other.prompt_ids[: one_length(one)] == [*one.prompt_ids, *one.response_ids]
+            assert len(other.response_ids) == len(other.logprobs) > 0
+            assert other.parent_id == one.id
+
+
+def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngine) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    chunks = TokenPrompts(engine.tokenizer).chat_chunks({"tools": tools}, [1, 2])
+    text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x":  1}}\n</tool_call>'
+    ids = engine.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
+    pieces = [
+        chunks.feed({"choices": [{"index": 0, "token_ids": [token], "finish_reason": None}]})["choices"][0]["delta"]
+        for token in ids[:-1]
+    ]
+    last = chunks.feed({"choices": [{"index": 0, "token_ids": ids[-1:], "finish_reason": "stop"}]})["choices"][0]
+    assert "".join(piece.get("content", "") for piece in pieces).strip() == "Let me see."
+    assert last["finish_reason"] == "tool_calls"
+    assert last["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
+
+
+@pytest.mark.parametrize("asked", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+def test_what_a_completion_cannot_do_is_left_to_the_server(engine: LocalEngine, asked: Any) -> None:
+    messages = [USER, {"role": "assistant", "content": "yes"}, NEXT]
+    prior = Prior(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
+    tokens = TokenPrompts(engine.tokenizer)
+    assert tokens.continued({"messages": messages}, prior) is not None
+    assert tokens.continued({"messages": messages, **asked}, prior) is None
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer=.* cannot be loaded: name the model folder or hub id"):
+        TokenPrompts.load(str(tmp_path))
 
 
 async def test_an_agent_without_http_goes_on_from_its_tokens_too(engine: LocalEngine) -> None:

@@ -50,6 +50,13 @@ def gateway(
             help="vllm: returns token ids, takes extra fields (also SGLang, rllm). openai: rejects unknown fields."
         ),
     ] = "vllm",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the served model: later turns then go on from the very tokens that were sampled.",
+            show_default=False,
+        ),
+    ] = None,
     max_in_flight: Annotated[
         int, typer.Option(help="Calls under way at one replica; more wait in the gateway.", min=1)
     ] = 1024,
@@ -68,12 +75,14 @@ def gateway(
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+    from rllm.gateway.upstream.token_prompts import TokenPrompts
     from rllm.store import open_store
     from rllm.store.retention import Retention, pruning
 
     config = GatewayConfig(host=host, port=port, api_key=api_key, admin_key=admin_key)
     retention = Retention(keep_days=keep_days, max_gb=max_gb)
-    connect = partial(HTTPUpstream, api_key=upstream_api_key, model=model, kind=upstream_kind)
+    tokens = None if tokenizer is None else TokenPrompts.load(tokenizer)
+    connect = partial(HTTPUpstream, api_key=upstream_api_key, model=model, kind=upstream_kind, tokens=tokens)
     pool = UpstreamPool(upstream, connect, PoolConfig(max_in_flight=max_in_flight, hold_timeout_s=hold_s))
     listener = bind(host, port)
     try:

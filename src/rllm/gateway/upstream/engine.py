@@ -10,6 +10,7 @@ from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS, Prior
 from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.route import Route
 from rllm.inference.continued import continued_prompt
@@ -54,7 +55,7 @@ class EngineUpstream:
             {
                 "index": index,
                 "message": output.to_message(),
-                "logprobs": _logprobs(output.completion_ids, output.logprobs),
+                "logprobs": logprobs_of(output.completion_ids, output.logprobs),
                 "finish_reason": output.finish_reason,
                 "token_ids": output.completion_ids,
             }
@@ -159,7 +160,7 @@ class _ChoiceChunks:
         return {
             "index": self.index,
             "delta": delta,
-            "logprobs": _logprobs(token_ids, logprobs),
+            "logprobs": logprobs_of(token_ids, logprobs),
             "finish_reason": reason,
             "token_ids": list(token_ids),
         }
@@ -234,15 +235,6 @@ def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in sampling.items()
         if value is not None and value != ()
     }
-
-
-def _logprobs(token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """Log-probabilities in OpenAI's shape; a token is named by its id, as vLLM does on request."""
-    entries: list[dict[str, Any]] = [
-        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token_id, logprob in zip(token_ids, logprobs, strict=False)
-    ]
-    return {"content": entries}
 
 
 def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeAlias
@@ -26,6 +26,7 @@ from rllm.gateway.upstream.connection import (
 from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.route import Route
+from rllm.gateway.upstream.token_prompts import TokenPrompts
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -58,6 +59,7 @@ class HTTPUpstream:
         api_key: str | None = None,
         model: str | None = None,
         kind: UpstreamKind = "vllm",
+        tokens: TokenPrompts | None = None,
         connect_timeout_s: float = 10.0,
         read_timeout_s: float = 600.0,
         total_timeout_s: float = 3600.0,
@@ -67,6 +69,8 @@ class HTTPUpstream:
         Args:
             base_url: up to and including `/v1`, which is added to a URL without a path.
             model: replaces the model that agents ask for; `None` passes theirs on.
+            tokens: the served model's tokenizer, with which later turns go on from the very tokens that were sampled; `None`
+                leaves it to the server to render them anew.
             read_timeout_s: the longest silence of the server, the time until its first byte included.
 
         Raises:
@@ -75,6 +79,7 @@ class HTTPUpstream:
         self.base_url = normalized_base_url(base_url)
         self._model = model
         self._kind: UpstreamKind = kind
+        self._tokens = tokens
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -99,7 +104,7 @@ class HTTPUpstream:
         return sent
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
-        return None  # The server renders messages by itself.
+        return None if self._tokens is None else self._tokens.continued(request, prior)
 
     async def complete(
         self,
@@ -111,7 +116,7 @@ class HTTPUpstream:
         route: Route | None = None,
     ) -> dict[str, Any]:
         try:
-            async with self._chat(request, call_id, route) as answer:
+            async with self._chat(request, call_id, route, prompt_ids) as answer:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
@@ -119,6 +124,9 @@ class HTTPUpstream:
             return await self.complete(
                 shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
             )
+        if prompt_ids is not None and self._tokens is not None:
+            completion = _json_object(answer.status, body, answer.headers)
+            return self._tokens.chat_answer(completion, request, prompt_ids)
         plain = parse_plain_answer(body) if answer.status == 200 and not logprob_details else None
         return plain or _json_object(answer.status, body, answer.headers)
 
@@ -134,8 +142,9 @@ class HTTPUpstream:
         decoder = SSEDecoder()
         shorter: dict[str, Any] | None = None
         num_unread = 0
+        as_chat = self._reader(request, prompt_ids)
         try:
-            async with self._chat(request, call_id, route) as answer:
+            async with self._chat(request, call_id, route, prompt_ids) as answer:
                 if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
                     body = await answer.read()
                     shorter = _without_limit(request, answer.status, body)
@@ -150,7 +159,7 @@ class HTTPUpstream:
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
-                        yield _without_error(parse_events(payloads, logprob_details=logprob_details))
+                        yield as_chat(_without_error(parse_events(payloads, logprob_details=logprob_details)))
         except OSError as error:
             raise self._named(error) from error
         if shorter is not None:
@@ -180,15 +189,31 @@ class HTTPUpstream:
         """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
-    def _chat(self, request: Mapping[str, Any], call_id: str, route: Route | None = None) -> Exchange:
+    def _chat(
+        self,
+        request: Mapping[str, Any],
+        call_id: str,
+        route: Route | None = None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call_id)}
-        if self._kind == "vllm":
+        path = "/chat/completions"
+        if prompt_ids is not None and self._tokens is not None:
+            path, request = "/completions", self._tokens.completion_request(request, prompt_ids)
+        elif self._kind == "vllm":
             request = {**request, "messages": for_template(request["messages"])}
         deadline = None if route is None else route.deadline
-        return self._connections.exchange(
-            "POST", "/chat/completions", headers, orjson.dumps(request), deadline=deadline
-        )
+        return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=deadline)
+
+    def _reader(
+        self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None
+    ) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+        """What makes chat chunks of the chunks of an answer."""
+        if prompt_ids is None or self._tokens is None:
+            return lambda chunks: chunks
+        reader = self._tokens.chat_chunks(request, prompt_ids)
+        return lambda chunks: [reader.feed(chunk) for chunk in chunks]
 
     def _named(self, error: OSError) -> UpstreamError:
         """A failure of the connection as what it means to an agent."""

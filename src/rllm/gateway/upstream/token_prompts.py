@@ -1,0 +1,163 @@
+"""Prompts as token ids for a server that renders messages by itself, such as vLLM: later turns go to its `/completions`.
+
+The first turn of a conversation is an ordinary chat request, which the server renders. A later one is made here, of the tokens
+that are known and of what the model's template prints behind them, and its answer, a text completion, is read as the chat answer
+that it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllm.capture import Prior
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.gateway.upstream.labels import logprobs_of
+from rllm.gateway.upstream.roles import for_template
+from rllm.parser.answer import AnswerReader
+from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.continuation import Continuation
+from rllm.parser.decoding import TextDecoder
+from rllm.parser.tool_parser import tool_format_of_template, tool_parser
+
+_OF_CHAT = frozenset(
+    """messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs chat_template_kwargs
+    add_generation_prompt continue_final_message response_format""".split()
+)
+"""Fields that a text completion does not take."""
+
+
+class TokenPrompts:
+    """What a tokenizer adds to an upstream."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._template = ChatTemplate(tokenizer)
+        self._continuation = Continuation(tokenizer, self._template)
+        name = tool_format_of_template(self._template.text)
+        self._tool_parser = tool_parser(name) if name else None
+        ends = tokenizer.convert_tokens_to_ids(list(tokenizer.all_special_tokens))
+        self._decoder = TextDecoder(tokenizer, ends, self._tool_parser.markup if self._tool_parser else ())
+
+    @classmethod
+    def load(cls, path: str) -> TokenPrompts:
+        """With the tokenizer of a model folder or hub id.
+
+        Raises:
+            ConfigError: if there is none there, or it has no chat template.
+            MissingDependencyError: without transformers.
+        """
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream serves ({error})"
+            ) from error
+        return cls(tokenizer)
+
+    def continued(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+        """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
+        if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
+            return None
+        if request.get("top_logprobs"):
+            return None
+        messages = for_template(request["messages"])
+        num_known = len(for_template(request["messages"][: prior.num_messages]))
+        kwargs = request.get("chat_template_kwargs")
+        try:
+            return self._continuation.prompt_ids(prior.token_ids, messages, num_known, request.get("tools"), kwargs)
+        except ConfigError:  # then the server says what is wrong with the messages, if anything is
+            return None
+
+    def completion_request(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """The chat request as one for a text completion of these tokens."""
+        sent = {name: value for name, value in request.items() if name not in _OF_CHAT}
+        # Without a limit a chat answer is as long as there is room for, and a completion has sixteen tokens.
+        sent["max_tokens"] = request.get("max_completion_tokens", request.get("max_tokens"))
+        return {**sent, "prompt": list(prompt_ids), "logprobs": 0, "return_token_ids": True}
+
+    def chat_answer(
+        self, completion: dict[str, Any], request: Mapping[str, Any], prompt_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """A whole text completion as a chat completion."""
+        chunks = self.chat_chunks(request, prompt_ids)
+        choices = []
+        for choice in completion.get("choices") or ():
+            (said,) = chunks.feed({**completion, "choices": [choice]})["choices"]
+            delta = said.pop("delta")
+            calls = [
+                {name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())
+            ]
+            message = {**delta, "content": delta.get("content") or (None if calls else "")}
+            choices.append({**said, "message": {**message, "tool_calls": calls} if calls else message})
+        shared = {name: value for name, value in completion.items() if name != "choices"}
+        return {**shared, "object": "chat.completion", "choices": choices, "prompt_token_ids": list(prompt_ids)}
+
+    def chat_chunks(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> ChatChunks:
+        """Reads a streamed text completion as chunks of a chat completion."""
+        parses = request.get("tools") and request.get("tool_choice") != "none"
+        stop = request.get("stop") or ()
+        return ChatChunks(
+            prompt_ids,
+            decoder=self._decoder,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            tool_parser=self._tool_parser if parses else None,
+        )
+
+
+class ChatChunks:
+    """The chunks of one streamed call, choice by choice."""
+
+    def __init__(self, prompt_ids: Sequence[int], **options: Any) -> None:
+        self._prompt_ids = list(prompt_ids)
+        self._options = options
+        self._choices: dict[int, _Choice] = {}
+
+    def feed(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
+        """One chunk as a chat chunk; the first one has the prompt's ids."""
+        told = {} if self._choices else {"prompt_token_ids": self._prompt_ids}
+        choices = []
+        for choice in chunk.get("choices") or ():
+            index = choice.get("index", 0)
+            if index not in self._choices:
+                self._choices[index] = _Choice(AnswerReader(prompt_ids=self._prompt_ids, **self._options))
+            choices.append(self._choices[index].feed(choice))
+        return {**chunk, **told, "object": "chat.completion.chunk", "choices": choices}
+
+
+class _Choice:
+    """One choice's share of a stream."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._ids: list[int] = []
+        self._began = False
+
+    def feed(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        ids = list(choice.get("token_ids") or ())
+        self._ids += ids
+        delta: dict[str, Any] = {} if self._began else {"role": "assistant"}
+        self._began = True
+        reason = choice.get("finish_reason")
+        content = self._reader.show(ids)
+        if reason is not None:
+            answer = self._reader.read(self._ids)
+            content += self._reader.rest(answer.content)
+            if answer.reasoning:
+                delta["reasoning_content"] = answer.reasoning
+            if answer.tool_calls:
+                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]
+                reason = "tool_calls" if reason == "stop" else reason
+        if content:
+            delta["content"] = content
+        numbers = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        return {
+            "index": choice.get("index", 0),
+            "delta": delta,
+            "logprobs": logprobs_of(ids, numbers),
+            "finish_reason": reason,
+            "token_ids": ids,
+        }
