@@ -1,0 +1,355 @@
+"""Several replicas as one upstream: where calls go, which are made again, and which wait."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.errors import GatewayError, UpstreamError
+from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.gateway.upstream.route import UPSTREAM_KEY, Route
+
+from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http, refusal
+
+DEADLINE_S = 20
+
+
+@contextlib.asynccontextmanager
+async def pool_of(*servers, connect=HTTPUpstream, **config):
+    """Running servers behind a pool."""
+    async with contextlib.AsyncExitStack() as stack:
+        for server in servers:
+            await stack.enter_async_context(server)
+        pool = UpstreamPool([server.url for server in servers], connect, PoolConfig(**config))
+        stack.push_async_callback(pool.close)
+        async with asyncio.timeout(DEADLINE_S):
+            yield pool
+
+
+async def ask(pool, session="s", *, stream=False, route=None):
+    """One call of a session; returns its route."""
+    route = route or Route(session)
+    request = {"messages": [{"role": "user", "content": session or ""}], "stream": stream}
+    if stream:
+        async with contextlib.aclosing(pool.stream(request, call_id="c", route=route)) as batches:
+            assert [batch async for batch in batches]
+    else:
+        assert (await pool.complete(request, call_id="c", route=route))["choices"] == ANSWER["choices"]
+    return route
+
+
+def sessions_of(server):
+    return {request["messages"][0]["content"] for request in server.requests}
+
+
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+async def test_a_session_stays_with_one_replica_and_sessions_are_spread():
+    one, two = RawServer(), RawServer()
+    async with pool_of(one, two) as pool:
+        for _ in range(3):
+            for number in range(6):
+                await ask(pool, f"session-{number}")
+    assert sessions_of(one) & sessions_of(two) == set()
+    assert (len(sessions_of(one)), len(sessions_of(two))) == (3, 3)
+    assert (len(one.requests), len(two.requests)) == (9, 9)
+
+
+async def test_calls_without_a_session_go_where_least_is_under_way():
+    one, two = RawServer(), RawServer()
+    one.hold.clear()
+    async with pool_of(one, two) as pool:
+        slow = asyncio.create_task(ask(pool, None))
+        await until(lambda: one.requests)
+        for _ in range(4):
+            await ask(pool, None)
+        assert (len(one.requests), len(two.requests)) == (1, 4)
+        one.hold.set()
+        await slow
+
+
+async def test_a_session_moves_when_its_replica_is_gone_and_the_trace_says_so():
+    one, two = RawServer(), RawServer()
+    async with pool_of(one, two) as pool:
+        assert (await ask(pool)).notes() == {UPSTREAM_KEY: {"replica": one.url}}
+        await one.stop()
+        moved = await ask(pool)
+        assert moved.replica == two.url
+        [retry] = moved.retries
+        assert (retry["replica"], retry["status"]) == (one.url, 502)
+        assert moved.notes()[UPSTREAM_KEY]["retries"] == [retry]
+        assert moved.timings()["retry_s"] == retry["lost_s"]
+        assert not (await ask(pool)).retries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_refusal_is_asked_elsewhere(status, stream):
+    one, two = RawServer(refusal(status)), RawServer(STREAMED if stream else GOOD)
+    async with pool_of(one, two) as pool:
+        route = await ask(pool, stream=stream)
+    assert (len(one.requests), len(two.requests)) == (1, 1)
+    assert [(retry["fault"], retry["status"]) for retry in route.retries] == [("refused", status)]
+
+
+async def test_the_only_replica_is_asked_again_when_it_said_it_could_be():
+    server = RawServer(refusal(429, "retry-after: 1"), GOOD)
+    async with pool_of(server) as pool:
+        route = await ask(pool)
+    assert len(server.requests) == 2
+    assert route.queue_s > 0.9
+    assert route.timings().keys() == {"queue_s", "retry_s"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(400, {"error": {"message": "no such model"}}),
+        http(500, {"error": {"message": "the engine has died"}}),
+        http(429, {"error": {"message": "pay first", "code": "insufficient_quota"}}),
+        http(200, b"<html>"),
+    ],
+)
+async def test_what_no_other_replica_could_answer_is_not_asked_again(answer):
+    one, two = RawServer(answer), RawServer(answer)
+    async with pool_of(one, two) as pool:
+        with pytest.raises(UpstreamError):
+            await ask(pool)
+    assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_a_whole_answer_that_breaks_off_is_asked_for_again_and_not_for_ever():
+    one, two = RawServer(CUT), RawServer(GOOD)
+    async with pool_of(one, two) as pool:
+        assert [retry["fault"] for retry in (await ask(pool)).retries] == ["broke_off"]
+    one, two = RawServer(CUT), RawServer(CUT)
+    async with pool_of(one, two) as pool:
+        with pytest.raises(UpstreamError, match="broke off"):
+            await ask(pool)
+    assert len(one.requests) + len(two.requests) == 3
+
+
+async def test_a_stream_is_never_asked_for_again_once_some_of_it_was_passed_on():
+    piece = {"choices": [{"index": 0, "delta": {"content": "h"}, "finish_reason": None}]}
+    one, two = RawServer(event_stream(piece, end=False)), RawServer(STREAMED)
+    async with pool_of(one, two) as pool:
+        with pytest.raises(UpstreamError, match="broke off"):
+            await ask(pool, stream=True)
+        assert two.requests == []
+
+
+async def test_a_stream_that_breaks_off_before_its_first_event_is_asked_for_again():
+    one, two = RawServer(event_stream(end=False)), RawServer(STREAMED)
+    async with pool_of(one, two) as pool:
+        assert (await ask(pool, stream=True)).replica == two.url
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_are_held_while_no_replica_answers(stream):
+    server = RawServer(STREAMED if stream else GOOD)
+    async with pool_of(server, check_interval_s=0.05) as pool:
+        await server.stop()
+        calls = [asyncio.create_task(ask(pool, f"{number}", stream=stream)) for number in range(5)]
+        await until(lambda: pool.replicas.num_waiting == 5)
+        with pytest.raises(InferenceError, match="cannot be reached"):
+            await pool.check()
+        await server.start()
+        routes = await asyncio.gather(*calls)
+        await pool.check()
+    assert all(route.queue_s > 0 for route in routes)
+    assert len(server.requests) == 5
+
+
+async def test_a_call_is_not_held_for_ever():
+    server = RawServer()
+    async with pool_of(server, hold_timeout_s=0.2) as pool:
+        await server.stop()
+        with pytest.raises(UpstreamError, match="cannot be reached") as refused:
+            await ask(pool)
+        assert (refused.value.status_code, refused.value.retry_after_s) == (503, 10.0)
+        assert pool.replicas.num_waiting == 0
+
+
+async def test_the_total_time_holds_for_waiting_and_answering_together():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server, total_timeout_s=0.3, max_in_flight=1) as pool:
+        calls = [asyncio.create_task(ask(pool)) for _ in range(2)]
+        late = await asyncio.gather(*calls, return_exceptions=True)
+    assert [error.status_code for error in late] == [504, 504]
+    assert len(server.requests) == 1
+
+
+async def test_what_finds_no_room_waits_its_turn_and_what_finds_no_place_to_wait_is_refused():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server, max_in_flight=2, max_waiting=3) as pool:
+        calls = [asyncio.create_task(ask(pool, f"{number}")) for number in range(5)]
+        await until(lambda: pool.replicas.num_waiting == 3 and len(server.requests) == 2)
+        with pytest.raises(GatewayError, match="max_waiting") as refused:
+            await ask(pool)
+        assert (refused.value.status, refused.value.retry_after_s) == (503, 1.0)
+        server.hold.set()
+        await asyncio.gather(*calls)
+    assert [request["messages"][0]["content"] for request in server.requests] == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_call_that_is_given_up_while_it_waits_leaves_its_place_to_the_next():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server, max_in_flight=1) as pool:
+        first, second, third = (asyncio.create_task(ask(pool)) for _ in range(3))
+        await until(lambda: pool.replicas.num_waiting == 2)
+        second.cancel()
+        server.hold.set()
+        await asyncio.gather(first, third)
+        assert pool.replicas.in_flight == 0
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_giving_up_a_call_cancels_it_at_its_replica(stream):
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server) as pool:
+        call = asyncio.create_task(ask(pool, stream=stream))
+        await until(lambda: server.requests)
+        call.cancel()
+        await until(lambda: server.num_broken_off)
+        assert pool.replicas.in_flight == 0
+
+
+async def test_paused_calls_wait_and_get_the_new_weights():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server) as pool:
+        replicas = pool.replicas
+        replicas.publish(6)
+        under_way = asyncio.create_task(ask(pool))
+        await until(lambda: server.requests)
+        replicas.pause()
+        held = asyncio.create_task(ask(pool))
+        assert await replicas.drain(0.05) == 1
+        server.hold.set()
+        assert await replicas.drain(DEADLINE_S) == 0
+        with pytest.raises(InferenceError, match="paused"):
+            await pool.check()
+        assert len(server.requests) == 1
+        replicas.publish(7)
+        replicas.resume()
+        assert ((await under_way).weight_version, (await held).weight_version) == (6, 7)
+
+
+async def test_weights_that_change_under_an_answer_are_noted():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server) as pool:
+        pool.replicas.publish(1)
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: server.requests)
+        pool.replicas.publish(2)
+        server.hold.set()
+        route = await call
+    assert (route.weight_version, route.notes()) == (1, {UPSTREAM_KEY: {"updated_to": 2}})
+
+
+async def test_one_replica_can_be_paused_while_the_others_answer():
+    one, two = RawServer(), RawServer()
+    async with pool_of(one, two) as pool:
+        await ask(pool)
+        pool.replicas.pause(1)
+        assert (await ask(pool)).replica == two.url
+        await pool.check()
+        pool.replicas.publish(3, 1)
+        pool.replicas.resume(1)
+        assert [replica.weight_version for replica in pool.replicas] == [3, None]
+
+
+async def test_a_replica_that_is_removed_finishes_its_calls_and_gets_no_more():
+    one, two = RawServer(), RawServer()
+    one.hold.clear()
+    async with pool_of(one, two) as pool:
+        under_way = asyncio.create_task(ask(pool))
+        await until(lambda: one.requests)
+        pool.replicas.remove(1)
+        assert (await ask(pool)).replica is None
+        assert [shown["state"] for shown in pool.replicas.to_dict()["replicas"]] == ["up", "removed"]
+        one.hold.set()
+        await under_way
+        assert len(pool.replicas.to_dict()["replicas"]) == 1
+    assert (len(one.requests), len(two.requests)) == (1, 1)
+
+
+async def test_a_replica_that_is_added_takes_what_waits():
+    one, two = RawServer(), RawServer()
+    one.hold.clear()
+    async with two, pool_of(one, max_in_flight=1) as pool:
+        calls = [asyncio.create_task(ask(pool, f"{number}")) for number in range(2)]
+        await until(lambda: pool.replicas.num_waiting == 1)
+        pool.replicas.add(two.url)
+        assert (await calls[1]).replica == two.url
+        one.hold.set()
+        await calls[0]
+
+
+async def test_calls_wait_for_a_first_replica_when_all_were_removed():
+    one, two = RawServer(), RawServer()
+    async with two, pool_of(one) as pool:
+        pool.replicas.remove(1)
+        with pytest.raises(InferenceError, match="POST /upstreams"):
+            await pool.check()
+        with pytest.raises(InferenceError, match="POST /upstreams"):
+            await pool.models()
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: pool.replicas.num_waiting)
+        pool.replicas.add(two.url)
+        await call
+
+
+async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.02)
+    server, hanging = RawServer(), RawServer()
+    hanging.hangs = True
+    async with pool_of(server, hanging, check_interval_s=0.02) as pool:
+        await pool.check()
+        await until(lambda: [replica.up for replica in pool.replicas] == [True, False])
+        for _ in range(4):
+            await ask(pool, None)
+    assert (len(server.requests), len(hanging.requests)) == (4, 0)
+
+
+async def test_models_come_from_any_replica_that_says():
+    one, two = RawServer(), RawServer()
+    async with pool_of(one, two) as pool:
+        await one.stop()
+        assert await pool.models() == [{"id": "m"}]
+
+
+@pytest.mark.parametrize(
+    ("urls", "named"),
+    [([], "at least one"), (["http://h:1", "http://h:1/v1"], "there already"), (["http://h:1", "h:2"], "base URL")],
+)
+def test_wrong_urls_are_refused(urls, named):
+    with pytest.raises(ConfigError, match=named):
+        UpstreamPool(urls)
+
+
+@pytest.mark.parametrize("config", [{"max_in_flight": 0}, {"max_waiting": -1}, {"hold_timeout_s": 0}])
+def test_wrong_settings_are_refused(config):
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        PoolConfig(**config)
+
+
+async def test_an_id_that_nobody_has_is_refused():
+    async with pool_of(RawServer()) as pool:
+        for operate in (pool.replicas.remove, pool.replicas.pause, pool.replicas.resume):
+            with pytest.raises(ConfigError, match="there are 1"):
+                operate(9)
+
+
+def test_a_call_that_nothing_happened_to_adds_nothing_to_its_trace():
+    assert (Route("s").timings(), Route("s").notes()) == ({}, {})
