@@ -1,5 +1,6 @@
 import pytest
 
+from rllm.gateway.errors import UpstreamError
 from rllm.gateway.standard import ChunkCompleter, complete_response
 
 
@@ -43,3 +44,19 @@ def test_only_the_first_chunk_of_a_choice_gets_a_role():
     for chunk in chunks:
         completer.complete(chunk)
     assert ["role" in chunk["choices"][0]["delta"] for chunk in chunks] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "choices", ["x", [1], [{"message": "x"}], [{"message": {"tool_calls": [1]}}], [{"message": {"tool_calls": 3}}], 5]
+)
+def test_what_is_no_chat_completion_is_the_upstreams_failure(choices):
+    with pytest.raises(UpstreamError, match="no chat completion") as failed:
+        complete_response({"choices": choices}, "m")
+    assert failed.value.status_code == 502
+    streamed = (
+        [{"delta": choice["message"]} if isinstance(choice, dict) else choice for choice in choices]
+        if isinstance(choices, list)
+        else choices
+    )
+    with pytest.raises(UpstreamError, match="no chat completion"):
+        ChunkCompleter("m").complete({"choices": streamed})

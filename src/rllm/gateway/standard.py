@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+from rllm.gateway.errors import UpstreamError
 from rllm.ids import new_id
+
+_MALFORMED = (AttributeError, TypeError, ValueError)
+"""What reading an answer raises whose parts have other types than they should."""
 
 
 def complete_response(response: dict[str, Any], model: str) -> None:
-    """Give a chat completion its model, and each choice index, role, finish reason and callable tool calls."""
+    """Give a chat completion its model, and each choice index, role, finish reason and callable tool calls.
+
+    Raises:
+        UpstreamError: if it is no chat completion.
+    """
     if not response.get("model"):
         response["model"] = model
-    for position, choice in enumerate(response.get("choices") or ()):
-        if choice.get("index") is None:
-            choice["index"] = position
-        message = choice.get("message")
-        if message is None:
-            message = choice["message"] = {"content": ""}
-        if not message.get("role"):
-            message["role"] = "assistant"
-        for call in message.get("tool_calls") or ():
-            _complete_call(call)
-        if not choice.get("finish_reason"):
-            choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
+    try:
+        for position, choice in enumerate(response.get("choices") or ()):
+            _complete_choice(choice, position)
+    except _MALFORMED as error:
+        raise _malformed(response, error) from error
+
+
+def _complete_choice(choice: dict[str, Any], position: int) -> None:
+    if choice.get("index") is None:
+        choice["index"] = position
+    message = choice.get("message")
+    if message is None:
+        message = choice["message"] = {"content": ""}
+    if not message.get("role"):
+        message["role"] = "assistant"
+    for call in message.get("tool_calls") or ():
+        _complete_call(call)
+    if not choice.get("finish_reason"):
+        choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
 
 
 class ChunkCompleter:
@@ -34,19 +49,30 @@ class ChunkCompleter:
         """How many tool calls each choice has begun."""
 
     def complete(self, chunk: dict[str, Any]) -> None:
+        """Complete the next chunk.
+
+        Raises:
+            UpstreamError: if it is none.
+        """
         if not chunk.get("model"):
             chunk["model"] = self._model
-        for choice in chunk.get("choices") or ():
-            index = choice.get("index")
-            if index is None:
-                index = choice["index"] = 0
-            if index not in self._num_calls:
-                self._num_calls[index] = 0
-                choice["delta"] = {"role": "assistant", **(choice.get("delta") or {})}
-            delta = choice.get("delta")
-            if delta and delta.get("tool_calls"):
-                for piece in delta["tool_calls"]:
-                    self._complete_piece(piece, index)
+        try:
+            for choice in chunk.get("choices") or ():
+                # Nearly every choice goes on with a text, and has nothing to complete.
+                if choice.get("index") not in self._num_calls or "tool_calls" in (choice.get("delta") or ()):
+                    self._complete_choice(choice)
+        except _MALFORMED as error:
+            raise _malformed(chunk, error) from error
+
+    def _complete_choice(self, choice: dict[str, Any]) -> None:
+        index = choice.get("index")
+        if index is None:
+            index = choice["index"] = 0
+        if index not in self._num_calls:
+            self._num_calls[index] = 0
+            choice["delta"] = {"role": "assistant", **(choice.get("delta") or {})}
+        for piece in (choice.get("delta") or {}).get("tool_calls") or ():
+            self._complete_piece(piece, index)
 
     def _complete_piece(self, piece: dict[str, Any], choice_index: int) -> None:
         """The piece that names the function begins a call, and is the one with its id."""
@@ -63,3 +89,8 @@ def _complete_call(call: dict[str, Any]) -> None:
         call["id"] = f"call_{new_id()}"
     if not call.get("type"):
         call["type"] = "function"
+
+
+def _malformed(answer: dict[str, Any], error: Exception) -> UpstreamError:
+    shown = repr(answer.get("choices"))[:120]
+    return UpstreamError(f"the upstream's answer is no chat completion: choices={shown} ({error})")
