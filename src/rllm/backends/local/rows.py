@@ -86,25 +86,32 @@ def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> Iterator[Pass]:
     depths = places + (offsets - starts).repeat_interleave(lengths)  # [T] position of each token in its sequences
     stops = torch.tensor(tree.stops()).repeat_interleave(lengths)  # [T] where the subtree of its node ends
     for rows in _batches(cut_rows(tree, row_tokens)):
-        first = torch.tensor([[row.start] for row in rows])
-        length = max(row.length for row in rows)
-        tokens = first + torch.arange(length)  # [b, L]
-        real = tokens < torch.tensor([[row.stop] for row in rows])
+        first, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
+        tokens = first + torch.arange(max(row.length for row in rows))  # [b, L]
+        real = tokens < end
         tokens = tokens.where(real, first)
-        # Padding stands behind the real tokens and sees the row's first one at least.
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        inside = causal & (tokens[:, :, None] < stops[tokens][:, None, :])  # [b, L, L]
-        above, seen = _above(tree, rows)
-        mask = torch.cat([seen.expand(-1, length, -1), inside], dim=2)
         kept = real.flatten().nonzero().flatten()
+        above, seen = _above(tree, rows)
+        needed = above is not None or bool((stops[tokens] < end).any())
         yield Pass(
             ids=ids[tokens],
             positions=depths[tokens],
-            mask=None if above is None and torch.equal(inside, causal.expand_as(inside)) else mask.unsqueeze(1),
+            mask=_mask(tokens, stops[tokens], seen) if needed else None,
             above=above,
             real=kept,
             tokens=tokens.flatten()[kept],
         )
+
+
+def _mask(tokens: Tensor, stops: Tensor, seen: Tensor) -> Tensor:
+    """[b, 1, L, A + L] from the rows' tokens [b, L], where their subtrees end [b, L], and what they see above [b, 1, A].
+
+    Padding stands behind the real tokens of its row, and sees the first of them at least.
+    """
+    length = tokens.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    inside = causal & (tokens[:, :, None] < stops[:, None, :])
+    return torch.cat([seen.expand(-1, length, -1), inside], dim=2).unsqueeze(1)
 
 
 def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
