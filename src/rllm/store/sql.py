@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ from typing import Any, Protocol, Self
 from rllm.errors import StoreError
 from rllm.store import rows
 from rllm.store.base import SessionInfo
-from rllm.store.codec import pack_document, unpack_document
+from rllm.store.codec import UNREADABLE, pack_document, unpack_document
 from rllm.store.rows import Row
 from rllm.store.turns import Draft, KnownTurns, PackedTrace, draft_of, pack
 from rllm.store.writer import GroupCommitWriter, Work
@@ -117,7 +116,7 @@ class SqlTraceStore(ABC):
         found = self._read(rows.select_traces(self._schema), session_id)
         try:
             return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
-        except (LookupError, ValueError, TypeError, zlib.error) as error:
+        except UNREADABLE as error:
             raise StoreError(
                 f"trace store {self._name}, session {session_id!r}: {error}: it was changed by hand, or damaged: restore a copy"
             ) from error
