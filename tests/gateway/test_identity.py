@@ -1,7 +1,7 @@
 import pytest
 
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, authorize
+from rllm.gateway.identity import Caller, authorization_of, authorize, session_key
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from rllm.gateway.identity import authorization_of, authorize
     ],
 )
 def test_a_key_admits_and_may_name_a_session(authorization, key, session_id):
-    assert authorize(authorization, key) == session_id
+    assert authorize(authorization, key) == Caller(session=session_id)
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic secret", "Bearer rllm-a", "Bearer secretly"])
@@ -25,6 +25,36 @@ def test_a_wrong_key_is_refused(authorization):
     with pytest.raises(GatewayError) as refused:
         authorize(authorization, "secret")
     assert refused.value.status == 401
+
+
+@pytest.mark.parametrize("session_id", ["a", "rollout 7: \u00fc/..", "x" * 256])
+def test_the_key_of_a_session_is_good_for_it_only(session_id):
+    key = session_key("secret", session_id)
+    assert key.isascii()
+    caller = authorize(f"Bearer {key}", "secret")
+    assert caller == Caller(session=session_id, is_bound=True)
+    caller.check(session_id)
+    for other in ("b", None):
+        with pytest.raises(GatewayError) as refused:
+            caller.check(other)
+        assert refused.value.status == 403
+
+
+def test_the_key_of_a_session_cannot_be_made_without_the_gateways():
+    name, mac = session_key("secret", "a").rsplit(".", 1)
+    other_name, other_mac = session_key("secret", "b").rsplit(".", 1)
+    forged = [
+        session_key("guess", "a"),
+        f"{name}.{other_mac}",
+        f"{other_name}.{mac}",
+        f"{name}.",
+        "rllm.session.%",
+        name,
+    ]
+    for key in forged:
+        with pytest.raises(GatewayError) as refused:
+            authorize(f"Bearer {key}", "secret")
+        assert refused.value.status == 401
 
 
 @pytest.mark.parametrize(

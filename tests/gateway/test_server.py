@@ -103,3 +103,29 @@ def test_metrics_count_calls_traces_and_tokens(serve):
     assert "rllm_gateway_traces_total 1\n" in text
     assert "rllm_gateway_response_tokens_total 6\n" in text
     assert "rllm_gateway_requests_in_flight 0\n" in text
+
+
+def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
+    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url) as client:
+        operator = {"authorization": "Bearer secret"}
+        made = client.post("/sessions", json={"id": "mine"}, headers=operator).json()
+        client.post("/sessions", json={"id": "other"}, headers=operator)
+        own = {"authorization": f"Bearer {made['api_key']}"}
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        assert client.post("/sessions/mine/v1/chat/completions", json=body, headers=own).status_code == 200
+        assert client.post("/v1/chat/completions", json=body, headers=own).status_code == 200, (
+            "the key names the session"
+        )
+        assert len(client.get("/sessions/mine/traces", headers=own).json()["traces"]) == 2
+        assert client.get("/v1/models", headers=own).status_code == 200
+        refused = [
+            client.post("/sessions/other/v1/chat/completions", json=body, headers=own),
+            client.post("/v1/chat/completions", json=body, headers={**own, "x-rllm-session": "other"}),
+            client.get("/sessions/other/traces", headers=own),
+            client.get("/sessions", headers=own),
+            client.post("/sessions", json={"id": "more"}, headers=own),
+            client.delete("/sessions/mine", headers=own),
+            client.get("/metrics", headers=own),
+        ]
+        assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(403, "wrong_session")}
+        assert made["api_key"] not in str(client.get("/sessions/mine/traces", headers=operator).json())

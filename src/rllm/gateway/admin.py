@@ -17,7 +17,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, authorize
+from rllm.gateway.identity import authorization_of, authorize, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
 from rllm.store.base import SessionInfo
 
@@ -35,7 +35,7 @@ class Admin:
 
     def routes(self) -> list[Route]:
         models = [
-            self._route(f"{prefix}{path}{end}", answer, "GET")
+            self._route(f"{prefix}{path}{end}", answer, "GET", for_everybody=not prefix)
             for prefix in ("", "/sessions/{session_id}")
             for path in ("/v1/models", "/v1/v1/models", "/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
@@ -52,9 +52,20 @@ class Admin:
             Route("/readyz", self._readyz, methods=["GET"]),
         ]
 
-    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+    def _route(
+        self,
+        path: str,
+        answer: Callable[[Request], Awaitable[Response]],
+        method: str,
+        *,
+        for_everybody: bool = False,
+    ) -> Route:
+        """A route for the gateway's key; a session's own key reads its session, and what is `for_everybody`."""
+
         async def authorized(request: Request) -> Response:
-            authorize(authorization_of(dict(request.headers.raw)), self._config.api_key)
+            caller = authorize(authorization_of(dict(request.headers.raw)), self._config.api_key)
+            if not for_everybody:
+                caller.check(request.path_params.get("session_id") if method == "GET" else None)
             return await answer(request)
 
         return Route(path, authorized, methods=[method])
@@ -95,7 +106,10 @@ class Admin:
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
         )
         base_url = f"{str(request.base_url).rstrip('/')}/sessions/{quote(session_id, safe='')}/v1"
-        return _json({"id": session_id, "base_url": base_url})
+        created = {"id": session_id, "base_url": base_url}
+        if self._config.api_key is not None:
+            created["api_key"] = session_key(self._config.api_key, session_id)
+        return _json(created)
 
     async def _list_sessions(self, request: Request) -> Response:
         limit = min(_whole_number(request, "limit", 100), _MAX_PAGE)

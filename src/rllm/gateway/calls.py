@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from rllm.gateway.identity import (
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
+from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 
@@ -46,6 +47,8 @@ class CallEndpoint:
     dialect: Dialect
     render_count: Callable[[int], bytes] | None = None
     """Where it is given, calls are answered with the number of tokens of their prompts."""
+    flights: Flights = field(default_factory=Flights)
+    """The calls of this route that may be asked for again."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
@@ -53,7 +56,7 @@ class CallEndpoint:
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
-            call, asked = await self._call(scope, receive, answer)
+            call, asked, attempt = await self._call(scope, receive, answer)
             if self.render_count is not None:
                 mode = "count"
                 async with until_disconnect(receive):
@@ -61,9 +64,9 @@ class CallEndpoint:
                 await answer.whole(200, self.render_count(num_tokens))
             elif call.asked.get("stream"):
                 mode = "stream"
-                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer)
+                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer, attempt)
             else:
-                await self._complete(call, asked, receive, answer)
+                await self._complete(call, asked, receive, answer, attempt)
         except ClientDisconnected:
             answer.status = _CLIENT_LEFT
         except Exception as error:
@@ -73,8 +76,11 @@ class CallEndpoint:
             metrics.in_flight -= 1
             metrics.observe(mode, answer.status, time.perf_counter() - started)
 
-    async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> tuple[ModelCall, dict[str, Any]]:
-        """The request as a call of a session, which the answer's headers name from here on; and as it came."""
+    async def _call(
+        self, scope: Scope, receive: Receive, answer: _Answer
+    ) -> tuple[ModelCall, dict[str, Any], Attempt | None]:
+        """The request as a call of a session, which the answer's headers name from here on; as it came; and by what its
+        retry would be known."""
         if scope["method"] != "POST":
             if b"upgrade" in dict(scope["headers"]):
                 raise GatewayError(
@@ -83,8 +89,9 @@ class CallEndpoint:
             raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
         body = await _body(receive, self.config.max_body_bytes)
-        key_session = authorize(authorization_of(headers), self.config.api_key)
-        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), key_session)
+        caller = authorize(authorization_of(headers), self.config.api_key)
+        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), caller.session)
+        caller.check(named)
         asked = self.dialect.parse(body)
         metadata = metadata_of(_text(headers, METADATA_HEADER))
         session_id, earlier = named, _NOTHING_EARLIER
@@ -99,7 +106,7 @@ class CallEndpoint:
         call = ModelCall(asked=chat, session=session, metadata=metadata, id=new_call_id(self.dialect.id_prefix))
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)
-        return call, asked
+        return call, asked, attempt_of(headers, named, body)
 
     async def _answers(self, session_id: str | None, ids: Sequence[str]) -> Mapping[str, Trace]:
         """The traces of these answers, as far as the session has them."""
@@ -108,23 +115,60 @@ class CallEndpoint:
         traces = await asyncio.to_thread(self.gateway.store.by_session, session_id)
         return {trace.id: trace for trace in traces if trace.id in ids}
 
-    async def _complete(self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer) -> None:
-        async with until_disconnect(receive):
-            body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
+    async def _complete(
+        self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, attempt: Attempt | None
+    ) -> None:
+        if earlier := self.flights.find(attempt):
+            await answer.whole(200, await _joined(earlier, attempt, receive))
+            return
+        with self.flights.begin(attempt) as flight:
+            async with until_disconnect(receive, flight.left):
+                body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
+            flight.land(body)
         await answer.whole(200, body)
 
-    async def _stream(self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer) -> None:
-        async with until_disconnect(receive), aclosing(self.gateway.stream(call, encoder)) as pieces:
-            with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
-                try:
-                    async for piece in pieces:
-                        spoken()
-                        await answer.piece(piece)
-                except Exception as error:
-                    if not answer.began:
-                        raise
-                    await answer.piece(encoder.fail(to_gateway_error(error)))
+    async def _stream(
+        self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer, attempt: Attempt | None
+    ) -> None:
+        if earlier := self.flights.find(attempt):
+            with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s):
+                whole = await _joined(earlier, attempt, receive)
+            await answer.piece(whole)
+            await answer.end()
+            return
+        diverted: list[bytes] = []
+        with self.flights.begin(attempt, streams=True) as flight:
+            # A client that has read the beginning of a stream never asks for it again.
+            goes_on = lambda cut: not answer.began and flight.left(cut)  # noqa: E731
+            async with until_disconnect(receive, goes_on), aclosing(self.gateway.stream(call, encoder)) as pieces:
+                with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
+                    try:
+                        async for piece in pieces:
+                            spoken()
+                            if flight.diverted:
+                                diverted.append(piece)
+                            else:
+                                await answer.piece(piece)
+                    except Exception as error:
+                        if not answer.began:
+                            raise
+                        await answer.piece(encoder.fail(to_gateway_error(error)))
+            if diverted:
+                flight.land(b"".join(diverted))
         await answer.end()
+
+
+async def _joined(flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:
+    """The answer of an earlier call to one who asks for it again."""
+    assert attempt is not None
+    whole = flight.joined()
+    async with until_disconnect(receive):
+        try:
+            return await asyncio.shield(whole)
+        except asyncio.CancelledError:
+            if not flight.left_by(attempt):
+                flight.give_up()
+            raise
 
 
 class _Answer:

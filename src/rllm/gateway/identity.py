@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -15,26 +18,79 @@ SESSION_HEADER = "x-rllm-session"
 METADATA_HEADER = "x-rllm-metadata"
 KEY_PREFIX = "rllm-"
 """An API key of the form `rllm-SESSION` names the session: the one channel that every client has besides the URL."""
+SESSION_KEY_PREFIX = "rllm.session."
+"""How the keys begin that are good for one session only."""
 
 
-def authorize(authorization: str, api_key: str | None) -> str | None:
-    """Check the `Authorization` header; returns the session that its key names, if it names one.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who presents a key."""
+
+    session: str | None = None
+    """The session that the key names, if it names one."""
+    is_bound: bool = False
+    """Whether the key is good for that session only."""
+
+    def check(self, session_id: str | None) -> None:
+        """
+        Raises:
+            GatewayError: 403, if the key is another session's.
+        """
+        if self.is_bound and session_id != self.session:
+            raise GatewayError(
+                403,
+                f"this key is good for the session {self.session!r} only: use it there, or present the gateway's own",
+                type="permission_error",
+                code="wrong_session",
+            )
+
+
+def session_key(api_key: str, session_id: str) -> str:
+    """A key that is good for one session, and that nobody can make without the gateway's own; nothing is kept of it."""
+    mac = hmac.digest(api_key.encode(), b"rllm session\0" + session_id.encode(), "sha256")
+    return SESSION_KEY_PREFIX + ".".join(_base64(part) for part in (session_id.encode(), mac))
+
+
+def authorize(authorization: str, api_key: str | None) -> Caller:
+    """Check the `Authorization` header.
 
     Raises:
-        GatewayError: 401, if the gateway has a key and this is not it.
+        GatewayError: 401, if the gateway has a key and this is neither it nor a session's.
     """
     scheme, _, presented = authorization.partition(" ")
     presented = presented.strip() if scheme.lower() == "bearer" else ""
     if api_key is not None:
+        if presented.startswith(SESSION_KEY_PREFIX):
+            return _bound_caller(presented, api_key)
         key, _, presented = presented.partition(":") if ":" not in api_key else (presented, "", "")
         if not secrets.compare_digest(key.encode(), api_key.encode()):
-            raise GatewayError(
-                401,
-                "this gateway needs its API key: send 'Authorization: Bearer KEY', or 'Bearer KEY:rllm-SESSION'",
-                type="authentication_error",
-                code="invalid_api_key",
-            )
-    return presented.removeprefix(KEY_PREFIX) or None if presented.startswith(KEY_PREFIX) else None
+            raise _refused()
+    named = presented.removeprefix(KEY_PREFIX) if presented.startswith(KEY_PREFIX) else ""
+    return Caller(session=named or None)
+
+
+def _bound_caller(presented: str, api_key: str) -> Caller:
+    try:
+        session_id = urlsafe_b64decode(presented.removeprefix(SESSION_KEY_PREFIX).partition(".")[0] + "==").decode()
+    except ValueError as error:
+        raise _refused() from error
+    if not secrets.compare_digest(presented.encode(), session_key(api_key, session_id).encode()):
+        raise _refused()
+    return Caller(session=session_id, is_bound=True)
+
+
+def _refused() -> GatewayError:
+    return GatewayError(
+        401,
+        "this gateway needs its API key: send 'Authorization: Bearer KEY', or 'Bearer KEY:rllm-SESSION', or the key that "
+        "POST /sessions gave for a session",
+        type="authentication_error",
+        code="invalid_api_key",
+    )
+
+
+def _base64(part: bytes) -> str:
+    return urlsafe_b64encode(part).decode().rstrip("=")
 
 
 def authorization_of(headers: Mapping[bytes, bytes]) -> str:
