@@ -130,32 +130,45 @@ class CallEndpoint:
     async def _stream(
         self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer, attempt: Attempt | None
     ) -> None:
-        if earlier := self.flights.find(attempt):
-            with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s):
-                whole = await _joined(earlier, attempt, receive)
-            await answer.piece(whole)
-            await answer.end()
-            return
+        with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
+            try:
+                if earlier := self.flights.find(attempt):
+                    await answer.piece(await _joined(earlier, attempt, receive))
+                else:
+                    await self._stream_first(call, encoder, receive, answer, attempt, spoken)
+            except ClientDisconnected:
+                raise
+            except Exception as error:
+                if not answer.began:
+                    raise
+                await answer.piece(encoder.fail(to_gateway_error(error)))
+        await answer.end()
+
+    async def _stream_first(
+        self,
+        call: ModelCall,
+        encoder: StreamEncoder,
+        receive: Receive,
+        answer: _Answer,
+        attempt: Attempt | None,
+        spoken: Callable[[], None],
+    ) -> None:
+        """Make the call and pass it on, or keep it for a client that left before it had any of it."""
         diverted: list[bytes] = []
         with self.flights.begin(attempt, streams=True) as flight:
-            # A client that has read the beginning of a stream never asks for it again.
-            goes_on = lambda cut: not answer.began and flight.left(cut)  # noqa: E731
+
+            def goes_on(cut: Callable[[], None]) -> bool:
+                return not answer.began and flight.left(cut)
+
             async with until_disconnect(receive, goes_on), aclosing(self.gateway.stream(call, encoder)) as pieces:
-                with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
-                    try:
-                        async for piece in pieces:
-                            spoken()
-                            if flight.diverted:
-                                diverted.append(piece)
-                            else:
-                                await answer.piece(piece)
-                    except Exception as error:
-                        if not answer.began:
-                            raise
-                        await answer.piece(encoder.fail(to_gateway_error(error)))
+                async for piece in pieces:
+                    spoken()
+                    if flight.diverted:
+                        diverted.append(piece)
+                    else:
+                        await answer.piece(piece)
             if diverted:
                 flight.land(b"".join(diverted))
-        await answer.end()
 
 
 async def _joined(flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from starlette.types import Receive
@@ -21,8 +22,11 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
     The request's body must have been read: from there on an ASGI server has only the disconnect left to say.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, goes_on: Callable[[Callable[[], None]], bool] | None = None) -> None:
+        """`goes_on(cut)` is asked when the client has left; if it returns true, the block goes on until `cut()`."""
         self._receive = receive
+        self._goes_on = goes_on
+        self._active = True
         self._watcher: asyncio.Task[None] | None = None
         self._gone = False
 
@@ -38,12 +42,18 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self._worker.cancel()
+        if self._goes_on is None or not self._goes_on(self._cut):
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._active:
+            self._gone = True
+            self._worker.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._active = False
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
