@@ -65,6 +65,7 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/logprob_memory.py
 
 clean:  ## Remove the environment and caches; runs stay.
 	rm -rf $(VENV) .references .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
