@@ -42,7 +42,7 @@ def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer:
 
     config = {"num_steps": 4, "rollout": {"max_staleness": 1, "max_concurrent": 7}}
     run = run_trainer(config, agent=overlapping)
-    assert set(run.words[:6]) == step_words(0), "the first step goes first"
+    assert sum(word in step_words(0) for word in run.words[:7]) == 6, "the first step goes first"
     assert len(versions) == 4 * 6, "each step was rolled out once, and nothing beyond the last one"
     for line in run.lines:
         assert line["tokens/staleness_max"] <= 1
