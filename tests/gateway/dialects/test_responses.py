@@ -84,11 +84,17 @@ def test_items_of_one_turn_are_one_message():
     ]
 
 
+def test_an_answer_whose_reasoning_came_last_and_that_a_client_took_apart_is_one_turn_again():
+    reasoning, message, call = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]})["output"]
+    empty = {**message, "id": None, "content": [{"type": "output_text", "text": "", "annotations": []}]}
+    assert chat(input=[HI, message, {**reasoning, "content": []}, empty, call])["messages"][1:] == [
+        {"role": "assistant", "content": "adding", "reasoning_content": "hm", "tool_calls": [CALL]}
+    ]
+
+
 @pytest.mark.parametrize("kept", ["content", "encrypted_content", "summary"])
 def test_reasoning_comes_back_wherever_a_client_keeps_it(kept):
-    [reasoning, _] = answer(
-        {"content": "x", "reasoning_content": "hm"}, asked={"include": ["reasoning.encrypted_content"]}
-    )["output"]
+    [reasoning, _] = answer({"content": "x", "reasoning_content": "hm"})["output"]
     given = {**reasoning, "content": None, "encrypted_content": None, "summary": []}
     given[kept] = reasoning[kept] if kept != "summary" else [{"type": "summary_text", "text": "hm"}]
     assert chat(input=[HI, given, HI])["messages"][1]["reasoning_content"] == "hm"

@@ -10,9 +10,9 @@ from rllm.gateway.dialects import messages, responses, responses_output
 
 texts = st.text(max_size=8)
 arguments = st.one_of(
-    st.dictionaries(texts, st.one_of(texts, st.integers(), st.floats(allow_nan=False), st.none(), st.lists(texts))).map(
-        json.dumps
-    ),
+    st.dictionaries(
+        texts, st.one_of(texts, st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.none(), st.lists(texts))
+    ).map(json.dumps),
     texts,
 )
 

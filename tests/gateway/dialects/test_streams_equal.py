@@ -132,7 +132,8 @@ def response_of(events):
             case "custom_tool_call_input.delta":
                 items[at]["input"] += event["delta"]
             case "output_item.done":
-                assert {**items[at], "status": event["item"]["status"]} == event["item"]
+                told_at_the_end = {name: event["item"].get(name) for name in ("status", "encrypted_content")}
+                assert {**items[at], **told_at_the_end} == {**told_at_the_end, **event["item"]}
                 ended[at] = event["item"]
     return [ended[at] for at in range(len(items))]
 

@@ -12,7 +12,7 @@ from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import WholeConversations, event, first_choice, reasoning_of, token_fields, usage_of
 from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
-from rllm.types import Message, Trace
+from rllm.types import Message, Trace, text_of
 
 RAW_ARGUMENTS = "INVALID_JSON"
 """The only member of a tool's input whose sampled arguments are no JSON object: Anthropic's format has objects only."""
@@ -287,7 +287,7 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
 
 def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, Any]]:
     """At least one block, because clients read the first without looking whether there is one."""
-    thought, text = reasoning_of(message), message.get("content") or message.get("refusal") or ""
+    thought, text = reasoning_of(message), text_of(dict(message)) or message.get("refusal") or ""
     calls = message.get("tool_calls") or ()
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": signature}

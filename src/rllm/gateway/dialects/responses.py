@@ -191,6 +191,8 @@ class _InputReader:
         if role != "assistant":
             self._add({"role": role, "content": content})
             return
+        if not content and self._turn:
+            return  # Some clients split an empty item off.
         self._begin_unless(item, "reasoning_content")
         self._turn["content"] = content
 

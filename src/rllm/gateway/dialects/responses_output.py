@@ -11,7 +11,7 @@ import orjson
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import COMMENT, created_at, event, first_choice, reasoning_of, token_fields, usage_of
 from rllm.gateway.errors import GatewayError
-from rllm.types import Message
+from rllm.types import Message, text_of
 
 ENCRYPTED = "rllm:"
 """How reasoning begins that a client carries without looking into it (it is not secret here)."""
@@ -48,7 +48,7 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     own = response_id.removeprefix("resp_")
     items: list[dict[str, Any]] = []
     if thought := reasoning_of(message):
-        items.append(_reasoning(own, thought, asked))
+        items.append(_reasoning(own, thought))
     calls = message.get("tool_calls") or ()
     parts = _parts(message)
     if parts or not calls:
@@ -101,14 +101,15 @@ def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _reasoning(own: str, thought: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _reasoning(own: str, thought: str) -> dict[str, Any]:
+    """Told twice, because some clients carry on nothing but what they cannot read."""
     return {
         "id": f"rs_{own}",
         "type": "reasoning",
         "status": "completed",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": thought}],
-        "encrypted_content": f"{ENCRYPTED}{thought}" if includes(asked, "reasoning.encrypted_content") else None,
+        "encrypted_content": f"{ENCRYPTED}{thought}",
     }
 
 
@@ -117,7 +118,8 @@ def _message(own: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:
-    parts = [_text_part(message["content"])] if message.get("content") else []
+    text = text_of(message)
+    parts = [_text_part(text)] if text else []
     return [*parts, {"type": "refusal", "refusal": message["refusal"]}] if message.get("refusal") else parts
 
 
@@ -234,7 +236,7 @@ class ResponsesStreamEncoder:
         yield self._event("response.in_progress", response=self._head)
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterable[bytes]:
-        thought, reasoning = reasoning_of(delta), _reasoning(self._own, "", self._asked)
+        thought, reasoning = reasoning_of(delta), _reasoning(self._own, "")
         if thought and reasoning["id"] not in self._ended:
             yield from self._begin(reasoning)
             yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
@@ -249,10 +251,9 @@ class ResponsesStreamEncoder:
 
     def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
         """A function call grows by its pieces; a custom tool's input is known when the whole call is."""
-        index = piece.get("index")
-        if index is None:  # Servers that send no index send each call whole.
-            index = len(self._calls)
-        call = self._calls.setdefault(index, {"position": len(self._calls), "id": None, "name": "", "held": ""})
+        call = self._calls.setdefault(
+            piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": ""}
+        )
         function = piece.get("function") or {}
         call["id"] = piece.get("id") or call["id"]
         call["name"] = function.get("name") or call["name"]
@@ -273,6 +274,7 @@ class ResponsesStreamEncoder:
         self._positions[item["id"]] = len(self._positions)
         empty = {**item, "status": "in_progress"}
         empty |= {name: type(item[name])() for name in ("content", "arguments", "input") if name in item}
+        empty.pop("encrypted_content", None)
         yield self._event("response.output_item.added", output_index=self._positions[item["id"]], item=empty)
         refused = any(part["type"] == "refusal" for part in item.get("content", ())[:1])
         if item["type"] == "message" and not refused:
