@@ -1,0 +1,235 @@
+"""Clients that ask again because they could not wait: one generation, one trace, and the answer of the first for the second."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from anthropic import Anthropic
+from anthropic import DefaultHttpxClient as AnthropicHttpxClient
+from openai import DefaultHttpxClient, OpenAI
+
+from rllm.gateway.errors import GatewayError
+from rllm.gateway.retried import Attempt, Flights, attempt_of
+from rllm.testing.scripted import ScriptedEngine
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODY = {"model": "m", "messages": MESSAGES}
+
+
+class SlowEngine(ScriptedEngine):
+    """Answers nothing before it is told to."""
+
+    def __init__(self, script=("hello",)):
+        super().__init__(script)
+        self.go = threading.Event()
+        self.num_cancelled = 0
+
+    async def get_model_response(self, messages, *, tools=None, **params):
+        output = await super().get_model_response(messages, tools=tools, **params)
+        await self._wait()
+        return output
+
+    async def stream_model_response(self, messages, *, tools=None, **params):
+        await self._wait()
+        async for piece in super().stream_model_response(messages, tools=tools, **params):
+            yield piece
+
+    async def _wait(self):
+        try:
+            while not self.go.is_set():  # noqa: ASYNC110  (set by another thread)
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+def impatient(served, engine, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
+    """A real client that gives up early, and the retry counts that it sent; its request number `go_at` is answered."""
+    counts = []
+
+    def see(request):
+        counts.append(request.headers["x-stainless-retry-count"])
+        if len(counts) == go_at:
+            threading.Timer(0.2, engine.go.set).start()
+
+    make_http, suffix = (DefaultHttpxClient, "") if kind is OpenAI else (AnthropicHttpxClient, "/v1")
+    options = {
+        "max_retries": max_retries,
+        "timeout": timeout,
+        "http_client": make_http(event_hooks={"request": [see]}, verify=False),
+    }
+    base_url = served.server.session_url("s").removesuffix(suffix)
+    return served.stack.enter_context(kind(base_url=base_url, api_key="unused", **options)), counts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve, stream):
+    engine = SlowEngine()
+    served = serve(engine)
+    client, counts = impatient(served, engine, go_at=2)
+    answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+    text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+    assert text == "hello"
+    assert counts == ["0", "1"]
+    [trace] = served.store.by_session("s")
+    assert trace.error is None
+    assert (engine.num_calls, engine.num_cancelled) == (1, 0)
+
+
+def test_a_second_retry_gets_it_too(serve):
+    engine = SlowEngine()
+    served = serve(engine)
+    client, counts = impatient(served, engine, go_at=3)
+    assert client.chat.completions.create(model="m", messages=MESSAGES).choices[0].message.content == "hello"
+    assert counts == ["0", "1", "2"]
+    assert [trace.error for trace in served.store.by_session("s")] == [None]
+    assert engine.num_calls == 1
+
+
+def test_anthropics_client_likewise(serve):
+    engine = SlowEngine()
+    served = serve(engine)
+    client, counts = impatient(served, engine, go_at=2, kind=Anthropic)
+    answer = client.messages.create(model="m", messages=MESSAGES, max_tokens=20)
+    assert answer.content[0].text == "hello"
+    assert counts == ["0", "1"]
+    assert len(served.store.by_session("s")) == engine.num_calls == 1
+
+
+def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve):
+    engine = SlowEngine()
+    served = serve(engine)
+    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.5"}
+    with pytest.raises(httpx.ReadTimeout):
+        served.post(json=BODY, headers=headers, timeout=0.5)
+    engine.go.set()
+    wait_for(lambda: served.store.by_session("s"))
+    again = served.post(json=BODY, headers={**headers, "x-stainless-retry-count": "1"})
+    [trace] = served.store.by_session("s")
+    assert (again.json()["id"], engine.num_calls) == (trace.id, 1)
+
+
+def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serve):
+    texts = iter("abc")
+    engine = SlowEngine(lambda messages: next(texts))
+    served = serve(engine)
+
+    def ask(count):
+        headers = {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.5"}
+        return served.post(json=BODY, headers=headers, timeout=0.5 if count == "0" else 20)
+
+    with ThreadPoolExecutor(3) as pool:
+        for late in [pool.submit(ask, "0") for _ in range(3)]:
+            assert isinstance(late.exception(timeout=20), httpx.ReadTimeout)
+        engine.go.set()
+        answers = [answer.result(timeout=20).json() for answer in [pool.submit(ask, "1") for _ in range(3)]]
+    assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"a", "b", "c"}
+    assert {answer["id"] for answer in answers} == {trace.id for trace in served.store.by_session("s")}
+    assert engine.num_calls == 3
+
+
+def test_a_request_that_does_not_say_that_it_is_a_retry_is_a_call_of_its_own(serve):
+    served = serve(["a", "b"])
+    for headers in ({}, {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}):
+        served.post(json=BODY, headers=headers)
+    assert len(served.store.by_session("s")) == 3
+
+
+def test_a_client_that_leaves_for_good_cancels_its_call_at_once(serve):
+    engine = SlowEngine()
+    served = serve(engine)
+    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "600"}
+    with pytest.raises(httpx.ReadTimeout):
+        served.post(json=BODY, headers=headers, timeout=0.3)
+    wait_for(lambda: engine.num_cancelled)
+    assert "disconnected" in served.store.by_session("s")[0].error
+
+
+def test_a_client_that_does_not_come_back_cancels_its_call_in_the_end(serve, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 0.0)
+    engine = SlowEngine()
+    served = serve(engine)
+    client, _ = impatient(served, engine, go_at=9, timeout=0.5, max_retries=0)
+    with pytest.raises(openai.APITimeoutError):
+        client.chat.completions.create(model="m", messages=MESSAGES)
+    wait_for(lambda: engine.num_cancelled)
+    assert "disconnected" in served.store.by_session("s")[0].error
+
+
+def test_an_idempotency_key_makes_requests_one_while_the_first_is_under_way_and_for_a_while_after(serve):
+    engine = SlowEngine()
+    served = serve(engine)
+    key = {"idempotency-key": "k"}
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(served.post, json=BODY, headers=key) for _ in range(2)]
+        wait_for(lambda: engine.num_calls)
+        threading.Timer(0.2, engine.go.set).start()
+        ids = {answer.result(timeout=20).json()["id"] for answer in both}
+    ids.add(served.post(json=BODY, headers=key).json()["id"])
+    assert ids == {trace.id for trace in served.store.by_session("s")}
+    other = served.post(json={**BODY, "messages": [{"role": "user", "content": "ho"}]}, headers=key)
+    assert other.json()["id"] not in ids
+    assert engine.num_calls == 2
+
+
+# --- the rules, without HTTP ------------------------------------------------------------------------------------------
+
+
+def test_only_what_can_be_told_apart_is_an_attempt():
+    count = {b"x-stainless-retry-count": b"2", b"x-stainless-read-timeout": b"600"}
+    attempt = attempt_of(count, "s", b"{}")
+    assert (attempt.number, attempt.read_timeout_s, attempt.idempotent) == (2, 600.0, False)
+    assert attempt.pause_s == 2.0 + 2.0
+    assert attempt_of(count, None, b"{}") is None
+    assert attempt_of({}, "s", b"{}") is None
+    assert attempt_of({b"x-stainless-retry-count": b"x"}, "s", b"{}") is None
+    assert attempt_of({b"idempotency-key": b"k"}, None, b"{}").idempotent
+    assert attempt_of({**count, b"x-stainless-read-timeout": b"x"}, "s", b"{}").read_timeout_s is None
+
+
+async def test_a_failure_is_told_to_who_waits_and_not_kept():
+    flights, first = Flights(), Attempt(key=("s", b"k", 1))
+    waiting = []
+
+    def fail():
+        with flights.begin(first):
+            waiting.append(flights.find(first).joined())
+            raise GatewayError(502, "broken")
+
+    with pytest.raises(GatewayError):
+        fail()
+    with pytest.raises(GatewayError, match="broken"):
+        await waiting[0]
+    assert flights.find(first) is None
+
+
+async def test_answers_are_forgotten(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.retried._KEPT_S", 0.05)
+    flights, attempt = Flights(), Attempt(key=("s", b"k", 1))
+    with flights.begin(attempt) as flight:
+        flight.land(b"answer")
+    assert await flights.find(attempt).joined() == b"answer"
+    await asyncio.sleep(0.1)
+    assert flights.find(attempt) is None
+    assert (flights._expected, flights._kept_bytes) == ({}, 0)
+
+
+async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.retried._MAX_KEPT_BYTES", 10)
+    flights = Flights()
+    for number, size in enumerate((6, 6, 4)):
+        with flights.begin(Attempt(key=("s", b"k", number))) as flight:
+            flight.land(b"x" * size)
+    assert [key[2] for key in flights._expected] == [0, 2]
+
+
+def wait_for(read, timeout_s=20.0):
+    waited = threading.Event()
+    for _ in range(int(timeout_s / 0.02)):
+        if found := read():
+            return found
+        waited.wait(0.02)
+    raise AssertionError("it never came")
