@@ -146,6 +146,11 @@ def test_every_form_of_tool_choice(choice, expected):
     assert {name: asked[name] for name in expected} == expected
 
 
+def test_a_choice_among_no_tools_is_none():
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}]
+    assert not {"tools", "tool_choice"} & chat(tools=hosted, tool_choice={"type": "auto"}).keys()
+
+
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
 def test_structured_output_is_a_response_format(place):
     form = {"type": "json_schema", "schema": {"type": "object"}}

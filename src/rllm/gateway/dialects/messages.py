@@ -98,9 +98,10 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     chat["messages"] = messages
     if asked.get("stop_sequences"):
         chat["stop"] = asked["stop_sequences"]
-    if asked.get("tools"):
-        chat["tools"] = [found for tool in objects(asked["tools"], "tools") if (found := _tool(tool))]
-    chat.update(_tool_choice(asked), **_output(asked))
+    choice = _tool_choice(asked)
+    if tools := [found for tool in objects(asked.get("tools") or [], "tools") if (found := _tool(tool))]:
+        chat |= {"tools": tools, **choice}
+    chat |= _output(asked)
     check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat
 
