@@ -1,0 +1,1 @@
+"""Where a base URL is not enough: bridges to other software, each in a module that loads only when it is named."""

@@ -1,0 +1,155 @@
+"""Capture what passes through a LiteLLM proxy that stands in front of vLLM already, in the same store and just as exactly.
+
+In the proxy's configuration:
+
+    litellm_settings:
+      callbacks: rllm.integrations.litellm.handler
+
+and in its environment `RLLM_STORE`, by default `sqlite:///traces.db`. Deployments of `hosted_vllm/...` are captured, and any
+other whose `model_info` says `rllm: true`.
+
+LiteLLM's own view of a stream will not do: it leaves out the ids of the last token, and mixes up the ends of several answers.
+So the callback changes nothing but the way of a call: a gateway in this process, one for each deployment, answers it in the
+deployment's stead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from rllm.errors import MissingDependencyError
+from rllm.gateway.app import create_app
+from rllm.gateway.baggage import session_of_baggage
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER
+from rllm.gateway.server import ServerThread
+from rllm.gateway.upstream import HTTPUpstream
+from rllm.store import TraceStore, open_store
+
+logger = logging.getLogger(__name__)
+
+METADATA_FIELD = "rllm_session"
+"""Where a request's `metadata` may name the session, for clients that send no headers of their own."""
+
+_PASSED_ON = (METADATA_HEADER, "traceparent", "tracestate")
+_FORGETTING = "calls of %s are not captured: only hosted_vllm/ deployments are, and those with rllm: true in model_info"
+
+
+class Detours:
+    """The gateways of this process, one for each address that LiteLLM would have called."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._key = secrets.token_hex()  # Nobody but this process may use them, and so the upstream's key.
+        self._servers: dict[tuple[str, str | None], ServerThread] = {}
+        self._starting = asyncio.Lock()
+        self._passed_by: set[str] = set()
+
+    async def lead(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a LiteLLM call, changed so that it goes through a gateway, in its session.
+
+        Raises:
+            ConfigError: if the deployment's address is not a web address.
+        """
+        if not _is_captured(call):
+            self._warn_once(str(call.get("model")))
+            return call
+        server = await self._server(str(call["api_base"]), call.get("api_key"))
+        headers = headers_of(call)
+        session_id = session_of(call, headers)
+        path = f"/sessions/{quote(session_id, safe='')}/v1" if session_id else "/v1"
+        told = {name: headers[name] for name in _PASSED_ON if name in headers}
+        extra_headers = {**(call.get("extra_headers") or {}), **told}
+        return {**call, "api_base": server.url + path, "api_key": self._key, "extra_headers": extra_headers}
+
+    async def _server(self, api_base: str, api_key: str | None) -> ServerThread:
+        async with self._starting:
+            server = self._servers.get((api_base, api_key))
+            if server is None:
+                app = create_app(self._store, HTTPUpstream(api_base, api_key=api_key), GatewayConfig(api_key=self._key))
+                server = await asyncio.to_thread(ServerThread(app, shutdown_timeout_s=1.0).start)
+                self._servers[api_base, api_key] = server
+            return server
+
+    def _warn_once(self, model: str) -> None:
+        if model not in self._passed_by:
+            self._passed_by.add(model)
+            logger.warning(_FORGETTING, model)
+
+    def close(self) -> None:
+        """Let the calls in flight end, and close the store."""
+        for server in self._servers.values():
+            server.stop()
+        self._store.close()
+
+
+def headers_of(call: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of the proxy's client, those with secrets included, by their names in lower case."""
+    shown = (call.get("proxy_server_request") or {}).get("headers") or {}
+    secret = (call.get("secret_fields") or {}).get("raw_headers") or {}
+    return {name.lower(): value for name, value in {**shown, **secret}.items()}
+
+
+def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """The session that a request to the proxy names, where a gateway reads it: in a header, baggage or the API key; in its
+    metadata; or as LiteLLM's own session."""
+    metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
+    return (
+        headers.get(SESSION_HEADER)
+        or metadata.get(METADATA_FIELD)
+        or session_of_baggage(headers.get("baggage", ""))
+        or call.get("litellm_session_id")
+        or metadata.get("session_id")
+        or _session_of_key(headers.get("authorization", ""))
+    )
+
+
+def _session_of_key(authorization: str) -> str | None:
+    key = authorization.rpartition(" ")[2].rpartition(":")[2]
+    return key.removeprefix(KEY_PREFIX) or None if key.startswith(KEY_PREFIX) else None
+
+
+def callback(store: TraceStore) -> Any:
+    """A callback for `litellm.callbacks` that keeps traces in this store, which it closes when the process ends.
+
+    Raises:
+        MissingDependencyError: if LiteLLM is not installed.
+    """
+    try:
+        from litellm.integrations.custom_logger import CustomLogger  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("litellm", "litellm", "capturing what passes through LiteLLM") from error
+    detours = Detours(store)
+    atexit.register(detours.close)
+
+    class CaptureCallback(CustomLogger):  # type: ignore[misc]
+        """LiteLLM asks the class itself which methods it has, so they cannot be inherited."""
+
+        async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+            return await detours.lead(kwargs)
+
+    return CaptureCallback()
+
+
+@functools.cache
+def _handler() -> Any:
+    return callback(open_store(os.environ.get("RLLM_STORE", "sqlite:///traces.db")))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "handler":  # Made when LiteLLM asks for it, because it opens the store.
+        return _handler()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _is_captured(call: Mapping[str, Any]) -> bool:
+    asked_for = (call.get("model_info") or {}).get("rllm") is True
+    return bool(call.get("api_base")) and (asked_for or str(call.get("model")).startswith("hosted_vllm/"))
