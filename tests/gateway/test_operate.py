@@ -1,0 +1,221 @@
+"""The routes that change the upstreams of a running gateway, and who may use them."""
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+
+import httpx
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.identity import session_key
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import PoolConfig, UpstreamPool
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+OPERATOR = {"authorization": "Bearer top"}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CHAT = "/sessions/s/v1/chat/completions"
+
+
+class Pooled:
+    """A gateway with a key before as many scripted servers as wanted."""
+
+    def __init__(self, stack, *, num=1, latency_s=0.0, config=None, **pool_config):
+        engines = [ScriptedEngine(["hello"], latency_s=latency_s) for _ in range(num)]
+        self.servers = [stack.enter_context(ScriptedServer(engine)) for engine in engines]
+        self.store = MemoryTraceStore()
+        pool = UpstreamPool([server.base_url for server in self.servers], config=PoolConfig(**pool_config))
+        config = config or GatewayConfig(api_key="key", admin_key="top", shutdown_timeout_s=1)
+        self.gateway = stack.enter_context(GatewayServer(self.store, pool, config))
+        self.http = stack.enter_context(httpx.Client(base_url=self.gateway.url, timeout=20, verify=False))
+
+    def ask(self, path=CHAT, **options):
+        return self.http.post(path, json=BODY, headers={"authorization": "Bearer key"}, **options)
+
+    def operate(self, method, path, body=None, headers=OPERATOR):
+        return self.http.request(method, path, json=body, headers=headers)
+
+
+@pytest.fixture
+def pooled(end_later):
+    with ExitStack() as stack:
+        yield partial(Pooled, stack)
+        end_later(stack.pop_all())
+
+
+def test_the_state_of_the_upstreams_is_shown(pooled):
+    served = pooled(num=2)
+    served.ask()
+    shown = served.operate("GET", "/upstreams").json()
+    assert (shown["paused"], shown["weight_version"], shown["waiting"], shown["in_flight"]) == (False, None, 0, 0)
+    first, second = shown["replicas"]
+    assert first == {
+        "id": 1,
+        "url": served.servers[0].base_url,
+        "state": "up",
+        "problem": None,
+        "in_flight": 0,
+        "num_calls": 1,
+        "weight_version": None,
+    }
+    assert (second["id"], second["num_calls"]) == (2, 0)
+
+
+def test_replicas_come_and_go_while_calls_are_under_way(pooled):
+    served = pooled(num=2, latency_s=0.5)
+    answers = []
+    agents = [threading.Thread(target=lambda: answers.append(served.ask())) for _ in range(4)]
+    for agent in agents:
+        agent.start()
+    while sum(len(server.requests) for server in served.servers) < 4:
+        threading.Event().wait(0.01)
+    [busy, other] = sorted(served.servers, key=lambda server: -len(server.requests))
+    busy_id = 1 + served.servers.index(busy)
+    removed = served.operate("DELETE", f"/upstreams/{busy_id}").json()
+    assert removed["removed"] == busy_id
+    assert "removed" in {replica["state"] for replica in removed["replicas"]}
+    num_before = len(busy.requests)
+    assert served.ask().status_code == 200
+    for agent in agents:
+        agent.join()
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(busy.requests) == num_before
+    assert [replica["url"] for replica in served.operate("GET", "/upstreams").json()["replicas"]] == [other.base_url]
+    added = served.operate("POST", "/upstreams", {"url": busy.base_url})
+    assert (added.status_code, added.json()["added"]) == (201, 3)
+    assert [trace.error for trace in served.store.by_session("s")] == [None] * 5
+
+
+def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
+    served = pooled()
+    served.operate("POST", "/upstreams/version", {"version": 6})
+    served.ask()
+    assert served.operate("POST", "/upstreams/pause", {"drain_s": 10}).json()["drained"] is True
+    assert served.http.get("/readyz").json()["problems"]["upstream"].startswith("the upstreams are paused")
+    answers = []
+    held = threading.Thread(target=lambda: answers.append(served.ask()))
+    held.start()
+    while served.operate("GET", "/upstreams").json()["waiting"] != 1:
+        threading.Event().wait(0.01)
+    assert served.operate("POST", "/upstreams/resume", {"version": 7}).json()["paused"] is False
+    held.join()
+    assert answers[0].status_code == 200
+    before, after = served.store.by_session("s")
+    assert (before.weight_version, after.weight_version) == (6, 7)
+    assert after.timings["queue_s"] > 0
+    assert "queue_s" not in before.timings
+    assert served.http.get("/readyz").status_code == 200
+
+
+def test_a_drain_says_when_it_took_too_long(pooled):
+    served = pooled(latency_s=1.0)
+    agent = threading.Thread(target=served.ask)
+    agent.start()
+    while not served.servers[0].requests:
+        threading.Event().wait(0.01)
+    paused = served.operate("POST", "/upstreams/pause", {"id": 1, "drain_s": 0.05}).json()
+    assert (paused["drained"], paused["paused"], paused["replicas"][0]["state"]) == (False, False, "paused")
+    agent.join()
+
+
+def test_a_stream_that_is_held_is_kept_alive(pooled):
+    served = pooled(config=GatewayConfig(admin_key="top", keep_alive_s=0.05, shutdown_timeout_s=1))
+    served.operate("POST", "/upstreams/pause")
+    with served.http.stream("POST", CHAT, json={**BODY, "stream": True}) as answer:
+        pieces = answer.iter_bytes()
+        assert next(pieces) == b": keep-alive\n\n"
+        served.operate("POST", "/upstreams/resume")
+        assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", BODY),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {**BODY, "max_tokens": 5}),
+    ],
+)
+def test_too_many_calls_are_told_so_in_the_form_of_their_dialect(pooled, path, body):
+    served = pooled(max_waiting=0)
+    served.operate("POST", "/upstreams/pause")
+    refused = served.http.post(f"/sessions/s{path}", json=body, headers={"authorization": "Bearer key"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert "max_waiting" in refused.json()["error"]["message"]
+    [trace] = served.store.by_session("s")
+    assert "max_waiting" in trace.error
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with ExitStack() as stack:
+        yield Pooled(stack)
+
+
+CHANGES = [
+    ("POST", "/upstreams", {"url": "http://127.0.0.1:9"}),
+    ("DELETE", "/upstreams/1", None),
+    ("POST", "/upstreams/pause", {}),
+    ("POST", "/upstreams/resume", {}),
+    ("POST", "/upstreams/version", {"version": 1}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [("GET", "/upstreams", None), *CHANGES])
+@pytest.mark.parametrize(
+    "presented", ["", "Bearer key", "Bearer key:rllm-s", "Bearer top:rllm-s", "Basic top", "session key"]
+)
+def test_only_the_operators_bare_key_opens_them(guarded, method, path, body, presented):
+    if presented == "session key":
+        presented = f"Bearer {session_key('key', 's')}"
+    refused = guarded.operate(method, path, body, {"authorization": presented} if presented else {})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert len(guarded.operate("GET", "/upstreams").json()["replicas"]) == 1
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CHANGES)
+def test_without_any_key_they_can_be_read_and_not_changed(pooled, method, path, body):
+    served = pooled(config=GatewayConfig(shutdown_timeout_s=1))
+    refused = served.operate(method, path, body, {})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "key_required")
+    assert served.operate("GET", "/upstreams", None, {}).json()["replicas"][0]["state"] == "up"
+
+
+def test_without_an_admin_key_the_api_key_is_the_operators(pooled):
+    served = pooled(config=GatewayConfig(api_key="key", shutdown_timeout_s=1))
+    assert served.operate("GET", "/upstreams", None, {"authorization": "Bearer key"}).status_code == 200
+    assert served.operate("GET", "/upstreams", None, {"x-api-key": "key"}).status_code == 200
+    assert served.operate("GET", "/upstreams", None, {"authorization": "Bearer key:rllm-s"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "told"),
+    [
+        ("POST", "/upstreams", {}, 400, "'url' is missing"),
+        ("POST", "/upstreams", {"url": "http://a b/v1"}, 400, "base URL"),
+        ("POST", "/upstreams", {"url": "file:///etc/passwd"}, 400, "base URL"),
+        ("POST", "/upstreams", {"url": 1}, 400, "url=1"),
+        ("POST", "/upstreams", {"uri": "http://h"}, 400, "'uri'"),
+        ("POST", "/upstreams", [], 400, "not a JSON object"),
+        ("DELETE", "/upstreams/9", None, 404, "there are 1"),
+        ("POST", "/upstreams/pause", {"id": 9}, 404, "there are 1"),
+        ("POST", "/upstreams/pause", {"drain_s": -1}, 400, "drain_s=-1"),
+        ("POST", "/upstreams/version", {}, 400, "'version' is missing"),
+        ("POST", "/upstreams/version", {"version": True}, 400, "version=True"),
+        ("POST", "/upstreams/version", {"version": "7"}, 400, "version='7'"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(guarded, method, path, body, status, told):
+    refused = guarded.operate(method, path, body)
+    assert refused.status_code == status
+    assert told in refused.json()["error"]["message"]
+    assert state_of(guarded) == (False, 1)
+
+
+def state_of(served):
+    shown = served.operate("GET", "/upstreams").json()
+    return shown["paused"], len(shown["replicas"])
