@@ -1,0 +1,181 @@
+"""Whatever an upstream does wrong: the dialect's own error, the right status, a trace of the failure, a gateway in good health."""
+
+import asyncio
+import contextlib
+import json
+import threading
+
+import httpx
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.store.memory import MemoryTraceStore
+
+from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http
+
+CALLS = {
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "completions": {"prompt": "hi"},
+    "responses": {"input": "hi"},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+}
+
+
+def changed(**choice):
+    """An answer whose only choice has something else in it."""
+    return http(200, {**ANSWER, "choices": [{**ANSWER["choices"][0], **choice}]})
+
+
+def logprobs(*numbers):
+    return {"content": [{"token": "x", "logprob": number, "bytes": None, "top_logprobs": []} for number in numbers]}
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+GARBLED = HEAD + b"transfer-encoding: chunked\r\n\r\nnot a number of bytes\r\n"
+HTML = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 17\r\n\r\n<html>Hi!</html>\n"
+EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+WRONG = {
+    "breaks off": (CUT, 502, "broke off"),
+    "says nothing": (b"\r\n", 502, "broke off"),
+    "garbled chunks": (GARBLED, 502, "broke off"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n", 502, "does not speak HTTP"),
+    "HTML": (HTML, 502, "<html>"),
+    "an error page": (http(500, b"<html>oops</html>"), 500, "oops"),
+    "empty": (EMPTY, 502, "not JSON"),
+    "half a JSON object": (http(200, b'{"choices": ['), 502, "not JSON"),
+    "a JSON list": (http(200, b"[]"), 502, "not a JSON object"),
+    "a redirect": (b"HTTP/1.1 302 X\r\nlocation: http://h/\r\ncontent-length: 0\r\n\r\n", 502, "status 302"),
+    "no choices": (http(200, {"choices": []}), 502, "choices"),
+    "choices of text": (http(200, {"choices": "x"}), 502, "choices"),
+    "NaN as JSON does not know it": (GOOD.replace(b"-0.5", b" NaN"), 502, "not JSON"),
+    "infinite": (changed(logprobs=logprobs(-0.5)).replace(b"-0.5", b"-1e999"), 502, "logprob"),
+    "null": (changed(logprobs=logprobs(None)), 502, "logprob"),
+    "more log-probabilities than ids": (changed(logprobs=logprobs(-0.5, -0.5)), 502, "one log-probability"),
+    "more ids than log-probabilities": (changed(token_ids=[7, 8]), 502, "one log-probability"),
+    "ids that are text": (changed(token_ids=["a"]), 502, "id"),
+}
+
+WRONG_STREAMS = {
+    "breaks off": (event_stream({"choices": [{"index": 0, "delta": {"content": "h"}}]}, end=False), "broke off"),
+    "an event that is not JSON": (STREAMED.replace(b'{"choices"', b'{choices""'), "not JSON"),
+    "an error event": (event_stream({"error": {"message": "the engine has died"}}), "the engine has died"),
+    "ends too early": (event_stream({"choices": [{"index": 0, "delta": {"content": "h"}}]}), "before the answer was"),
+    "no end at all": (event_stream(), "before the answer was"),
+    "garbled chunks": (STREAMED[:-5] + b"zz\r\n", "broke off"),
+    "not a stream": (GOOD, "something else"),
+}
+
+
+class Thread:
+    """A raw server in an event loop of its own."""
+
+    def __init__(self, answer):
+        self.server = RawServer(answer)
+        self._ready, self._end = threading.Event(), asyncio.Event()
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
+        self._thread.start()
+        self._ready.wait(20)
+        return self.server
+
+    async def _run(self):
+        self._loop = asyncio.get_running_loop()
+        async with self.server:
+            self._ready.set()
+            await self._end.wait()
+
+    def __exit__(self, *exc_info):
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def relay():
+    """One gateway before one server, for all that the server does wrong."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Thread(GOOD))
+        store = MemoryTraceStore()
+
+        def connect(url):
+            return HTTPUpstream(url, read_timeout_s=0.5)
+
+        pool = UpstreamPool([server.url], connect, PoolConfig(check_interval_s=0.1))
+        gateway = stack.enter_context(GatewayServer(store, pool, GatewayConfig(shutdown_timeout_s=1)))
+        client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=30, verify=False))
+        yield server, store, client
+
+
+def call(relay, answer, route, session, **more):
+    server, store, client = relay
+    server.answers[:] = [answer]
+    answered = client.post(f"/sessions/{session}/v1/{route}", json={"model": "m", **CALLS[route], **more})
+    return answered, store.by_session(session)
+
+
+def assert_healthy(relay):
+    server, _, client = relay
+    answered, [trace] = call(relay, GOOD, "chat/completions", f"good-{len(server.requests)}")
+    assert (answered.status_code, trace.response_ids, trace.logprobs, trace.error) == (200, [7], [-0.5], None)
+    assert "rllm_gateway_requests_in_flight 0\n" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("route", CALLS)
+def test_a_whole_answer_that_is_wrong(relay, wrong, route):
+    answer, status, told = WRONG[wrong]
+    answered, [trace] = call(relay, answer, route, f"{wrong}-{route}".replace(" ", "-").replace("/", "-"))
+    assert answered.status_code == status, answered.text
+    shown = answered.json()
+    assert told in shown["error"]["message"]
+    assert ("type" in shown) is (route == "messages")  # Anthropic's objects are {"type": "error", "error": {...}}.
+    assert told in trace.error
+    assert (trace.response_ids, trace.finish_reason) == ([], "error")
+    assert_healthy(relay)
+
+
+@pytest.mark.parametrize("wrong", WRONG_STREAMS)
+@pytest.mark.parametrize("route", CALLS)
+def test_a_stream_that_is_wrong(relay, wrong, route):
+    answer, told = WRONG_STREAMS[wrong]
+    answered, [trace] = call(
+        relay, answer, route, f"s-{wrong}-{route}".replace(" ", "-").replace("/", "-"), stream=True
+    )
+    assert told in answered.text
+    if answered.status_code == 200:
+        payloads = [line[6:] for line in answered.text.splitlines() if line.startswith("data: {")]
+        assert any(told in str(json.loads(payload)) for payload in payloads)
+    else:
+        assert told in answered.json()["error"]["message"]
+    assert told in trace.error
+    assert trace.finish_reason == "error"
+    assert_healthy(relay)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_hangs_meets_the_deadline(relay, stream):
+    server, _, _ = relay
+    server.hold.clear()
+    try:
+        answered, [trace] = call(relay, GOOD, "chat/completions", f"hangs-{stream}", stream=stream)
+    finally:
+        server.hold.set()
+    assert (answered.status_code, trace.finish_reason) == (504, "error")
+    assert "did not answer in time" in answered.json()["error"]["message"]
+    assert_healthy(relay)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_beyond_all_measure_is_cut_short(relay, stream, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.connection.Connection.read.__defaults__", (100_000,), raising=False)
+    monkeypatch.setattr("rllm.gateway.upstream.http.MAX_ANSWER_BYTES", 100_000)
+    huge = {"choices": [{"index": 0, "delta": {"content": "x" * 8_000_000}}]}
+    answer = event_stream(huge) if stream else http(200, huge)
+    answered, [trace] = call(relay, answer, "chat/completions", f"huge-{stream}", stream=stream)
+    assert answered.status_code == 502
+    assert "100,000 bytes" in answered.json()["error"]["message"]
+    assert trace.finish_reason == "error"
+    assert_healthy(relay)
