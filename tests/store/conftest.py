@@ -15,10 +15,6 @@ REQUIRED = os.environ.get("RLLM_TEST_POSTGRES") == "required"
 """`make test-postgres` sets this: then nothing is skipped."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "postgres: needs psycopg and a PostgreSQL server's programs")
-
-
 def unavailable(reason: str) -> None:
     if REQUIRED:
         pytest.fail(f"the PostgreSQL store is NOT TESTED: {reason}")
