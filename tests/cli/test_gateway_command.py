@@ -76,6 +76,9 @@ def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
     ("arguments", "named"),
     [
         (["--upstream", "localhost:8000"], "localhost:8000"),
+        (["--upstream", "http://a b/v1"], "http://a b/v1"),
+        (["--upstream", "http://127.0.0.1:9", "--upstream", "http://127.0.0.1:9/v1"], "there already"),
+        (["--upstream", "http://127.0.0.1:9", "--hold-s", "0"], "hold_timeout_s=0"),
         (["--upstream", "http://127.0.0.1:9", "--host", "0.0.0.0"], "--api-key"),
         (["--upstream", "http://127.0.0.1:9", "--store", "redis://x"], "redis"),
     ],
@@ -91,3 +94,22 @@ def test_the_upstream_is_required():
     ended = run()
     assert ended.returncode == 2
     assert "--upstream" in ended.stderr
+
+
+def test_several_upstreams_are_one_and_those_that_are_down_are_named(tmp_path):
+    with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
+        arguments = ["--upstream", "http://127.0.0.1:9", "--upstream", upstream.base_url, "--port", "0"]
+        command = [sys.executable, "-m", "rllm", "gateway", *arguments, "--store", f"sqlite:///{tmp_path / 't.db'}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            lines = [process.stdout.readline() for _ in range(7)]
+            url = re.search(r"http://\S+", lines[0]).group()
+            assert f"http://127.0.0.1:9/v1, {upstream.base_url}" in "".join(lines)
+            assert "127.0.0.1:9" in lines[6]
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            for _ in range(4):
+                assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+            states = [replica["state"] for replica in httpx.get(f"{url}/upstreams").json()["replicas"]]
+            assert states == ["down", "up"]
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)

@@ -209,7 +209,39 @@ def test_the_upstreams_url_is_completed(url, base_url):
     assert normalized_base_url(url) == base_url
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://h/v1", "http://", "http://h:x/v1", "http://h/v1?a=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "localhost:8000", "ftp://h/v1", "http://", "http://h:x/v1", "http://h:70000", "http://h/v1?a=1"),
+        *("http://a b/v1", "http://h/a b", "http://h\r\nx: y/", "http://h/<v1>", "http://hôte/v1"),
+    ],
+)
 def test_what_is_not_a_web_address_is_refused(url):
     with pytest.raises(ConfigError, match="base URL"):
         normalized_base_url(url)
+
+
+def test_a_url_that_would_show_a_password_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="--upstream-api-key") as refused:
+        normalized_base_url("http://me:secret@h/v1")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), (b"7", 7.0), (b"soon", None), (b"Wed, 21 Oct 2015 07:28:00 GMT", 0.0), (b"9" * 30, 86_400.0)],
+)
+async def test_a_busy_server_says_when_to_ask_again(header, seconds):
+    busy = b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n"
+    answer = busy + (b"retry-after: %s\r\n" % header if header else b"") + b"\r\n"
+    async with Server([answer]).upstream() as upstream:
+        with pytest.raises(UpstreamError) as refused:
+            await complete(upstream)
+    assert (refused.value.fault, refused.value.retry_after_s) == ("refused", seconds)
+
+
+async def test_a_server_that_cannot_be_reached_never_had_the_call():
+    upstream = HTTPUpstream("http://127.0.0.1:9")
+    with pytest.raises(UpstreamError, match="cannot be reached") as failed:
+        await complete(upstream)
+    assert failed.value.fault == "unreachable"

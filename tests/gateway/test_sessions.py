@@ -230,3 +230,10 @@ def test_traces_come_in_the_order_in_which_their_calls_began(serve):
     served.store.add([ended_first, ended_last]).result()
     listed = served.http.get("/sessions/a/traces").json()["traces"]
     assert [item["id"] for item in listed] == [trace.id, "first", "second"]
+
+
+@pytest.mark.parametrize("given", ["limit=-1", "limit=x", "offset=-1", "limit=1.5", f"offset={'9' * 5000}", "limit="])
+def test_a_page_that_is_no_whole_number_is_refused(refusing, given):
+    refused = refusing.http.get(f"/sessions?{given}")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == given.partition("=")[0]
