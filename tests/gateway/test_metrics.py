@@ -1,14 +1,50 @@
 from rllm.gateway.metrics import Metrics
+from rllm.gateway.upstream import UpstreamPool
 
 
 def test_metrics_are_in_the_prometheus_text_format():
     metrics = Metrics()
-    metrics.observe("json", 200, 0.02)
-    metrics.observe("json", 200, 700.0)
+    metrics.observe("chat", "json", 200, 0.02)
+    metrics.observe("chat", "json", 200, 700.0)
+    metrics.observe("messages", "stream", 502, 0.3)
+    metrics.first_token_seconds.observe(0.01)
     text = metrics.render(store_pending=3)
-    assert 'rllm_gateway_requests_total{mode="json",status="200"} 2\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{le="0.01"} 0\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{le="0.025"} 1\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{le="+Inf"} 2\n' in text
-    assert "rllm_gateway_request_seconds_count 2\n" in text
+    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 2\n' in text
+    assert 'rllm_gateway_requests_total{dialect="messages",mode="stream",status="502"} 1\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="0.01"} 0\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="0.025"} 1\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="+Inf"} 2\n' in text
+    assert 'rllm_gateway_request_seconds_sum{mode="json"} 700.02\n' in text
+    assert 'rllm_gateway_request_seconds_count{mode="stream"} 1\n' in text
+    assert 'rllm_gateway_first_token_seconds_bucket{mode="stream",le="0.01"} 1\n' in text
     assert "rllm_gateway_store_pending 3\n" in text
+    assert "upstream" not in text
+
+
+def test_each_family_is_described_once_and_stands_together():
+    metrics = Metrics()
+    for dialect in ("chat", "responses"):
+        for mode in ("json", "stream"):
+            metrics.observe(dialect, mode, 200, 0.1)
+    lines = metrics.render(store_pending=0).splitlines()
+    families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    current = ""
+    for line in lines:
+        current = line.split()[2] if line.startswith("#") else current
+        assert line.startswith(("#", current))
+
+
+def test_replicas_tell_how_they_are():
+    pool = UpstreamPool(["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    well, ill = pool.replicas
+    well.in_flight, well.num_calls, well.weight_version = 2, 7, 4
+    ill.failed(ConnectionError("gone"))
+    text = Metrics().render(store_pending=0, replicas=pool.replicas)
+    assert "rllm_gateway_calls_waiting 0\n" in text
+    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:1/v1"} 1\n' in text
+    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:2/v1"} 0\n' in text
+    assert 'rllm_gateway_upstream_in_flight{upstream="http://127.0.0.1:1/v1"} 2\n' in text
+    assert 'rllm_gateway_upstream_calls_total{upstream="http://127.0.0.1:1/v1"} 7\n' in text
+    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:1/v1"} 4\n' in text
+    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:2/v1"}' not in text

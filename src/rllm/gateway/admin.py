@@ -19,6 +19,7 @@ from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of, authorize, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
+from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
 
 _MAX_PAGE = 1000
@@ -145,7 +146,9 @@ class Admin:
         return info
 
     async def _metrics(self, request: Request) -> Response:
-        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending)
+        pool = self._gateway.upstream
+        replicas = pool.replicas if isinstance(pool, UpstreamPool) else None
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, replicas=replicas)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:

@@ -26,6 +26,7 @@ from rllm.gateway.dialects.completions import CompletionsDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.observed import observers_of
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
@@ -79,14 +80,14 @@ def create_app(
 
 def _call_endpoints(gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> dict[str, CallEndpoint]:
     """What answers model calls, by the end of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers_of(config))
     return {
-        "chat/completions": endpoint(ChatDialect()),
-        "completions": endpoint(CompletionsDialect()),
-        "responses": endpoint(ResponsesDialect()),
-        "responses/input_tokens": endpoint(ResponsesDialect(), responses.render_count),
-        "messages": endpoint(MessagesDialect()),
-        "messages/count_tokens": endpoint(MessagesDialect(), messages.render_count),
+        "chat/completions": endpoint(ChatDialect(), "chat"),
+        "completions": endpoint(CompletionsDialect(), "completions"),
+        "responses": endpoint(ResponsesDialect(), "responses"),
+        "responses/input_tokens": endpoint(ResponsesDialect(), "responses", responses.render_count),
+        "messages": endpoint(MessagesDialect(), "messages"),
+        "messages/count_tokens": endpoint(MessagesDialect(), "messages", messages.render_count),
     }
 
 

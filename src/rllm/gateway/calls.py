@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway, ModelCall, new_call_id
 from rllm.gateway.dialects import Dialect, StreamEncoder
@@ -29,6 +30,7 @@ from rllm.gateway.identity import (
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
+from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
@@ -45,15 +47,18 @@ class CallEndpoint:
     sessions: Sessions
     config: GatewayConfig
     dialect: Dialect
+    name: str
+    """What logs and metrics call the dialect."""
     render_count: Callable[[int], bytes] | None = None
     """Where it is given, calls are answered with the number of tokens of their prompts."""
     flights: Flights = field(default_factory=Flights)
     """The calls of this route that may be asked for again."""
+    observers: Sequence[CallObserver] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
         answer = _Answer(send)
-        mode, started = "json", time.perf_counter()
+        call, mode, started = None, "json", time.perf_counter()
         metrics.in_flight += 1
         try:
             call, asked, attempt = await self._call(scope, receive, answer)
@@ -74,7 +79,23 @@ class CallEndpoint:
             await answer.whole(shown.status, self.dialect.render_error(shown), retry_after_s=shown.retry_after_s)
         finally:
             metrics.in_flight -= 1
-            metrics.observe(mode, answer.status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            metrics.observe(self.name, mode, answer.status, seconds)
+            if self.observers:
+                self._tell(scope, call, mode, answer, seconds)
+
+    def _tell(self, scope: Scope, call: ModelCall | None, mode: str, answer: _Answer, seconds: float) -> None:
+        observed = ObservedCall(
+            dialect=self.name,
+            mode=mode,
+            status=answer.status,
+            seconds=seconds,
+            session_id=answer.session_id,
+            call=call,
+            headers=headers_of(scope),
+        )
+        for tell in self.observers:
+            tell(observed)
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
@@ -90,7 +111,8 @@ class CallEndpoint:
         headers = headers_of(scope)
         body = await _body(receive, self.config.max_body_bytes)
         caller = authorize(authorization_of(headers), self.config.api_key)
-        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), caller.session)
+        elsewhere = session_of_baggage(_text(headers, "baggage")) or caller.session
+        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), elsewhere)
         caller.check(named)
         asked = self.dialect.parse(body)
         metadata = metadata_of(_text(headers, METADATA_HEADER))

@@ -31,6 +31,13 @@ class GatewayConfig:
     """How long `/readyz` waits for the upstream and for the store."""
     shutdown_timeout_s: float = 10.0
     """How long calls in flight may go on once the gateway is told to stop."""
+    log_calls: bool = False
+    """Whether each call is logged, by its ids, counts and times."""
+    otel: bool = False
+    """Whether this process makes OpenTelemetry spans, of calls, agents and tools, and exports them to
+    OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
+    otel_response_ids: bool = False
+    """Whether spans of calls hold the sampled ids, beside their number."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

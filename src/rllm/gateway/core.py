@@ -54,6 +54,8 @@ class ModelCall:
     route: Route = field(init=False)
     said: Said | None = field(init=False, default=None)
     """What is compared with the session's earlier calls, if it may have any."""
+    traces: list[Trace] = field(init=False, default_factory=list)
+    """What came of it, once it is over."""
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
@@ -118,7 +120,7 @@ class Gateway:
             answer = render(response)
             del response
         except asyncio.CancelledError:
-            self._keep_unawaited(self._failed(call, sent, ABORTED))
+            self._keep_unawaited(call, self._failed(call, sent, ABORTED))
             raise
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error)))
@@ -157,7 +159,7 @@ class Gateway:
                 raise UpstreamError("the upstream's stream ended before the answer was complete")
             traces = self._traces(call, sent, rebuilt.response(), timings)
         except (asyncio.CancelledError, GeneratorExit):
-            self._keep_unawaited(self._failed(call, sent, ABORTED, rebuilt.response(), timings))
+            self._keep_unawaited(call, self._failed(call, sent, ABORTED, rebuilt.response(), timings))
             raise
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error), rebuilt.response(), timings))
@@ -245,16 +247,19 @@ class Gateway:
     async def _keep(self, call: ModelCall, traces: list[Trace]) -> None:
         """Return once the traces are durable."""
         await self.writes.wait(self.store.add(traces))
-        self._count(traces)
+        self._count(call, traces)
         for trace in traces:
             call.keep(trace)
 
-    def _keep_unawaited(self, traces: list[Trace]) -> None:
+    def _keep_unawaited(self, call: ModelCall, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""
         self.store.add(traces).add_done_callback(_log_failure)
-        self._count(traces)
+        self._count(call, traces)
 
-    def _count(self, traces: list[Trace]) -> None:
+    def _count(self, call: ModelCall, traces: list[Trace]) -> None:
+        call.traces.extend(traces)
+        if (first_token_s := traces[0].timings.get("first_token_s")) is not None:
+            self.metrics.first_token_seconds.observe(first_token_s)
         self.metrics.traces += len(traces)
         self.metrics.failed_traces += sum(trace.error is not None for trace in traces)
         self.metrics.prompt_tokens += len(traces[0].prompt_ids)

@@ -1,0 +1,29 @@
+"""A span of OpenTelemetry for each call that asked something of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rllm import telemetry
+
+if TYPE_CHECKING:
+    from rllm.gateway.observed import ObservedCall
+
+_CONTEXT = (b"traceparent", b"tracestate")
+
+
+def record_span(observed: ObservedCall) -> None:
+    """Make the call's span, as a part of the trace that its W3C headers name."""
+    traces = observed.traces
+    if not traces:
+        return
+    error_type = str(observed.status) if observed.status >= 400 else None
+    broken = next((trace.finish_reason for trace in traces if trace.finish_reason in ("abort", "error")), None)
+    headers = observed.headers
+    telemetry.record_call(
+        traces,
+        operation="text_completion" if observed.dialect == "completions" else "chat",
+        error_type=error_type or broken,
+        headers={name.decode(): headers[name].decode("latin-1") for name in _CONTEXT if name in headers},
+        attributes={"rllm.dialect": observed.dialect, "rllm.stream": observed.mode == "stream"},
+    )

@@ -1,0 +1,55 @@
+"""Who else hears of a call that is over: the log, and OpenTelemetry, where the configuration wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.core import ModelCall
+from rllm.types import Trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservedCall:
+    """One request for an answer of the model, and what came of it."""
+
+    dialect: str
+    """`chat`, `completions`, `responses` or `messages`."""
+    mode: str
+    """`json`, `stream` or `count`."""
+    status: int
+    seconds: float
+    session_id: str | None
+    """`None` for a request that was refused before its session was known."""
+    call: ModelCall | None
+    headers: Mapping[bytes, bytes]
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Those of its choices; none where nothing was asked of the model, such as for a retry or a malformed request."""
+        return self.call.traces if self.call is not None else []
+
+
+CallObserver: TypeAlias = Callable[[ObservedCall], None]
+
+
+def observers_of(config: GatewayConfig) -> tuple[CallObserver, ...]:
+    """Those that the configuration asks for; each loads only then.
+
+    Raises:
+        MissingDependencyError: if one needs a package that is not installed.
+    """
+    observers: list[CallObserver] = []
+    if config.log_calls:
+        from rllm.gateway.call_log import log_call
+
+        observers.append(log_call)
+    if config.otel:
+        from rllm import telemetry
+        from rllm.gateway.call_spans import record_span
+
+        telemetry.enable(response_ids=config.otel_response_ids)
+        observers.append(record_span)
+    return tuple(observers)
