@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
 
 from rllm.capture import Conversations, Said
+from rllm.capture.conversations import _Call
 from rllm.types import Message, Trace
 
 USER: Message = {"role": "user", "content": "What is 6 x 7?"}
@@ -34,10 +36,24 @@ def trace_of(messages: list[Message], response: Message, prompt_ids: list[int], 
     )
 
 
-def after_one_answer(answer: Message = ANSWER) -> Conversations:
-    known = Conversations()
-    known.add(Said.of([USER], None), trace_of([USER], answer, [1, 2, 3]))
+def after_one_answer(answer: Message = ANSWER, **options: Any) -> Conversations:
+    known = Conversations(**options)
+    first = trace_of([USER], answer, [1, 2, 3])
+    known.add(Said.of([USER], None), first)
+    asked = Said.of([USER, answer, RESULT], None)
+    assert known.lacks(asked) == "t1", "most first calls have no second, so their tokens are not kept"
+    known.supply(asked, first)
+    assert known.lacks(asked) is None
     return known
+
+
+def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
+    known = Conversations()
+    known.add(Said.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
+    asked = Said.of([USER, ANSWER, RESULT], None)
+    known.supply(asked, None)
+    assert known.lacks(asked) is None
+    assert known.prior_of(asked) is None
 
 
 def called(arguments: Any, **changes: Any) -> Message:
@@ -101,7 +117,7 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
     assert prior is not None
     assert (prior.trace_id, prior.num_messages) == ("t2", 4)
     assert prior.token_ids == [1, 2, 3, 90, 91, 5, 6, 90, 91]
-    assert [list(call.added_ids) for call in known._calls.values()] == [[1, 2, 3, 90, 91], [5, 6, 90, 91]]
+    assert [list(call.added_ids or ()) for call in known._calls.values()] == [[1, 2, 3, 90, 91], [5, 6, 90, 91]]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +145,7 @@ def test_why_a_prompt_without_reasoning_drifts() -> None:
 
 
 def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
-    known = Conversations(heeds_reasoning=True)
-    known.add(Said.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
+    known = after_one_answer(heeds_reasoning=True)
     without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     assert known.prior_of(Said.of([USER, ANSWER, RESULT], None)) is not None
     assert known.prior_of(Said.of([USER, without, RESULT], None)) is None
@@ -143,3 +158,12 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
         {"role": "user", "content": ["a"]},
     ]
     assert after_one_answer().prior_of(Said.of(odd, None)) is None
+
+
+def test_a_conversation_of_thousands_of_turns_is_gone_on_from() -> None:
+    call = _Call(trace_id="t0", before=None, added_ids=array("q", [0]), arguments=[], has_reasoning=False)
+    for turn in range(1, 2000):  # deeper than calls may nest
+        ids = array("q", [turn])
+        call = _Call(trace_id=f"t{turn}", before=call, added_ids=ids, arguments=[], has_reasoning=False)
+    assert call.token_ids() == list(range(2000))
+    assert call.first.trace_id == "t0"

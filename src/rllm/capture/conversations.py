@@ -15,7 +15,6 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from rllm.types import Message, Trace, text_of
@@ -42,23 +41,30 @@ class Said:
     """A request's messages, with a digest of every beginning of theirs."""
 
     messages: Sequence[Message]
-    digests: list[bytes]
-    """`digests[k]` stands for the tools and the first k messages."""
+    digests: list[int]
+    """`digests[k]` stands for the tools and the first k messages, in this process."""
+    num_before_answers: int
+    """How many messages precede the first answer among them."""
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Said:
-        digest = _digest(b"", [list(tools or ())])
+        digest = hash(_as_text(list(tools))) if tools else 0
         digests = [digest]
         for message in messages:
-            digest = _digest(digest, _essence(message))
+            digest = hash((digest, _essence(message)))
             digests.append(digest)
-        return cls(messages=messages, digests=digests)
+        places = (place for place, message in enumerate(messages) if _is_answer(message))
+        return cls(messages=messages, digests=digests, num_before_answers=next(places, len(messages)))
 
     @property
-    def opening(self) -> bytes:
+    def goes_on(self) -> bool:
+        """Whether there is an answer among the messages."""
+        return self.num_before_answers < len(self.messages)
+
+    @property
+    def opening(self) -> int:
         """Stands for what precedes the first answer."""
-        places = (place for place, message in enumerate(self.messages) if _is_answer(message))
-        return self.digests[next(places, len(self.messages))]
+        return self.digests[self.num_before_answers]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,19 +73,25 @@ class _Call:
 
     trace_id: str
     before: _Call | None
-    added_ids: array[int]
-    arguments: list[Any] | None
-    """Of each tool call, parsed; `None` where they are not JSON."""
-    as_written: list[str]
+    added_ids: array[int] | None
+    """`None` until somebody goes on from it: most first calls have no second one."""
+    arguments: list[str]
+    """Of each tool call, as written."""
     has_reasoning: bool
 
+    def from_the_first(self) -> list[_Call]:
+        """The calls that lead to this one, and it."""
+        calls = [self]
+        while (before := calls[-1].before) is not None:
+            calls.append(before)
+        return calls[::-1]
+
+    @property
+    def first(self) -> _Call:
+        return self.from_the_first()[0]
+
     def token_ids(self) -> list[int]:
-        runs, call = [], self
-        while call.before is not None:
-            runs.append(call.added_ids)
-            call = call.before
-        runs.append(call.added_ids)
-        return [token for run in reversed(runs) for token in run]
+        return [token for call in self.from_the_first() for token in call.added_ids or ()]
 
 
 @dataclass(slots=True)
@@ -88,9 +100,27 @@ class Conversations:
 
     heeds_reasoning: bool = False
     """Whether an answer whose reasoning was left out is another one, because whoever asks leaves it out on purpose."""
-    _calls: dict[bytes, _Call] = field(default_factory=dict)
+    _calls: dict[int, _Call] = field(default_factory=dict)
     """By the digest of the messages and the answer; of those that said the same, the latest."""
-    _openings: set[bytes] = field(default_factory=set)
+    _openings: set[int] = field(default_factory=set)
+
+    def lacks(self, said: Said) -> str | None:
+        """The trace that must be supplied before the methods below can be asked about these messages."""
+        found = self._found(said)
+        if found is None or found[0].first.added_ids is not None:
+            return None
+        return found[0].first.trace_id
+
+    def supply(self, said: Said, trace: Trace | None) -> None:
+        """Give what `lacks` named; `None` if it is nowhere any more."""
+        found = self._found(said)
+        if found is None:
+            return
+        if trace is None:
+            first = found[0].first
+            self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
+        else:
+            found[0].first.added_ids = array("q", [*trace.prompt_ids, *trace.response_ids])
 
     def prior_of(self, said: Said) -> Prior | None:
         """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
@@ -102,7 +132,7 @@ class Conversations:
 
     def drift_of(self, said: Said, prompt_ids: Sequence[int]) -> Drift | None:
         """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
-        if not any(map(_is_answer, said.messages)):
+        if not said.goes_on:
             return None
         found = self._found(said)
         if found is None:
@@ -116,27 +146,28 @@ class Conversations:
         if call.has_reasoning:
             return "reasoning"
         echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[num_messages - 1])]
-        return "tool_json" if echoed != call.as_written else "template"
+        return "tool_json" if echoed != call.arguments else "template"
 
     def add(self, said: Said, trace: Trace) -> None:
-        """Remember an answer, once it is given; one without tokens cannot be gone on from."""
+        """Remember an answer, once it is given; one without tokens cannot be gone on from.
+
+        The tokens of one that goes on from another are kept; those of a first one are asked for when they are needed.
+        """
         if not trace.response_ids:
             return
-        tokens = [*trace.prompt_ids, *trace.response_ids]
-        before = self._found(said)
-        known = before[0].token_ids() if before else []
-        goes_on = bool(known) and tokens[: len(known)] == known
-        calls = _tool_calls(trace.response)
-        written = [str(item["function"].get("arguments")) for item in calls]
-        self._openings.add(said.opening)
-        self._calls[_digest(said.digests[-1], _essence(trace.response))] = _Call(
+        call = _Call(
             trace_id=trace.id,
-            before=before[0] if before and goes_on else None,
-            added_ids=array("q", tokens[len(known) :] if goes_on else tokens),
-            arguments=[_parsed(text) for text in written],
-            as_written=written,
+            before=None,
+            added_ids=None,
+            arguments=[str(item["function"].get("arguments")) for item in _tool_calls(trace.response)],
             has_reasoning=_has_reasoning(trace.response),
         )
+        if (before := self._found(said)) and self.lacks(said) is None:
+            known, tokens = before[0].token_ids(), [*trace.prompt_ids, *trace.response_ids]
+            if tokens[: len(known)] == known:
+                call.before, call.added_ids = before[0], array("q", tokens[len(known) :])
+        self._openings.add(said.opening)
+        self._calls[hash((said.digests[-1], _essence(trace.response)))] = call
 
     def _found(self, said: Said) -> tuple[_Call, int] | None:
         for place in range(len(said.messages), 0, -1):
@@ -158,8 +189,8 @@ class Conversations:
             if call is None or not call.arguments:
                 continue
             echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[place - 1])]
-            for now, written, parsed in zip(echoed, call.as_written, call.arguments, strict=True):
-                if now != written and parsed is not None and _parsed(now) != parsed:
+            for now, written in zip(echoed, call.arguments, strict=True):
+                if now != written and (parsed := _parsed(written)) is not None and _parsed(now) != parsed:
                     return False
         return True
 
@@ -168,31 +199,35 @@ def _is_answer(message: Message) -> bool:
     return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
-def _essence(message: Message) -> list[Any]:
+def _essence(message: Message) -> tuple[str, ...]:
     """What of a message must be the same to be the same message."""
     if not isinstance(message, Mapping):
-        return [message]
-    role = message.get("role")
-    if role != "assistant":
-        return [role, _content(message), message.get("tool_call_id")]
-    calls = [
-        item.get("id") or [item["function"].get("name"), _parsed(item["function"].get("arguments"))]
+        return (_as_text(message),)
+    if not _is_answer(message):
+        return (str(message.get("role")), _content(message), str(message.get("tool_call_id")))
+    calls = (
+        str(item.get("id") or _as_text([item["function"].get("name"), _parsed(item["function"].get("arguments"))]))
         for item in _tool_calls(message)
-    ]
-    return [role, text_of(message).strip(), calls]
+    )
+    return ("assistant", text_of(message).strip(), *calls)
 
 
-def _content(message: Message) -> Any:
-    """Text as a string, whatever it came as; other parts without the marks that clients move about."""
+def _content(message: Message) -> str:
+    """The text, whatever it came as; other parts as JSON without the marks that clients move about."""
     content = message.get("content")
-    if not isinstance(content, list):
-        return content or ""
-    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
         return text_of(message)
-    return [
-        {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, Mapping) else part
-        for part in content
-    ]
+    return _as_text(
+        [
+            {name: value for name, value in part.items() if name != "cache_control"}
+            if isinstance(part, Mapping)
+            else part
+            for part in parts
+        ]
+    )
 
 
 def _has_reasoning(message: Message) -> bool:
@@ -214,11 +249,5 @@ def _parsed(arguments: Any) -> Any:
         return None
 
 
-def _digest(before: bytes, parts: Sequence[Any]) -> bytes:
-    digest = blake2b(before, digest_size=16)
-    for part in parts:
-        text = part if isinstance(part, str) else json.dumps(part, sort_keys=True, default=str)
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.digest()
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

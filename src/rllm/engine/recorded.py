@@ -25,6 +25,7 @@ from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.seeds import CallSeeds
 from rllm.sdk.context import Frame, Session, current_frame
 from rllm.store.base import TraceStore
+from rllm.telemetry import record_call
 from rllm.types import DRIFT_KEY, Message, Trace
 
 _imposed: ContextVar[tuple[Mapping[str, Any], CallSeeds]] = ContextVar("rllm_imposed_sampling")
@@ -78,6 +79,9 @@ class RecordedEngine:
         known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
         said = Said.of(messages, tools)
         try:
+            if missing := known.lacks(said):
+                earlier = {trace.id: trace for trace in frame.session.llm_calls}
+                known.supply(said, earlier.get(missing))
             prior = None if asked.get("prompt_token_ids") is not None else known.prior_of(said)
             if prior is not None:
                 asked["prompt_token_ids"] = continued_prompt(
@@ -87,6 +91,7 @@ class RecordedEngine:
         except Exception as error:
             failed = failed_trace(request, error=f"{type(error).__name__}: {error}", call_id=call_id, **shared)
             await self._keep(failed, call.traces)
+            record_call([failed], error_type=type(error).__name__)
             raise
         trace = trace_from_output(
             output,
@@ -102,6 +107,7 @@ class RecordedEngine:
         if drift := known.drift_of(said, output.prompt_ids):
             trace.metadata[DRIFT_KEY] = drift
         await self._keep(trace, call.traces)
+        record_call([trace])
         known.add(said, trace)
         return replace(output, id=call_id)
 

@@ -19,6 +19,7 @@ from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.metrics import Metrics
+from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream
@@ -69,6 +70,17 @@ class ModelCall:
             return None
         return self.session.conversations.prior_of(self.said)
 
+    def lacks(self) -> str | None:
+        """The earlier trace whose tokens must be supplied to tell."""
+        if self.said is None or self.session.conversations is None or not self.said.goes_on:
+            return None
+        return self.session.conversations.lacks(self.said)
+
+    def supply(self, trace: Trace | None) -> None:
+        """The trace that was missing."""
+        if self.said is not None and self.session.conversations is not None:
+            self.session.conversations.supply(self.said, trace)
+
     def drift(self, prompt_ids: Any) -> dict[str, Any]:
         """As metadata, why the prompt does not go on from the tokens of the answer that it follows; empty if it does."""
         if self.said is None or self.session.conversations is None or not isinstance(prompt_ids, list):
@@ -96,6 +108,7 @@ class Gateway:
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns
+        self._redact = redact
 
     async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
         """The whole answer, rendered, once its traces are durable.
@@ -106,11 +119,12 @@ class Gateway:
         sent = self._prepared(call)
         try:
             details = bool(call.asked.get("logprobs"))
+            prompt_ids = await self._continued(call, sent)
             response = await self.upstream.complete(
                 sent,
                 call_id=call.id,
                 logprob_details=details,
-                prompt_ids=self._continued(call, sent),
+                prompt_ids=prompt_ids,
                 route=call.route,
             )
             response["id"] = call.id
@@ -142,7 +156,7 @@ class Gateway:
         timings: dict[str, float] = {}
         try:
             details = bool(call.asked.get("logprobs"))
-            prompt_ids = self._continued(call, sent)
+            prompt_ids = await self._continued(call, sent)
             answer = self.upstream.stream(
                 sent, call_id=call.id, logprob_details=details, prompt_ids=prompt_ids, route=call.route
             )
@@ -185,8 +199,11 @@ class Gateway:
         """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""
         return self.upstream.prepare(call.session.imposed_on(call.asked))
 
-    def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
+    async def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
         """The prompt behind exactly the tokens of the answer that the call goes on from, if there is one."""
+        if missing := call.lacks():
+            traces = await asyncio.to_thread(self.store.by_session, call.session.id)
+            call.supply(next((trace for trace in traces if trace.id == missing), None))
         prior = call.prior() if self._exact_turns else None
         return None if prior is None else self.upstream.continued_prompt(sent, prior)
 
@@ -253,6 +270,8 @@ class Gateway:
 
     def _keep_unawaited(self, call: ModelCall, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""
+        if self._redact is not None:
+            traces, _ = redacted(traces, self._redact)
         self.store.add(traces).add_done_callback(_log_failure)
         self._count(call, traces)
 
