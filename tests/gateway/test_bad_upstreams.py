@@ -58,6 +58,9 @@ WRONG = {
     "ids that are text": (changed(token_ids=["a"]), 502, "id"),
 }
 
+LOST = [WRONG[name][0] for name in ("breaks off", "says nothing", "garbled chunks", "no HTTP")]
+"""What another server might have answered, so that each call was made three times."""
+
 WRONG_STREAMS = {
     "breaks off": (event_stream({"choices": [{"index": 0, "delta": {"content": "h"}}]}, end=False), "broke off"),
     "an event that is not JSON": (STREAMED.replace(b'{"choices"', b'{choices""'), "not JSON"),
@@ -134,6 +137,8 @@ def test_a_whole_answer_that_is_wrong(relay, wrong, route):
     assert ("type" in shown) is (route == "messages")  # Anthropic's objects are {"type": "error", "error": {...}}.
     assert told in trace.error
     assert (trace.response_ids, trace.finish_reason) == ([], "error")
+    retries = trace.metadata.get("rllm.upstream", {}).get("retries", [])
+    assert len(retries) == (2 if answer in LOST else 0)
     assert_healthy(relay)
 
 

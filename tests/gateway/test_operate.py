@@ -205,6 +205,8 @@ def test_without_an_admin_key_the_api_key_is_the_operators(pooled):
         ("POST", "/upstreams/pause", {"id": 9}, 404, "there are 1"),
         ("POST", "/upstreams/pause", {"drain_s": -1}, 400, "drain_s=-1"),
         ("POST", "/upstreams/version", {}, 400, "'version' is missing"),
+        ("POST", "/upstreams/version", {"version": -1}, 400, "version=-1"),
+        ("POST", "/upstreams/resume", {"version": 2**60}, 400, "version=1152"),
         ("POST", "/upstreams/version", {"version": True}, 400, "version=True"),
         ("POST", "/upstreams/version", {"version": "7"}, 400, "version='7'"),
     ],

@@ -60,18 +60,36 @@ def gateway(
     max_in_flight: Annotated[
         int, typer.Option(help="Calls under way at one replica; more wait in the gateway.", min=1)
     ] = 1024,
+    max_waiting: Annotated[int, typer.Option(help="Calls that may wait; more are refused with 503.", min=0)] = 10_000,
     hold_s: Annotated[
         float, typer.Option(help="Seconds that a call waits while no replica answers, before it fails.")
     ] = 60.0,
+    silence_s: Annotated[
+        float, typer.Option(help="Seconds after which a replica that says nothing is given up.")
+    ] = 600.0,
+    total_s: Annotated[
+        float, typer.Option(help="Seconds that a call may take, waiting and retries included.")
+    ] = 3600.0,
     keep_days: Annotated[
         float | None, typer.Option(help="Delete sessions this long after their last call.", show_default=False)
     ] = None,
     max_gb: Annotated[
         float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
     ] = None,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Export OpenTelemetry spans of calls to OTEL_EXPORTER_OTLP_ENDPOINT.")
+    ] = False,
+    otel_response_ids: Annotated[
+        bool, typer.Option("--otel-response-ids", help="Put the sampled ids into these spans, beside their number.")
+    ] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="json: one object a line on stderr, with a line for each call: ids and times, no content."),
+    ] = "text",
 ) -> None:
     """Capture every call of any agent, exactly, in front of any OpenAI-compatible server."""
     from rllm.gateway.app import create_app
+    from rllm.gateway.call_log import log_as_json
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
@@ -79,11 +97,31 @@ def gateway(
     from rllm.store import open_store
     from rllm.store.retention import Retention, pruning
 
-    config = GatewayConfig(host=host, port=port, api_key=api_key, admin_key=admin_key)
+    config = GatewayConfig(
+        host=host,
+        port=port,
+        api_key=api_key,
+        admin_key=admin_key,
+        log_calls=log_format == "json",
+        otel=otel or otel_response_ids,
+        otel_response_ids=otel_response_ids,
+    )
+    if config.log_calls:
+        log_as_json()
     retention = Retention(keep_days=keep_days, max_gb=max_gb)
     tokens = None if tokenizer is None else TokenPrompts.load(tokenizer)
-    connect = partial(HTTPUpstream, api_key=upstream_api_key, model=model, kind=upstream_kind, tokens=tokens)
-    pool = UpstreamPool(upstream, connect, PoolConfig(max_in_flight=max_in_flight, hold_timeout_s=hold_s))
+    connect = partial(
+        HTTPUpstream,
+        api_key=upstream_api_key,
+        model=model,
+        kind=upstream_kind,
+        tokens=tokens,
+        read_timeout_s=silence_s,
+    )
+    limits = PoolConfig(
+        max_in_flight=max_in_flight, max_waiting=max_waiting, hold_timeout_s=hold_s, total_timeout_s=total_s
+    )
+    pool = UpstreamPool(upstream, connect, limits)
     listener = bind(host, port)
     try:
         traces = open_store(store)
@@ -91,9 +129,10 @@ def gateway(
         listener.close()
         raise
     try:
+        app = create_app(traces, pool, config)
         _greet(url_of(listener, host), pool, store, needs_key=api_key is not None)
         with pruning(traces, retention):
-            serve(create_app(traces, pool, config), listener, shutdown_timeout_s=config.shutdown_timeout_s)
+            serve(app, listener, config)
     finally:
         traces.close()
     print("rllm gateway: stopped; every acknowledged call is in the store")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -18,6 +17,8 @@ from rllm.gateway.identity import authorization_of
 from rllm.gateway.upstream.pool import UpstreamPool
 
 _MAX_DRAIN_S = 3600.0
+_MAX_VERSION = 2**53
+"""What every store and every JSON parser holds exactly."""
 
 
 class Operator:
@@ -97,15 +98,16 @@ class Operator:
         replica_id = wanted.get("id")
         self._check_known(replica_id)
         if "version" in wanted:
+            _check_version(wanted["version"])
             self._replicas.publish(wanted["version"], replica_id)
         self._replicas.resume(replica_id)
-        await asyncio.sleep(0)  # The state shows what was held as gone.
         return self._state()
 
     async def _publish(self, request: Request) -> Response:
         wanted = await _fields(request, id=int, version=int)
         if "version" not in wanted:
             raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
+        _check_version(wanted["version"])
         self._check_known(wanted.get("id"))
         self._replicas.publish(wanted["version"], wanted.get("id"))
         return self._state()
@@ -118,6 +120,11 @@ class Operator:
     def _state(self, status: int = 200, **more: Any) -> Response:
         body = orjson.dumps({**more, **self._replicas.to_dict()})
         return Response(body, status_code=status, media_type="application/json")
+
+
+def _check_version(version: int) -> None:
+    if not 0 <= version <= _MAX_VERSION:
+        raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
 
 
 async def _fields(request: Request, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from rllm.gateway.upstream.route import Route
 _MAX_BROKEN_OFF = 2
 """How often a call may be made again that a replica had when it died: it may be what kills them."""
 _MAX_RETRIES = 16
+"""How often a call may be made again in all; what `hold_timeout_s` bounds is each wait for another try."""
 
 
 class UpstreamPool:

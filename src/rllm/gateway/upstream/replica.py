@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rllm.errors import InferenceError
@@ -129,14 +130,11 @@ class Replica:
                 self._answered = False
                 continue
             was_up = self.up
-            try:
+            with suppress(InferenceError):  # It is noted.
                 await self.check()
-            except InferenceError:
-                num_failed += not was_up
-            if self.up:
-                num_failed = 0
-                if not was_up:
-                    on_up()
+            num_failed = 0 if self.up else num_failed + 1
+            if self.up and not was_up:
+                on_up()
 
     async def _wait(self, seconds: float) -> None:
         """For so long, or until a check is wanted at once."""

@@ -232,6 +232,7 @@ class ReplicaSet:
             return None
         if len(self._replicas) == 1:
             [replica] = self._replicas
+            route.replica = replica.address if route.retries else None
             return replica if replica.takes_calls else None
         failed_at = route.retries[-1]["replica"] if route.retries else None
         picked = self._of_session.get(route.session_id) if route.session_id is not None else None
