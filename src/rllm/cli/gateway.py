@@ -76,6 +76,24 @@ def gateway(
     max_gb: Annotated[
         float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
     ] = None,
+    calls_per_minute: Annotated[
+        float | None,
+        typer.Option(help="Calls answered in a minute; further ones get 429.", show_default=False),
+    ] = None,
+    session_calls_per_minute: Annotated[
+        float | None, typer.Option(help="The same for each session.", show_default=False)
+    ] = None,
+    max_sessions: Annotated[
+        int | None, typer.Option(help="Sessions in the store above which no new one begins.", show_default=False)
+    ] = None,
+    redact: Annotated[
+        str | None,
+        typer.Option(
+            help="Function of a Trace that gives it back with the texts that may be stored.",
+            metavar="PKG.MOD:FUNCTION",
+            show_default=False,
+        ),
+    ] = None,
     otel: Annotated[
         bool, typer.Option("--otel", help="Export OpenTelemetry spans of calls to OTEL_EXPORTER_OTLP_ENDPOINT.")
     ] = False,
@@ -91,6 +109,7 @@ def gateway(
     from rllm.gateway.app import create_app
     from rllm.gateway.call_log import log_as_json
     from rllm.gateway.config import GatewayConfig
+    from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
     from rllm.gateway.upstream.token_prompts import TokenPrompts
@@ -102,6 +121,10 @@ def gateway(
         port=port,
         api_key=api_key,
         admin_key=admin_key,
+        calls_per_minute=calls_per_minute,
+        session_calls_per_minute=session_calls_per_minute,
+        max_sessions=max_sessions,
+        redact=None if redact is None else load_redact(redact),
         log_calls=log_format == "json",
         otel=otel or otel_response_ids,
         otel_response_ids=otel_response_ids,

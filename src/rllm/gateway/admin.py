@@ -18,6 +18,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of, authorize, session_key
+from rllm.gateway.limits import CallLimits
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
@@ -28,11 +29,14 @@ _MAX_PAGE = 1000
 class Admin:
     """The routes that operate on a gateway rather than call a model."""
 
-    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
+    def __init__(
+        self, gateway: Gateway, sessions: Sessions, config: GatewayConfig, limits: CallLimits | None = None
+    ) -> None:
         self._gateway = gateway
         self._store = gateway.store
         self._sessions = sessions
         self._config = config
+        self._limits = limits
 
     def routes(self) -> list[Route]:
         models = [
@@ -103,6 +107,8 @@ class Admin:
             if wanted.get(name) is not None and not isinstance(wanted[name], kind):
                 raise GatewayError(400, f"{name}={repr(wanted[name])[:80]}: its type is wrong", param=name)
         session_id = wanted.get("id") or new_session_id()
+        if self._limits is not None:
+            await self._limits.admit_session(session_id)
         await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
         )

@@ -26,6 +26,8 @@ from rllm.gateway.dialects.completions import CompletionsDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.http_limits import bounded
+from rllm.gateway.limits import CallLimits
 from rllm.gateway.observed import observers_of
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
@@ -47,15 +49,22 @@ def create_app(
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store)
-    gateway = Gateway(store, upstream, require_tokens=config.require_tokens, exact_turns=config.exact_turns)
-    calls = _call_endpoints(gateway, sessions, config)
+    gateway = Gateway(
+        store,
+        upstream,
+        require_tokens=config.require_tokens,
+        exact_turns=config.exact_turns,
+        redact=config.redact,
+    )
+    limits = CallLimits.of(config, sessions, store)
+    calls = _call_endpoints(gateway, sessions, config, limits)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await upstream.close()
 
-    routes = Admin(gateway, sessions, config).routes()
+    routes = Admin(gateway, sessions, config, limits).routes()
     if isinstance(upstream, UpstreamPool):
         routes += Operator(upstream, config).routes()
     others = Starlette(
@@ -73,14 +82,16 @@ def create_app(
             scope["path_params"] = called.groupdict()
             await calls[called["call"]](scope, receive, send)
         else:
-            await others(scope, receive, send)
+            await others(scope, bounded(scope, receive, config), send)
 
     return app
 
 
-def _call_endpoints(gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> dict[str, CallEndpoint]:
+def _call_endpoints(
+    gateway: Gateway, sessions: Sessions, config: GatewayConfig, limits: CallLimits | None
+) -> dict[str, CallEndpoint]:
     """What answers model calls, by the end of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers_of(config))
+    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers_of(config), limits=limits)
     return {
         "chat/completions": endpoint(ChatDialect(), "chat"),
         "completions": endpoint(CompletionsDialect(), "completions"),

@@ -20,6 +20,7 @@ from rllm.gateway.core import Gateway, ModelCall, new_call_id
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import (
     METADATA_HEADER,
     SESSION_HEADER,
@@ -30,6 +31,7 @@ from rllm.gateway.identity import (
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
+from rllm.gateway.limits import CallLimits
 from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions
@@ -53,6 +55,7 @@ class CallEndpoint:
     """Where it is given, calls are answered with the number of tokens of their prompts."""
     flights: Flights = field(default_factory=Flights)
     """The calls of this route that may be asked for again."""
+    limits: CallLimits | None = None
     observers: Sequence[CallObserver] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,11 +112,13 @@ class CallEndpoint:
                 )
             raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
-        body = await _body(receive, self.config.max_body_bytes)
         caller = authorize(authorization_of(headers), self.config.api_key)
+        body = await read_body(scope, receive, self.config)
         elsewhere = session_of_baggage(_text(headers, "baggage")) or caller.session
         named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), elsewhere)
         caller.check(named)
+        if self.limits is not None:
+            await self.limits.admit_call(named)
         asked = self.dialect.parse(body)
         metadata = metadata_of(_text(headers, METADATA_HEADER))
         session_id, earlier = named, _NOTHING_EARLIER
@@ -236,31 +241,6 @@ class _Answer:
         self.status = status
         self.began = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def _body(receive: Receive, limit: int) -> bytes:
-    """The whole request body.
-
-    Raises:
-        GatewayError: 413, if it is longer than the limit.
-        ClientDisconnected: if it never arrives.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise GatewayError(
-                413,
-                f"the request body is longer than {limit:,} bytes: shorten the conversation, or raise max_body_bytes",
-            )
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 def _text(headers: dict[bytes, bytes], name: str) -> str:

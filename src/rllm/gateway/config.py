@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rllm.errors import ConfigError
+from rllm.types import Trace
+
+_ABOVE_ZERO = (
+    "max_body_bytes",
+    "body_timeout_s",
+    "max_header_bytes",
+    "max_headers",
+    "header_timeout_s",
+    "calls_per_minute",
+    "session_calls_per_minute",
+    "max_sessions",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +38,21 @@ class GatewayConfig:
     """Whether a later turn's prompt is made of the tokens that were sampled before, where the upstream can do so; else it is
     the template's own rendering of the messages, which may write answers otherwise or leave out their reasoning."""
     max_body_bytes: int = 64 * 1024 * 1024
+    body_timeout_s: float = 120.0
+    """How long the body of a request may take to arrive."""
+    max_header_bytes: int = 64 * 1024
+    """Names and values of a request's headers together."""
+    max_headers: int = 200
+    header_timeout_s: float = 30.0
+    """How long the headers of a request may take to arrive."""
+    calls_per_minute: float | None = None
+    """How many calls are answered in a minute, which may come all at once; further ones get 429."""
+    session_calls_per_minute: float | None = None
+    """The same for each session; calls that name none count as one session's together."""
+    max_sessions: int | None = None
+    """How many sessions the store may hold for a new one to begin."""
+    redact: Callable[[Trace], Trace] | None = None
+    """Changes the texts of each trace before it is stored; see `rllm.gateway.redaction`."""
     keep_alive_s: float = 15.0
     """After how long a silence of a streamed answer something is sent that clients ignore, so that they go on waiting."""
     ready_timeout_s: float = 5.0
@@ -47,6 +75,10 @@ class GatewayConfig:
                 f"gateway host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
                 "or listen on 127.0.0.1"
             )
+        for name in _ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"gateway {name}={value!r}: use a number above 0")
         for name in ("api_key", "admin_key"):
             key = getattr(self, name)
             if key is not None and not (key.isascii() and key.isprintable() and key):

@@ -100,7 +100,13 @@ class Gateway:
     """The gateway without HTTP: calls in, answers out, traces kept. Lives in one event loop."""
 
     def __init__(
-        self, store: TraceStore, upstream: Upstream, *, require_tokens: bool = False, exact_turns: bool = True
+        self,
+        store: TraceStore,
+        upstream: Upstream,
+        *,
+        require_tokens: bool = False,
+        exact_turns: bool = True,
+        redact: Redact | None = None,
     ) -> None:
         self.store = store
         self.upstream = upstream

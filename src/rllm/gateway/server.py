@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.http_limits import BoundedHTTP
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.store.base import TraceStore
@@ -31,11 +33,19 @@ class ServerThread:
     """An ASGI application served by uvicorn, with an event loop of its own in a thread of its own."""
 
     def __init__(
-        self, app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, shutdown_timeout_s: float = 10.0
+        self,
+        app: ASGIApp,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        shutdown_timeout_s: float = 10.0,
+        limits: GatewayConfig | None = None,
     ) -> None:
+        """`limits` say how large heads may be, and how long requests may take to arrive."""
         self._app = app
         self._host, self._port = host, port
         self._shutdown_timeout_s = shutdown_timeout_s
+        self._limits = limits or GatewayConfig()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._url = ""
@@ -55,7 +65,7 @@ class ServerThread:
         """
         listener = bind(self._host, self._port)
         self._url = url_of(listener, self._host)
-        server = _Server(uvicorn_config(self._app, self._shutdown_timeout_s))
+        server = _Server(uvicorn_config(self._app, self._shutdown_timeout_s, self._limits))
         self._thread = threading.Thread(target=_run, args=(server, listener), name=f"serving {self._url}", daemon=True)
         self._thread.start()
         if not server.ready.wait(_START_TIMEOUT_S) or not server.started:
@@ -93,7 +103,9 @@ class GatewayServer(ServerThread):
         self.config = config
         self._sessions = Sessions(store)
         app = create_app(store, upstream, config, sessions=self._sessions)
-        super().__init__(app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s)
+        super().__init__(
+            app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s, limits=config
+        )
 
     def session_url(self, session_id: str) -> str:
         """The base URL that an agent of this session uses, up to and including `/v1`."""
@@ -117,7 +129,7 @@ class GatewayServer(ServerThread):
         return self.session_url(session_id)
 
 
-def serve(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: float = 10.0) -> None:
+def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
     """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time.
 
     For a process that does nothing else: it also tells the garbage collector to look less often, because parsing a
@@ -125,7 +137,7 @@ def serve(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: float = 
     """
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)
-    _run(_Server(uvicorn_config(app, shutdown_timeout_s)), listener)
+    _run(_Server(uvicorn_config(app, config.shutdown_timeout_s, config)), listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -162,11 +174,11 @@ def url_of(listener: socket.socket, host: str) -> str:
     return f"http://{shown}:{listener.getsockname()[1]}"
 
 
-def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfig) -> uvicorn.Config:
     """Quiet, with the fast parser, and with keep-alive longer than any client's pause between turns."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=partial(BoundedHTTP, limits=limits),  # type: ignore[arg-type]  # Called like the class that it makes.
         ws="none",
         lifespan="on",
         access_log=False,

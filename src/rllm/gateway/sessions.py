@@ -94,6 +94,10 @@ class Sessions:
         if fixed is not None:
             session.sampling = fixed
 
+    def knows(self, session_id: str) -> bool:
+        """Whether the session is in memory."""
+        return session_id in self._known
+
     def remember_answer(self, answer_id: str, session_id: str) -> None:
         """Keep in mind where an answer is, for a client that names nothing else when it continues.
 

@@ -1,0 +1,169 @@
+"""What a client may send before it has said what it wants: heads of bounded size, and requests that arrive in bounded time.
+
+The server below knows neither bound. Nothing is measured of a request that arrives in one read, as nearly all do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.disconnect import ClientDisconnected
+from rllm.gateway.errors import GatewayError
+
+LATE = "rllm.late"
+"""What the scope of a request says whose body was cut off because it came too slowly."""
+_LATE_S = 5.0
+"""How much longer its connection is kept, so that the client can be told."""
+
+
+class BoundedHTTP(HttpToolsProtocol):
+    """One connection of the server, which ends when its client exceeds the limits."""
+
+    def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_head = self._in_body = False
+        self._num_read = 0
+        """Bytes read since the current request began, as far as its head goes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_deadline(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head, was_in_body = self._in_head, self._in_body
+        if not was_in_body:
+            self._num_read += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            if self._num_read > self._limits.max_header_bytes:
+                self._refuse(self._head_too_large())
+            elif not was_in_head:
+                self._set_deadline(self._limits.header_timeout_s)
+        elif self._in_body:
+            if not was_in_body:
+                self._set_deadline(self._limits.body_timeout_s)
+        elif self._deadline is not None:
+            self._set_deadline(None)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        if len(self.headers) > self._limits.max_headers or (
+            self._num_read > self._limits.max_header_bytes
+            and sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_header_bytes
+        ):
+            self.app = _answering(self._head_too_large())
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._num_read = 0
+        super().on_message_complete()
+
+    def _set_deadline(self, after_s: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if after_s is None else self.loop.call_later(after_s, self._expire)
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self._in_head:
+            self._refuse(GatewayError(408, f"no whole head came within {self._limits.header_timeout_s:g} s"))
+        elif self._in_body and LATE not in self.scope:
+            self.scope[LATE] = True  # type: ignore[literal-required]
+            self.cycle.more_body = self.cycle.keep_alive = False
+            self.cycle.message_event.set()
+            self._set_deadline(_LATE_S)
+        else:  # A client that never said anything, or that does not listen.
+            self.transport.abort()
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer a request whose head nobody has read to its end."""
+        body = orjson.dumps(error.to_dict())
+        head = (
+            f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _head_too_large(self) -> GatewayError:
+        limits = self._limits
+        return GatewayError(
+            431,
+            f"the request has more than {limits.max_headers} headers, or more than {limits.max_header_bytes:,} bytes of "
+            "them: send metadata with POST /sessions",
+            code="headers_too_large",
+        )
+
+
+def _answering(error: GatewayError) -> ASGIApp:
+    """Answers anything with an error, and ends the connection."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": orjson.dumps(error.to_dict())})
+
+    return app
+
+
+async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig) -> bytes:
+    """The whole body of a request.
+
+    Raises:
+        GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time.
+        ClientDisconnected: if it never arrives.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        if LATE in scope:
+            raise GatewayError(
+                408, f"the request body did not arrive within {limits.body_timeout_s:g} s", code="request_timeout"
+            )
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limits.max_body_bytes:
+            raise GatewayError(
+                413,
+                f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, or raise "
+                "max_body_bytes",
+            )
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def bounded(scope: Scope, receive: Receive, limits: GatewayConfig) -> Receive:
+    """A `receive` that gives a request's body in one piece, if it keeps the limits; see `read_body`."""
+    is_read = False
+
+    async def receive_whole() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": await read_body(scope, receive, limits), "more_body": False}
+
+    return receive_whole
