@@ -96,19 +96,24 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced():
     assert server.num_connections == 2
 
 
-async def test_a_request_is_sent_once_more_if_nothing_of_an_answer_came():
-    server = Server([None], [FRAMED])
+async def test_a_request_is_sent_once_more_if_a_kept_connection_breaks_under_it():
+    server = Server([FRAMED], [None], [FRAMED])
     async with server.upstream() as upstream:
         await complete(upstream)
-    assert len(server.requests) == 2
+        await complete(upstream)
+    assert (len(server.requests), server.num_connections) == (3, 2)
 
 
-async def test_a_request_is_not_sent_a_third_time():
-    server = Server([None], [None], [FRAMED])
+@pytest.mark.parametrize("answers", [[[FRAMED], [None], [None]], [[None]]], ids=["kept", "new"])
+async def test_a_request_that_a_new_connection_breaks_under_is_not_sent_again(answers):
+    server = Server(*answers, [FRAMED])
     async with server.upstream() as upstream:
-        with pytest.raises(UpstreamError, match="broke off"):
+        for _ in answers[1:2]:
             await complete(upstream)
-    assert len(server.requests) == 2
+        with pytest.raises(UpstreamError, match="broke off") as lost:
+            await complete(upstream)
+    assert lost.value.fault == "broke_off"
+    assert len(server.requests) == len(answers)
 
 
 async def test_an_answer_that_breaks_off_is_not_asked_for_again():

@@ -56,8 +56,8 @@ class HTTPConnections:
         Raises (on entering, and on reading):
             TimeoutError: if the server is silent for too long, or not done in the total time.
             UnreachableError: if there is no connection to it.
-            OSError: if it breaks off, does not speak HTTP, or answers with more than the limit. If that happens to a request before any
-                byte of the answer, it is sent once more: an idle connection may have been closed under it.
+            OSError: if it breaks off, does not speak HTTP, or answers with more than the limit. If that happens on a kept
+                connection before any byte of the answer, it is sent once more: the server may have closed it meanwhile.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -66,15 +66,19 @@ class HTTPConnections:
 
     async def send(self, request: bytes, deadline: float) -> Connection:
         """Send a request on an idle or a new connection; returns it with the head of the answer."""
-        connection = self._idle.pop() if self._idle else await self._connect()
+        is_fresh = not self._idle
+        connection = await self._connect() if is_fresh else self._idle.pop()
         try:
             try:
                 await connection.send(request, self._read_timeout_s, deadline)
-            except ConnectionError:
-                if connection.answering:
+            except ConnectionError as error:
+                if is_fresh or connection.answering:
                     raise
                 connection.close()
-                connection = await self._connect()
+                try:
+                    connection = await self._connect()
+                except UnreachableError:
+                    raise error from None  # The server may have had the request before it died.
                 await connection.send(request, self._read_timeout_s, deadline)
         except BaseException:
             connection.close()
