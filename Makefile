@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,13 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 test-references: $(VENV)/.dev .references  ## Compare estimators and losses with those of verl and TRL.
 	PYTHONPATH=.references $(PYTEST) -m references tests/references
 
+.clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+test-clients: $(VENV)/.dev .clients  ## The gateway with the clients' major versions before the newest.
+	PYTHONPATH=.clients RLLM_CLIENTS=.clients $(PYTEST) tests/gateway/clients
+
 $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
@@ -75,4 +82,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/logprob_memory.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) .references .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .references .clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
