@@ -21,6 +21,7 @@ from rllm.engine.turns import Turns
 from rllm.engine.watchdog import watched_loop
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout
 from rllm.inference.seeds import derived_seed
+from rllm.telemetry import rollout_span
 from rllm.types import Episode, Task, TerminationReason, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,9 @@ class RolloutRunner:
                     attempt, session_id=_new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
                 )
             try:
-                episode = await self._within_deadline(attempt)
+                with rollout_span(_facts(attempt)) as span:
+                    episode = await self._within_deadline(attempt)
+                    span.note({"rllm.num_trajectories": len(episode.trajectories)})
             except RolloutError as error:
                 if retry < self.num_retries and self.retry_if(error):
                     logger.warning("rollout %s:%d: %s; trying again", attempt.task_id, attempt.index, error)
@@ -193,6 +196,17 @@ class RolloutRunner:
         where = _where_it_was(task, label)
         logger.warning("%s", "\n".join([str(timeout), *getattr(where, "__notes__", ())]))
         raise timeout from where
+
+
+def _facts(attempt: Attempt) -> dict[str, Any]:
+    """What its span tells of an attempt."""
+    return {
+        "gen_ai.conversation.id": attempt.session_id,
+        "rllm.task_id": attempt.task_id,
+        "rllm.index": attempt.index,
+        "rllm.split": attempt.split,
+        "rllm.training_step": attempt.training_step,
+    }
 
 
 def _reseeded(sampling: Mapping[str, Any]) -> Mapping[str, Any]:

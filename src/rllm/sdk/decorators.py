@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from rllm.errors import ConfigError
 from rllm.sdk.context import Session, current_frame
+from rllm.telemetry import Span, agent_span
 from rllm.types import Trajectory
 
 P = ParamSpec("P")
@@ -50,10 +51,14 @@ def _recorded(function: Callable[..., Any], name: str, metadata: Mapping[str, An
 
     def recorded(*args: Any, **kwargs: Any) -> Trajectory | Awaitable[Trajectory]:
         session, did = _begun(name, metadata)
-        with _recording(session, did):
+        span = agent_span(name)
+        with _recording(session, did, span):
             did.input = _arguments(function, args, kwargs)
             did.output = function(*args, **kwargs)
-        return _awaited(session, did) if inspect.isawaitable(did.output) else did
+        if inspect.isawaitable(did.output):
+            return _awaited(session, did, span)
+        span.end()
+        return did
 
     if not inspect.iscoroutinefunction(function):
         return functools.wraps(function)(recorded)
@@ -65,10 +70,11 @@ def _recorded(function: Callable[..., Any], name: str, metadata: Mapping[str, An
     return recorded_async
 
 
-async def _awaited(session: Session, did: Trajectory) -> Trajectory:
+async def _awaited(session: Session, did: Trajectory, span: Span) -> Trajectory:
     """The trajectory of a function that has returned an awaitable, which is where it does its work."""
-    with _recording(session, did):
+    with _recording(session, did, span):
         did.output = await did.output
+    span.end()
     return did
 
 
@@ -82,18 +88,22 @@ def _begun(name: str, metadata: Mapping[str, Any]) -> tuple[Session, Trajectory]
 
 
 @contextmanager
-def _recording(session: Session, did: Trajectory) -> Iterator[None]:
+def _recording(session: Session, did: Trajectory, span: Span) -> Iterator[None]:
     """Inside, model calls become steps of the trajectory; an error is noted there, and takes it along."""
     try:
-        with session:
-            yield
-    except Exception as error:
-        did.info["error"] = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(AttributeError):  # an exception class with slots
-            error.trajectory = getattr(error, "trajectory", did)  # type: ignore[attr-defined]
+        with span.active(), session:
+            try:
+                yield
+            finally:
+                did.steps = session.steps
+                span.note({"gen_ai.conversation.id": session.name, "rllm.num_steps": len(did.steps)})
+    except BaseException as error:
+        span.end(error)
+        if isinstance(error, Exception):
+            did.info["error"] = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(AttributeError):  # an exception class with slots
+                error.trajectory = getattr(error, "trajectory", did)  # type: ignore[attr-defined]
         raise
-    finally:
-        did.steps = session.steps
 
 
 def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

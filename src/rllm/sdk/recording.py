@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from rllm.capture.chat import traces_from_chat
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.sdk.context import Call, Frame
+from rllm.telemetry import outgoing_headers
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def finish(response: Any) -> None:
 
 def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
     """The headers that tell a gateway whose call this is; `inherited` is the metadata header of the process around."""
-    headers = {METADATA_HEADER: metadata_stamp(frame, inherited)}
+    headers = {METADATA_HEADER: metadata_stamp(frame, inherited), **outgoing_headers()}
     if "/sessions/" not in path:  # a URL that names the session needs no header, and may know better
         headers[SESSION_HEADER] = frame.name
     return headers

@@ -36,7 +36,7 @@ class Span(Protocol):
         ...
 
     def end(self, error: BaseException | str | None = None) -> None:
-        """It is over, well or with this error, of which only the type is told."""
+        """It is over, well or with this error, of which only the type is told. What is said of it later is ignored."""
         ...
 
 

@@ -47,6 +47,8 @@ class OpenSpan:
         self._span.set_attributes(_given(attributes))
 
     def end(self, error: BaseException | str | None = None) -> None:
+        if not self._span.is_recording():
+            return
         if error is not None:
             kind = error if isinstance(error, str) else type(error).__name__
             self._span.set_attribute("error.type", kind)
@@ -75,7 +77,7 @@ class Tracing:
 
     @contextmanager
     def started(self, name: str, attributes: Mapping[str, Any]) -> Iterator[OpenSpan]:
-        """A span of what is done inside; it may be ended there earlier, with an error that does not travel."""
+        """A span of what is done inside, unless it ends there already, with an error that does not travel."""
         span = self.start(name, attributes)
         try:
             with span.active():
@@ -83,8 +85,7 @@ class Tracing:
         except BaseException as error:
             span.end(error)
             raise
-        if span._span.is_recording():
-            span.end()
+        span.end()
 
     def record_call(
         self,

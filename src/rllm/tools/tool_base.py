@@ -24,6 +24,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.parser.tool_call import ToolCall
+from rllm.telemetry import Span, tool_span
 from rllm.threads import in_thread
 from rllm.tools.arguments import ArgumentError, Arguments, split_docstring
 
@@ -115,6 +116,10 @@ class Tool:
 
     def __call__(self, *args: Any, **kwargs: Any) -> ToolOutput:
         """Call the tool and wait, from any thread."""
+        with tool_span(self.name) as span:
+            return _told(self._called(args, kwargs), span)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput:
         try:
             args, kwargs = self._arguments.check(args, kwargs)
             if self._blocking:
@@ -125,6 +130,10 @@ class Tool:
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call the tool with what a model sent."""
+        with tool_span(self.name) as span:
+            return _told(await self._called_by_model(arguments), span)
+
+    async def _called_by_model(self, arguments: Mapping[str, Any]) -> ToolOutput:
         try:
             if not isinstance(arguments, Mapping):
                 raise ArgumentError(f"the arguments must be a JSON object, not {arguments!r:.80}")
@@ -167,6 +176,12 @@ class Tool:
             error=_cut(message, self.max_output_chars),
             metadata={"traceback": _cut(trace, MAX_OUTPUT_CHARS)},
         )
+
+
+def _told(output: ToolOutput, span: Span) -> ToolOutput:
+    if output.error is not None:
+        span.end("tool_error")
+    return output
 
 
 def _cut(text: str, max_chars: int) -> str:

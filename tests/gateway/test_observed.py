@@ -1,0 +1,122 @@
+"""Logs and spans of calls, and the trace that a call is a part of."""
+
+import json
+import logging
+
+import pytest
+
+from rllm import telemetry
+from rllm.gateway.call_log import JsonFormatter
+from rllm.gateway.config import GatewayConfig
+from rllm.sdk import get_chat_client, session, trajectory
+
+from ..telemetry.collector import collecting
+
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+SAID = {"model": "m", "messages": [{"role": "user", "content": "a secret"}]}
+
+
+@pytest.fixture
+def collector(monkeypatch):
+    with collecting(monkeypatch) as collected:
+        yield collected
+
+
+@pytest.fixture
+def lines(caplog):
+    """The lines of the call log so far."""
+    caplog.set_level(logging.INFO, "rllm.gateway.call_log")
+    formatter = JsonFormatter()
+    return lambda: [
+        json.loads(formatter.format(record)) for record in caplog.records if record.name.endswith("call_log")
+    ]
+
+
+def test_each_call_is_a_line_with_its_ids_and_without_its_content(serve, lines):
+    served = serve(["a secret too"], config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0))
+    headers = {"authorization": "Bearer sk-secret", "traceparent": TRACEPARENT}
+    answer = served.post(json=SAID, headers=headers).json()
+    [line] = lines()
+    assert line["session_id"] == "s"
+    assert line["trace_ids"] == [answer["id"]]
+    assert line["w3c_trace_id"] == TRACE_ID
+    assert (line["dialect"], line["mode"], line["status"], line["level"]) == ("chat", "json", 200, "info")
+    assert (line["num_response_ids"], line["finish_reasons"], line["usable"]) == (13, ["stop"], True)
+    assert "secret" not in json.dumps(line)
+
+
+def test_a_call_that_fails_is_a_warning(serve, lines):
+    served = serve(upstream="http", config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0))
+    served.upstream.fault = "cut"
+    served.post(json={**SAID, "stream": True})
+    served.post(json={"messages": 3}, path="/v1/messages")
+    broken, refused = lines()
+    assert (broken["status"], broken["finish_reasons"], broken["level"]) == (200, ["error"], "warning")
+    assert (refused["status"], refused["dialect"], refused["level"]) == (400, "messages", "warning")
+    assert "session_id" not in refused
+
+
+def test_without_the_setting_no_call_is_logged(serve, lines):
+    serve().post()
+    assert lines() == []
+
+
+def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):
+    served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
+    served.post(json={**SAID, "top_p": 0.5, "stop": ["a secret"]}, headers={"traceparent": TRACEPARENT})
+    span = collector.named("chat scripted")
+    assert (span.trace_id, span.parent_id, span.kind) == (TRACE_ID, PARENT_ID, "CLIENT")
+    [trace] = served.store.by_session("s")
+    assert span.attributes["rllm.trace_ids"] == [trace.id]
+    assert span.attributes["gen_ai.conversation.id"] == span.attributes["rllm.session_id"] == "s"
+    assert span.attributes["gen_ai.request.top_p"] == 0.5
+    assert span.attributes["rllm.dialect"] == "chat"
+    assert span.attributes["rllm.response_ids.length"] == 6
+    assert span.seconds == pytest.approx(trace.timings["total_s"], abs=1e-4)
+    assert b"secret" not in b"".join(collector.requests)
+
+
+def test_each_dialect_and_each_failure_has_its_span(serve, collector):
+    served = serve(upstream="http", config=GatewayConfig(otel_response_ids=True, otel=True, shutdown_timeout_s=1.0))
+    served.post("/v1/completions", json={"model": "m", "prompt": "a", "stream": True})
+    served.post("/v1/messages", json={**SAID, "max_tokens": 9})
+    served.upstream.fault = "error"
+    served.post("/v1/responses", json={"model": "m", "input": "a"})
+    served.post(json={"messages": []})
+    whole, message, failed = collector.spans()
+    assert (whole.name, whole.attributes["rllm.dialect"]) == ("text_completion scripted", "completions")
+    assert whole.attributes["rllm.stream"] is True
+    assert len(whole.attributes["rllm.response_ids"]) == whole.attributes["rllm.response_ids.length"]
+    assert message.attributes["rllm.dialect"] == "messages"
+    assert (failed.attributes["error.type"], failed.status) == ("500", "ERROR")
+
+
+def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):
+    served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
+
+    @trajectory(name="solver")
+    def agent():
+        client = get_chat_client(base_url=served.server.session_url("s"), api_key="unused")
+        return client.chat.completions.create(model="m", messages=SAID["messages"]).choices[0].message.content
+
+    with session():
+        assert agent().result == "hello"
+    agent_span, call_span = collector.named("invoke_agent solver"), collector.named("chat scripted")
+    assert (call_span.trace_id, call_span.parent_id) == (agent_span.trace_id, agent_span.span_id)
+    assert telemetry.outgoing_headers() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "session_id"),
+    [
+        ("/v1", {"baggage": "user=a,rllm.session=carried"}, "carried"),
+        ("/v1", {"baggage": "rllm.session=carried", "authorization": "Bearer rllm-key"}, "carried"),
+        ("/v1", {"baggage": "rllm.session=carried", "x-rllm-session": "stamped"}, "stamped"),
+        ("/sessions/path/v1", {"baggage": "rllm.session=carried"}, "path"),
+    ],
+)
+def test_a_session_may_come_in_baggage(serve, path, headers, session_id):
+    served = serve()
+    answer = served.post(f"{path}/chat/completions", headers=headers)
+    assert answer.headers["x-rllm-session"] == session_id

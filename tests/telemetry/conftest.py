@@ -1,0 +1,19 @@
+import pytest
+
+from rllm import telemetry
+
+from .collector import collecting
+
+
+@pytest.fixture
+def collector(monkeypatch):
+    """What this process exports once telemetry is on."""
+    with collecting(monkeypatch) as collected:
+        yield collected
+
+
+@pytest.fixture
+def spans(collector):
+    """The same, with telemetry on."""
+    telemetry.enable()
+    return collector

@@ -1,0 +1,145 @@
+"""Spans of agents, tools, rollouts and calls, as a collector receives them."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from rllm import telemetry
+from rllm.engine.recorded import RecordedEngine
+from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.errors import InferenceError, MissingDependencyError
+from rllm.sdk import session, trajectory
+from rllm.testing.scripted import ScriptedEngine
+from rllm.tools.tool_base import Tool
+from rllm.types import Episode
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def test_nothing_is_imported_until_it_is_enabled():
+    code = (
+        "import rllm.sdk, rllm.tools.tool_base, rllm.engine.runner, rllm.gateway.app, sys; print('opentelemetry' in "
+        "{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_off_it_says_nothing(collector):
+    @trajectory
+    def agent():
+        return Tool(function=add)(1, 2).output
+
+    assert agent().result == 3
+    assert telemetry.outgoing_headers() == {}
+    assert collector.spans() == []
+
+
+def test_without_opentelemetry_its_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "rllm.telemetry.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(MissingDependencyError, match=r"rllm\[otel\]"):
+        telemetry.enable()
+
+
+def test_a_tool_called_by_an_agent_is_a_part_of_it(spans):
+    @trajectory(name="solver")
+    def agent():
+        return Tool(function=add)(1, 2).output
+
+    with session() as around:
+        agent()
+    agent_span, tool_span = spans.named("invoke_agent solver"), spans.named("execute_tool add")
+    assert (tool_span.trace_id, tool_span.parent_id) == (agent_span.trace_id, agent_span.span_id)
+    assert tool_span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.provider.name": "rllm",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.type": "function",
+    }
+    assert agent_span.attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": "rllm",
+        "gen_ai.agent.name": "solver",
+        "gen_ai.conversation.id": around.name,
+        "rllm.num_steps": 0,
+    }
+    assert {agent_span.status, tool_span.status} == {"UNSET"}
+    assert agent_span.service == "rllm"
+
+
+async def test_an_async_agent_has_one_span_and_its_calls_are_parts_of_it(spans):
+    engine = RecordedEngine(ScriptedEngine(["four"], weight_version=7), model="policy")
+
+    @trajectory(name="solver")
+    async def agent():
+        await Tool(function=add).call({"a": 1, "b": 2})
+        output = await engine.get_model_response([{"role": "user", "content": "2 + 2?"}], temperature=0.5)
+        return output.id
+
+    done = await agent()
+    agent_span, call_span = spans.named("invoke_agent solver"), spans.named("chat policy")
+    assert spans.named("execute_tool add").parent_id == agent_span.span_id
+    assert (call_span.parent_id, call_span.kind) == (agent_span.span_id, "CLIENT")
+    told = call_span.attributes
+    assert told["gen_ai.response.id"] == done.result
+    assert told["gen_ai.request.temperature"] == 0.5
+    assert told["gen_ai.usage.output_tokens"] == told["rllm.response_ids.length"] == len("four") + 1
+    assert told["gen_ai.usage.input_tokens"] == told["rllm.prompt_ids.length"] == len(done.steps[0].prompt_ids)
+    assert told["gen_ai.response.finish_reasons"] == ["stop"]
+    assert (told["rllm.weight_version"], told["rllm.usable"]) == (7, True)
+    assert "rllm.response_ids" not in told
+    assert agent_span.attributes["rllm.num_steps"] == 1
+
+
+async def test_failures_tell_their_type_and_nothing_that_was_said(spans):
+    engine = RecordedEngine(ScriptedEngine([InferenceError("secret reason")]))
+
+    @trajectory
+    async def agent():
+        Tool(function=add)(1, "secret argument")
+        await engine.get_model_response([{"role": "user", "content": "secret question"}])
+
+    with pytest.raises(InferenceError):
+        await agent()
+    assert [(span.name, span.attributes["error.type"], span.status) for span in spans.spans()] == [
+        ("execute_tool add", "tool_error", "ERROR"),
+        ("chat policy", "InferenceError", "ERROR"),
+        ("invoke_agent agent", "InferenceError", "ERROR"),
+    ]
+    assert b"secret" not in b"".join(spans.requests)
+
+
+async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
+    class Adding:
+        async def rollout(self, attempt):
+            await asyncio.sleep(0)
+            if attempt.index:
+                raise InferenceError("no")
+            await Tool(function=add).call({"a": 1, "b": 2})
+            return Episode(task_id=attempt.task_id)
+
+    attempts = [Attempt(task={}, task_id="t:1", index=index, training_step=3) for index in (0, 1)]
+    await RolloutRunner(Adding(), num_retries=0).run(attempts)
+    well, failed = sorted(
+        (span for span in spans.spans() if span.name == "invoke_agent rollout"),
+        key=lambda s: s.attributes["rllm.index"],
+    )
+    assert spans.named("execute_tool add").parent_id == well.span_id
+    assert well.attributes["rllm.task_id"] == "t:1"
+    assert well.attributes["rllm.training_step"] == 3
+    assert well.attributes["gen_ai.conversation.id"] == attempts[0].session_id
+    assert (failed.status, failed.attributes["error.type"]) == ("ERROR", "InferenceError")
+
+
+async def test_sampled_ids_are_told_where_they_are_wanted(collector):
+    telemetry.enable(response_ids=True)
+    engine = RecordedEngine(ScriptedEngine(["A"]))
+    with session():
+        await engine.get_model_response([{"role": "user", "content": "hi"}])
+    assert collector.named("chat policy").attributes["rllm.response_ids"] == [65, 257]
