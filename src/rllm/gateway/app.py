@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from rllm.gateway.dialects.chat import ChatDialect
 from rllm.gateway.dialects.completions import CompletionsDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect
+from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import bounded
 from rllm.gateway.limits import CallLimits
@@ -70,7 +72,12 @@ def create_app(
     others = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={HTTPException: _http_exception, RLLMError: _our_error, Exception: _unforeseen},
+        exception_handlers={
+            HTTPException: _http_exception,
+            RLLMError: _our_error,
+            ClientDisconnected: _nobody_there,
+            Exception: _unforeseen,
+        },
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +89,7 @@ def create_app(
             scope["path_params"] = called.groupdict()
             await calls[called["call"]](scope, receive, send)
         else:
-            await others(scope, bounded(scope, receive, config), send)
+            await others(scope, bounded(scope, receive, config) if scope["type"] == "http" else receive, send)
 
     return app
 
@@ -118,6 +125,10 @@ async def _our_error(request: Request, error: Exception) -> Response:
     return _error_response(request, to_gateway_error(error))
 
 
+async def _nobody_there(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
 async def _unforeseen(request: Request, error: Exception) -> Response:
     logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
     return _error_response(request, to_gateway_error(error))
@@ -126,4 +137,5 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 def _error_response(request: Request, error: GatewayError) -> Response:
     """In the shape that this client reads."""
     shown = messages.error_to_dict(error) if is_anthropic(request) else error.to_dict()
-    return Response(orjson.dumps(shown), status_code=error.status, media_type="application/json")
+    headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
+    return Response(orjson.dumps(shown), status_code=error.status, headers=headers, media_type="application/json")

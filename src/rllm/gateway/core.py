@@ -269,8 +269,11 @@ class Gateway:
 
     async def _keep(self, call: ModelCall, traces: list[Trace]) -> None:
         """Return once the traces are durable."""
-        await self.writes.wait(self.store.add(traces))
-        self._count(call, traces)
+        stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
+        await self.writes.wait(self.store.add(stored))
+        self._count(call, stored)
+        if problem is not None:
+            raise problem
         for trace in traces:
             call.keep(trace)
 

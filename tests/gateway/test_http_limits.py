@@ -1,0 +1,133 @@
+"""Clients that say too much, or too slowly, before anybody can know what they want."""
+
+import json
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.gateway.config import GatewayConfig
+
+HEAD = b"POST /sessions/s/v1/%s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+
+
+def connect(served):
+    host, port = served.server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def read_answer(connection):
+    """Status and JSON of the answer after which the server closes, `None` if it closes without one."""
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    if not head:
+        return None
+    return int(head.split()[1]), json.loads(body[body.index(b"{") :].split(b"\r\n")[0])
+
+
+def limited(serve, **limits):
+    return serve(config=GatewayConfig(shutdown_timeout_s=1, **limits))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"x-long: " + b"a" * 3000 + b"\r\n\r\n", id="too long"),
+        pytest.param(b"x-endless: " + b"a" * 3000, id="without end"),
+        pytest.param(b"a: b\r\n" * 40 + b"\r\n", id="too many"),
+    ],
+)
+def test_a_head_that_is_too_large_is_refused(serve, sent):
+    served = limited(serve, max_header_bytes=2000, max_headers=30)
+    with connect(served) as connection:
+        connection.sendall(HEAD % (b"chat/completions", len(BODY)) + sent)
+        status, body = read_answer(connection)
+    assert (status, body["error"]["code"]) == (431, "headers_too_large")
+    assert served.post().status_code == 200
+
+
+def test_a_long_body_is_no_long_head(serve):
+    served = limited(serve, max_header_bytes=2000)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi" * 10_000}]}
+    assert served.post(json=body).status_code == 200
+    assert served.post(json=body).status_code == 200
+
+
+def test_a_head_that_does_not_end_in_time_is_refused(serve):
+    with connect(limited(serve, header_timeout_s=0.1)) as connection:
+        connection.sendall(HEAD % (b"chat/completions", 10))
+        status, body = read_answer(connection)
+    assert status == 408
+    assert "within 0.1 s" in body["error"]["message"]
+
+
+def test_a_client_that_drips_its_head_gets_no_more_time(serve):
+    with connect(limited(serve, header_timeout_s=0.2)) as connection:
+        connection.sendall(HEAD % (b"chat/completions", 10) + b"x-slow: ")
+        with pytest.raises(ConnectionError):
+            drip(connection)
+
+
+def drip(connection):
+    while True:
+        connection.sendall(b"a")
+        time.sleep(0.01)
+
+
+def test_a_client_that_never_speaks_is_left(serve):
+    with connect(limited(serve, header_timeout_s=0.1)) as connection, suppress(ConnectionResetError):
+        assert read_answer(connection) is None
+
+
+@pytest.mark.parametrize(
+    ("route", "kind_of"),
+    [
+        (b"chat/completions", lambda body: body["error"]["type"]),
+        (b"responses", lambda body: body["error"]["type"]),
+        (b"messages", lambda body: body["error"]["type"]),
+    ],
+)
+def test_a_body_that_does_not_end_in_time_is_refused_in_the_words_of_its_dialect(serve, route, kind_of):
+    served = limited(serve, body_timeout_s=0.1)
+    with connect(served) as connection:
+        connection.sendall(HEAD % (route, len(BODY)) + b"\r\n" + BODY[:20])
+        status, body = read_answer(connection)
+    assert status == 408
+    assert kind_of(body) == "invalid_request_error"
+    assert served.store.sessions() == []
+    assert served.post().status_code == 200
+
+
+def test_a_slow_body_of_another_route_is_refused(serve):
+    with connect(limited(serve, body_timeout_s=0.1)) as connection:
+        connection.sendall(b"POST /sessions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert read_answer(connection)[0] == 408
+
+
+def test_a_long_body_of_another_route_is_refused(serve):
+    served = limited(serve, max_body_bytes=1000)
+    answer = served.http.post("/sessions", content=b"[" * 1001)
+    assert answer.status_code == 413
+    assert served.http.post("/sessions", json={"id": "s"}).status_code == 200
+
+
+def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
+    served = limited(serve, header_timeout_s=5, body_timeout_s=5)
+    with connect(served) as connection:
+        for _ in range(2):
+            whole = HEAD % (b"chat/completions", len(BODY)) + b"\r\n" + BODY
+            for start in range(0, len(whole), 16):
+                connection.sendall(whole[start : start + 16])
+                time.sleep(0.001)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("name", ["max_header_bytes", "max_headers", "header_timeout_s", "body_timeout_s"])
+def test_a_limit_is_above_zero(name):
+    with pytest.raises(ConfigError, match=f"{name}=0"):
+        GatewayConfig(**{name: 0})
