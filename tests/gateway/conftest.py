@@ -10,7 +10,7 @@ from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
@@ -45,6 +45,9 @@ def start(stack, script=("hello",), *, upstream="engine", config=None, store=Non
     if upstream == "http":
         scripted = stack.enter_context(ScriptedServer(engine))
         source = HTTPUpstream(scripted.base_url)
+    elif upstream == "pool":
+        scripted = stack.enter_context(ScriptedServer(engine))
+        source = UpstreamPool([scripted.base_url])
     else:
         source = EngineUpstream(engine, "scripted")
     config = config or GatewayConfig(shutdown_timeout_s=1.0)
@@ -65,7 +68,7 @@ def end_later():
 
 @pytest.fixture
 def serve(end_later):
-    """Start gateways that end with the test: `serve(script, upstream="engine" | "http", config=...)`."""
+    """Start gateways that end with the test: `serve(script, upstream="engine" | "http" | "pool", config=...)`."""
     with ExitStack() as stack:
         yield partial(start, stack)
         end_later(stack.pop_all())

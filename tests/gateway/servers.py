@@ -43,11 +43,7 @@ def event_stream(*events, end=True):
 
 
 STREAMED = event_stream(
-    {
-        "choices": [
-            {"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [7], "logprobs": None}
-        ]
-    }
+    {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [7], "logprobs": None}]}
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import TURN_END, encode
+from rllm.testing.scripted_server import ScriptedServer
 
 REQUESTS = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -420,6 +422,38 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
             seen += client.recv(65536)
     traces = wait_for(lambda: served.store.by_session("s"))
     assert (traces[0].finish_reason, bytes(traces[0].response_ids[:4])) == ("abort", b"abcd")
+
+
+@every_dialect
+@pytest.mark.parametrize("stream", [False, True])
+def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, route, stream):
+    served = serve(["hello"], latency_s=0.4)
+    body = {"model": "m", **REQUESTS[route], "stream": stream}
+    path = f"/sessions/s/v1/{route}"
+    first = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.1"}
+    with pytest.raises(httpx.ReadTimeout):
+        served.post(path, json=body, headers=first, timeout=0.1)
+    again = served.post(path, json=body, headers={**first, "x-stainless-retry-count": "1"})
+    assert again.status_code == 200
+    [trace] = served.store.by_session("s")
+    assert (trace.id in again.text, trace.error, served.engine.num_calls) == (True, None, 1)
+
+
+@every_dialect
+@pytest.mark.parametrize("stream", [False, True])
+def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, stream):
+    served = serve(["hello"], upstream="pool")
+    port = urlsplit(served.upstream.base_url).port
+    served.upstream.stop()
+    restarted = ScriptedServer(served.engine, port=port)
+    starting = threading.Timer(0.3, restarted.start)
+    starting.start()
+    served.stack.callback(restarted.stop)
+    body = {"model": "m", **REQUESTS[route], "stream": stream}
+    assert served.post(f"/sessions/s/v1/{route}", json=body).status_code == 200
+    [trace] = served.store.by_session("s")
+    assert (trace.error, trace.response["content"]) == (None, "hello")
+    assert trace.timings["queue_s"] > 0
 
 
 def wait_for(read, timeout_s=10.0):
