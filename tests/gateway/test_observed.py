@@ -1,4 +1,7 @@
-"""Logs and spans of calls, and the trace that a call is a part of."""
+"""Logs and spans of calls, and the trace that a call is a part of.
+
+They are made once the answer has left, so a test stops the gateway before it looks.
+"""
 
 import json
 import logging
@@ -37,6 +40,7 @@ def test_each_call_is_a_line_with_its_ids_and_without_its_content(serve, lines):
     served = serve(["a secret too"], config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0))
     headers = {"authorization": "Bearer sk-secret", "traceparent": TRACEPARENT}
     answer = served.post(json=SAID, headers=headers).json()
+    served.server.stop()
     [line] = lines()
     assert line["session_id"] == "s"
     assert line["trace_ids"] == [answer["id"]]
@@ -51,6 +55,7 @@ def test_a_call_that_fails_is_a_warning(serve, lines):
     served.upstream.fault = "cut"
     served.post(json={**SAID, "stream": True})
     served.post(json={"messages": 3}, path="/v1/messages")
+    served.server.stop()
     broken, refused = lines()
     assert (broken["status"], broken["finish_reasons"], broken["level"]) == (200, ["error"], "warning")
     assert (refused["status"], refused["dialect"], refused["level"]) == (400, "messages", "warning")
@@ -58,13 +63,16 @@ def test_a_call_that_fails_is_a_warning(serve, lines):
 
 
 def test_without_the_setting_no_call_is_logged(serve, lines):
-    serve().post()
+    served = serve()
+    served.post()
+    served.server.stop()
     assert lines() == []
 
 
 def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):
     served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
     served.post(json={**SAID, "top_p": 0.5, "stop": ["a secret"]}, headers={"traceparent": TRACEPARENT})
+    served.server.stop()
     span = collector.named("chat scripted")
     assert (span.trace_id, span.parent_id, span.kind) == (TRACE_ID, PARENT_ID, "CLIENT")
     [trace] = served.store.by_session("s")
@@ -77,6 +85,18 @@ def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):
     assert b"secret" not in b"".join(collector.requests)
 
 
+def test_what_no_span_can_hold_is_left_out(serve, collector):
+    served = serve(upstream="http", config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
+    served.post(
+        json={**SAID, "seed": 2**63, "temperature": "hot", "top_p": 0.5}, headers={"traceparent": "00-nonsense"}
+    )
+    served.server.stop()
+    [span] = collector.spans()
+    told = span.attributes
+    assert told["gen_ai.request.top_p"] == 0.5
+    assert {"gen_ai.request.seed", "gen_ai.request.temperature"}.isdisjoint(told)
+
+
 def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     served = serve(upstream="http", config=GatewayConfig(otel_response_ids=True, otel=True, shutdown_timeout_s=1.0))
     served.post("/v1/completions", json={"model": "m", "prompt": "a", "stream": True})
@@ -84,6 +104,7 @@ def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     served.upstream.fault = "error"
     served.post("/v1/responses", json={"model": "m", "input": "a"})
     served.post(json={"messages": []})
+    served.server.stop()
     whole, message, failed = collector.spans()
     assert (whole.name, whole.attributes["rllm.dialect"]) == ("text_completion scripted", "completions")
     assert whole.attributes["rllm.stream"] is True
@@ -102,6 +123,7 @@ def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):
 
     with session():
         assert agent().result == "hello"
+    served.server.stop()
     agent_span, call_span = collector.named("invoke_agent solver"), collector.named("chat scripted")
     assert (call_span.trace_id, call_span.parent_id) == (agent_span.trace_id, agent_span.span_id)
     assert telemetry.outgoing_headers() == {}

@@ -215,6 +215,7 @@ ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
+    "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_doors.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
     "sft.train_on": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
     "sft.tokenize_method": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",

@@ -143,7 +143,8 @@ def _make_missing(
         console.print("Every rollout is already there.")
         return
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
-    address = GatewayConfig(host=config.gateway.host, port=config.gateway.port, shutdown_timeout_s=1.0)
+    settings = config.gateway
+    address = GatewayConfig(host=settings.host, port=settings.port, otel=settings.otel, shutdown_timeout_s=1.0)
     with (
         source.upstream as upstream,
         closing(open_store(str(evaluation.folder.path / "traces.db"))) as store,

@@ -17,6 +17,7 @@ from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
 from rllm.store.base import TraceStore
+from rllm.telemetry import outgoing_headers
 from rllm.types import Trace
 
 SAMPLING_KEY = "rllm.sampling"
@@ -40,6 +41,8 @@ class Session:
     """Likewise."""
     seeds: CallSeeds = field(default_factory=CallSeeds)
     """Counts the calls where the session's sampling fixes a `seed`, from which each call's own is derived."""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """W3C headers of what the session was opened in, for calls that say nothing of their own; empty without telemetry."""
 
     def imposed_on(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The request as it is sent: with the session's sampling parameters, and with the seed of this very call."""
@@ -93,6 +96,7 @@ class Sessions:
             session = self._keep(self._known.setdefault(session_id, session))
         if fixed is not None:
             session.sampling = fixed
+        session.trace_context = outgoing_headers() or session.trace_context
 
     def knows(self, session_id: str) -> bool:
         """Whether the session is in memory."""

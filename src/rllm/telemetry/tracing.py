@@ -139,7 +139,11 @@ def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": [item.finish_reason for item in traces if item.finish_reason],
         "gen_ai.usage.input_tokens": len(first.prompt_ids) or None,
         "gen_ai.usage.output_tokens": num_sampled or None,
-        **{name: first.sampling.get(field) for field, name in _REQUEST_FIELDS.items() if field in first.sampling},
+        **{
+            name: _number(first.sampling.get(field))
+            for field, name in _REQUEST_FIELDS.items()
+            if field in first.sampling
+        },
         "rllm.session_id": first.session_id,
         "rllm.trace_ids": [item.id for item in traces],
         "rllm.parent_id": first.parent_id,
@@ -152,6 +156,11 @@ def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
         "rllm.drift": first.metadata.get(DRIFT_KEY),
         "rllm.first_token_s": first.timings.get("first_token_s"),
     }
+
+
+def _number(value: Any) -> float | None:
+    """An agent may ask for anything; one value that OTLP cannot carry would cost the spans that are exported with it."""
+    return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
 def _given(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -258,7 +258,11 @@ class AgentTrainer:
             store,
             upstream,
             GatewayConfig(
-                host=settings.host, port=settings.port, exact_turns=settings.exact_turns, shutdown_timeout_s=1.0
+                host=settings.host,
+                port=settings.port,
+                exact_turns=settings.exact_turns,
+                otel=settings.otel,
+                shutdown_timeout_s=1.0,
             ),
         )
 

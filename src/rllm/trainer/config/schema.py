@@ -212,6 +212,9 @@ class GatewaySettings(Section):
     exact_turns: bool = True
     """Whether later turns are prompted with the very tokens that were sampled before, reasoning included; false leaves it to
     the chat template to write the past anew."""
+    otel: bool = False
+    """Whether rollouts, their agents, tools and calls are traced with OpenTelemetry, and exported to
+    OTEL_EXPORTER_OTLP_ENDPOINT."""
 
 
 class TrainConfig(Section):
