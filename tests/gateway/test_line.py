@@ -48,3 +48,12 @@ async def test_all_are_called_at_once():
     places = [line.join() for _ in range(3)]
     line.call_all()
     await asyncio.gather(*(line.called(place, soon()) for place in places))
+
+
+async def test_a_place_can_be_waited_for_again_after_a_wait_that_ended():
+    line = WaitingLine()
+    place = line.join()
+    with pytest.raises(TimeoutError):
+        await line.called(place, time.monotonic() + 0.01)
+    line.call_next()
+    await line.called(place, soon())

@@ -174,6 +174,19 @@ async def test_a_call_is_not_held_for_ever():
         assert pool.replicas.num_waiting == 0
 
 
+async def test_a_pause_holds_for_longer_than_what_is_down():
+    server = RawServer()
+    async with pool_of(server, hold_timeout_s=0.2, check_interval_s=0.05) as pool:
+        await server.stop()
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: pool.replicas.num_waiting)
+        pool.replicas.pause()
+        await asyncio.sleep(0.4)
+        await server.start()
+        pool.replicas.resume()
+        assert (await call).queue_s > 0.4
+
+
 async def test_the_total_time_holds_for_waiting_and_answering_together():
     server = RawServer()
     server.hold.clear()

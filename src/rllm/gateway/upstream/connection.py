@@ -146,6 +146,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, idle: list[Connection]) -> None:
         self._idle = idle
         self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        # Called for every HTTP chunk, of which a streamed answer has one for each token.
+        self.on_body = self._parts.append
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
@@ -157,7 +160,7 @@ class Connection(asyncio.Protocol):
         self.answering = False
         """Whether any byte of the answer has arrived."""
         self._has_head = self._complete = self._keeps_alive = False
-        self._parts: list[bytes] = []
+        self._parts.clear()
         self._num_buffered = 0
 
     @property
@@ -232,6 +235,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.answering = True
+        self._num_buffered += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -259,10 +263,6 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         self._has_head = self.status >= 200
         self._keeps_alive = bool(self._parser.should_keep_alive())
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-        self._num_buffered += len(body)
 
     def on_message_complete(self) -> None:
         if self._has_head:

@@ -30,18 +30,22 @@ def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[s
     if logprob_details:
         return [_parse(payload) for payload in payloads]
     chunks: list[dict[str, Any]] = []
-    run: _Run | None = None
+    run: list[_TextChunk] = []
     for payload in payloads:
         try:
             text_chunk = _decode_text_chunk(payload)
         except msgspec.MsgspecError:
-            run = None
+            if run:
+                chunks.append(_merged(run))
+                run = []
             chunks.append(_with_bare_logprobs(_parse(payload)))
             continue
-        if run is None or not run.takes(text_chunk.choices[0]):
-            run = _Run(text_chunk)
-            chunks.append(run.chunk)
-        run.append(text_chunk.choices[0])
+        if run and not _go_on(text_chunk.choices[0], run[0].choices[0]):
+            chunks.append(_merged(run))
+            run = []
+        run.append(text_chunk)
+    if run:
+        chunks.append(_merged(run))
     return chunks
 
 
@@ -66,45 +70,34 @@ def _with_bare_logprobs(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-class _Run:
-    """A chunk that grows by the text chunks of one choice that follow it."""
+def _go_on(choice: _TextChoice, before: _TextChoice) -> bool:
+    """Whether a choice goes on where another one is, with the same fields."""
+    return choice.index == before.index and (choice.logprobs is None) is (before.logprobs is None)
 
-    __slots__ = ("_delta", "_ids", "_index", "_logprobs", "chunk")
 
-    def __init__(self, first: _TextChunk) -> None:
-        choice = first.choices[0]
-        self._index = choice.index
-        self._delta: dict[str, str] = {"content": ""}
-        self._ids: list[int] = []
-        self._logprobs: list[float] | None = None if choice.logprobs is None else []
-        self.chunk: dict[str, Any] = {
-            "id": first.id,
-            "object": first.object,
-            "created": first.created,
-            "model": first.model,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "delta": self._delta,
-                    "logprobs": None if self._logprobs is None else {"token_logprobs": self._logprobs},
-                    "finish_reason": None,
-                    "token_ids": self._ids,
-                }
-            ],
-        }
-        if first.system_fingerprint is not None:
-            self.chunk["system_fingerprint"] = first.system_fingerprint
-
-    def takes(self, choice: _TextChoice) -> bool:
-        """Whether a choice goes on where this run is, with the same fields."""
-        return choice.index == self._index and (choice.logprobs is None) is (self._logprobs is None)
-
-    def append(self, choice: _TextChoice) -> None:
-        self._delta["content"] += choice.delta.content
-        self._ids += choice.token_ids
-        if self._logprobs is not None and choice.logprobs is not None:
-            for entry in choice.logprobs.content:
-                self._logprobs.append(entry.logprob)
+def _merged(run: list[_TextChunk]) -> dict[str, Any]:
+    """Text chunks of one choice as one."""
+    first = run[0]
+    choices = [chunk.choices[0] for chunk in run]
+    numbers = [entry.logprob for choice in choices if choice.logprobs is not None for entry in choice.logprobs.content]
+    merged: dict[str, Any] = {
+        "id": first.id,
+        "object": first.object,
+        "created": first.created,
+        "model": first.model,
+        "choices": [
+            {
+                "index": choices[0].index,
+                "delta": {"content": "".join([choice.delta.content for choice in choices])},
+                "logprobs": None if choices[0].logprobs is None else {"token_logprobs": numbers},
+                "finish_reason": None,
+                "token_ids": [token_id for choice in choices for token_id in choice.token_ids],
+            }
+        ],
+    }
+    if first.system_fingerprint is not None:
+        merged["system_fingerprint"] = first.system_fingerprint
+    return merged
 
 
 # What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.

@@ -29,9 +29,11 @@ class WaitingLine:
         Raises:
             TimeoutError: if it was not called until then, on `time.monotonic`'s clock.
         """
-        async with asyncio.timeout(until - time.monotonic()):
-            await self._calls[place]
-        self._calls[place] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self._calls[place]
+        finally:
+            self._calls[place] = asyncio.get_running_loop().create_future()
 
     def leave(self, place: int) -> None:
         """Give up the place, and let the next one try: there may be room for more than who leaves."""

@@ -274,7 +274,8 @@ class ReplicaSet:
                 try:
                     await self._waiting.called(place, until)
                 except TimeoutError:
-                    raise self._no_room(route, time.monotonic() - began) from None
+                    if self.all_down or time.monotonic() >= deadline:
+                        raise self._no_room(route, time.monotonic() - began) from None
                 if (replica := self._pick(route)) is not None:
                     return replica
         finally:
@@ -300,7 +301,8 @@ class ReplicaSet:
                 replica.suspect()
             return
         if error.fault == "refused":
-            asyncio.get_running_loop().call_later(replica.refused(error), self._waiting.call_all)
+            # A little later than it rests: the event loop's timers may be early by their resolution.
+            asyncio.get_running_loop().call_later(replica.refused(error) + 0.005, self._waiting.call_all)
         else:
             replica.failed(error)
         if self.all_down:
