@@ -55,6 +55,7 @@ async def test_a_call_is_led_through_a_gateway_that_keeps_the_key_of_the_upstrea
             extra_headers={"x-own": "1"},
         )
         led, again = await detours.lead(call), await detours.lead({**call, "extra_headers": None})
+        assert await detours.lead(led) is led
         headers = {"authorization": f"Bearer {led['api_key']}", **led["extra_headers"]}
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with httpx.AsyncClient(base_url=led["api_base"], timeout=20, verify=False) as client:

@@ -202,6 +202,24 @@ def test_a_session_is_named_as_the_gateway_reads_it(proxy):
     assert proxy[1].by_session("by-header")[0].metadata["agent"] == "solver"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+def test_what_litellm_translates_is_captured_once(proxy, path, body, stream):
+    name = f"{path.rpartition('/')[2]}-{stream}"
+    headers = {"x-rllm-session": name, "anthropic-version": "2023-06-01"}
+    answer = proxy[0].post(path, json={"model": "captured", "stream": stream, **body}, headers=headers)
+    assert answer.status_code == 200
+    [trace] = proxy[1].by_session(name)
+    assert (trace.error, trace.response["content"]) == (None, "You said: hi.")
+    assert len(trace.response_ids) == len("You said: hi.") + 1
+
+
 async def test_as_an_upstream_it_serves_evaluation_and_training_is_refused(proxy, upstream):
     """A provider behind LiteLLM gives no token ids; `upstream` is told to be one."""
     from openai import AsyncOpenAI
@@ -226,6 +244,7 @@ async def test_as_an_upstream_it_serves_evaluation_and_training_is_refused(proxy
     finally:
         upstream.fault = None
     assert trained.info["error"]["type"] == "CaptureError"
-    assert "lacks prompt_token_ids and choices[0].token_ids" in trained.info["error"]["message"]
+    for told in ("lacks prompt_token_ids and choices[0].token_ids", "return_token_ids: true", "not trained on"):
+        assert told in trained.info["error"]["message"]
     [trajectory] = evaluated.trajectories
     assert (trajectory.reward, trajectory.steps[0].model_response) == (1.0, "You said: hi.")

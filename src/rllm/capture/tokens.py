@@ -168,7 +168,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
     if missing:
         return (
             f"the server's chat completion (OpenAI format) lacks {' and '.join(missing)}: "
-            f"send {' and '.join(remedies)} to a server that honours it"
+            f"send {' and '.join(remedies)} to a server that honours it; the calls of others can be evaluated, not trained on"
         )
     if not response_ids:
         return f"{where} holds no sampled token"

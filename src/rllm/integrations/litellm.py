@@ -59,6 +59,8 @@ class Detours:
         Raises:
             ConfigError: if the deployment's address is not a web address.
         """
+        if call.get("api_key") == self._key:  # A call that LiteLLM translates asks the callback twice.
+            return call
         if not _is_captured(call):
             self._warn_once(str(call.get("model")))
             return call
