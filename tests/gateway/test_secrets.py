@@ -1,0 +1,232 @@
+"""Keys go where they must and nowhere else, and no agent decides where its calls go."""
+
+import ast
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+import rllm.gateway
+from rllm.gateway.app import create_app
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.identity import session_key
+from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
+from rllm.store import open_store
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+from .servers import ANSWER, http
+
+GATEWAY_KEY, ADMIN_KEY, UPSTREAM_KEY = "k-gateway-7f3a", "k-operator-91cc", "k-upstream-d02e"
+ANTHROPIC_KEY = f"{GATEWAY_KEY}:rllm-claude"
+SECRETS = (GATEWAY_KEY, ADMIN_KEY, UPSTREAM_KEY)
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TRACE_FILES = ("traces.db", "traces.db-wal", "traces.db-shm")
+
+
+@pytest.fixture
+def upstream():
+    with ScriptedServer(ScriptedEngine(["hello"])) as server:
+        yield server
+
+
+def start_gateway(folder, *arguments):
+    """A gateway as the command line starts it, all of its logs in a file."""
+    keys = {
+        "RLLM_GATEWAY_API_KEY": GATEWAY_KEY,
+        "RLLM_GATEWAY_ADMIN_KEY": ADMIN_KEY,
+        "RLLM_UPSTREAM_API_KEY": UPSTREAM_KEY,
+    }
+    command = [sys.executable, "-m", "rllm", "gateway", "--port", "0", "--store", f"sqlite:///{folder / 'traces.db'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, *arguments], env={**os.environ, **keys}, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    greeting = process.stdout.readline()
+    return process, re.search(r"http://\S+", greeting).group(), greeting
+
+
+def use_it(client, upstream):
+    """Calls of every kind: good, refused, failed upstream, and with a key where none belongs."""
+    bearer, anthropic = {"authorization": f"Bearer {GATEWAY_KEY}"}, {"x-api-key": ANTHROPIC_KEY}
+    answers = [
+        client.post("/sessions", json={"id": "s"}, headers=bearer),
+        client.post("/sessions/s/v1/chat/completions", json=CHAT, headers=bearer),
+        client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": True}, headers=bearer),
+        client.post("/sessions/s/v1/responses", json={"model": "m", "input": "hi"}, headers=bearer),
+        client.post("/v1/messages", json={**CHAT, "max_tokens": 5}, headers={**anthropic, "anthropic-version": "1"}),
+        client.post("/v1/chat/completions", json=CHAT, headers={"authorization": f"Bearer {UPSTREAM_KEY}"}),
+        client.post("/v1/chat/completions", content=b"{", headers=bearer),
+        client.get("/upstreams", headers={"authorization": f"Bearer {ADMIN_KEY}"}),
+        client.get("/upstreams", headers=bearer),
+    ]
+    for fault in ("error", "malformed"):
+        upstream.fault = fault
+        answers.append(client.post("/sessions/s/v1/chat/completions", json=CHAT, headers=bearer))
+    upstream.fault = None
+    paths = ("/metrics", "/sessions", "/sessions/s/traces", "/sessions/claude/traces", "/v1/models", "/readyz", "/no")
+    return [*answers, *(client.get(path, headers=bearer) for path in paths)]
+
+
+def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
+    process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url, "--log-format", "json")
+    try:
+        with httpx.Client(base_url=url, timeout=20, verify=False) as client:
+            answers = use_it(client, upstream)
+        stored = b"".join(path.read_bytes() for path in map(tmp_path.joinpath, TRACE_FILES) if path.exists())
+        process.send_signal(signal.SIGTERM)
+        said = greeting + process.communicate(timeout=20)[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    own_key = answers[0].json()["api_key"]
+    assert [answer.status_code for answer in answers[:9]] == [200, 200, 200, 200, 200, 401, 400, 200, 401]
+    with open_store(f"sqlite:///{tmp_path / 'traces.db'}") as store:
+        traces = [trace for info in store.sessions() for trace in store.by_session(info.id)]
+        assert len(traces) == 6
+    logs = (tmp_path / "log").read_text()
+    assert logs.count('"call"') == 8, "calls were logged"
+    places = {
+        "store file": stored.decode("latin-1"),
+        "traces": repr([trace.to_dict() for trace in traces]),
+        "logs": logs,
+        "output": said,
+        "answers": "".join(f"{answer.headers}{answer.text}" for answer in answers[1:]),
+    }
+    for place, text in places.items():
+        for secret in (*SECRETS, own_key):
+            assert secret not in text, place
+
+
+class Listener:
+    """An inference server that keeps every byte that it is sent."""
+
+    def __init__(self):
+        self.received = b""
+        self.num_connections = 0
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc_info):
+        self._server.close()
+
+    async def _accept(self, reader, writer):
+        self.num_connections += 1
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.received += head
+            if length := re.search(rb"(?i)content-length: (\d+)", head):
+                self.received += await reader.readexactly(int(length.group(1)))
+            writer.write(http(200, ANSWER, "connection: close"))
+            await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def gateway_to(listener, **config):
+    upstream = HTTPUpstream(f"http://127.0.0.1:{listener.port}/v1", api_key=UPSTREAM_KEY)
+    app = create_app(MemoryTraceStore(), upstream, GatewayConfig(**config))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        yield client
+    await upstream.close()
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+async def test_an_agents_own_headers_do_not_go_to_the_upstream(header):
+    key = "agents-own-key"
+    async with Listener() as listener, gateway_to(listener) as client:
+        headers = {header: f"Bearer {key}", "cookie": key, "x-anything": key, "openai-organization": key}
+        assert (await client.post("/v1/chat/completions", json=CHAT, headers=headers)).status_code == 200
+    assert key.encode() not in listener.received
+    assert f"Bearer {UPSTREAM_KEY}".encode() in listener.received
+
+
+ROUTES = {
+    "chat/completions": CHAT,
+    "completions": {"model": "m", "prompt": "hi"},
+    "responses": {"model": "m", "input": "hi"},
+    "messages": {**CHAT, "max_tokens": 5},
+}
+ADDRESS_FIELDS = (
+    *("base_url", "api_base", "url", "upstream", "upstream_url", "endpoint", "host", "proxy", "server"),
+    *("api_key", "deployment", "extra_body", "extra_headers", "metadata", "router", "user_config", "litellm_params"),
+)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_nothing_that_an_agent_says_chooses_where_its_call_goes(route):
+    async with Listener() as listener, Listener() as elsewhere, gateway_to(listener) as client:
+        address = f"http://127.0.0.1:{elsewhere.port}/v1"
+        fields = dict.fromkeys(ADDRESS_FIELDS, address)
+        fields |= {
+            name: {"base_url": address, "api_base": address} for name in ("metadata", "extra_body", "extra_headers")
+        }
+        headers = {
+            "host": f"127.0.0.1:{elsewhere.port}",
+            **dict.fromkeys(("x-forwarded-host", "forwarded", "x-upstream", "x-original-url", "x-base-url"), address),
+            **dict.fromkeys(("referer", "origin", "location", "x-rewrite-url", "x-rllm-upstream"), address),
+            "baggage": f"rllm.upstream={address}",
+            "x-rllm-metadata": "%7B%22base_url%22%3A%22" + address.replace("/", "%2F") + "%22%7D",
+        }
+        body = {**ROUTES[route], "model": address, **fields}
+        for path in (f"/v1/{route}", f"/v1/{route}?base_url={address}&upstream={address}"):
+            await client.post(path, json=body, headers=headers)
+        for path in (
+            f"/{address}/v1/{route}",
+            f"//127.0.0.1:{elsewhere.port}/v1/{route}",
+            f"/sessions/..%2f@x/v1/{route}",
+        ):
+            await client.post(path, json=body, headers=headers)
+        await client.get(f"/v1/models/{address}", headers=headers)
+        assert listener.num_connections > 0
+        assert elsewhere.num_connections == 0
+
+
+async def test_a_request_line_with_an_address_goes_nowhere_else(serve):
+    """The form in which clients ask proxies."""
+    served = serve()
+    async with Listener() as elsewhere:
+        host, port = served.server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+        line = b"POST http://127.0.0.1:%d/v1/chat/completions HTTP/1.1\r\n" % elsewhere.port
+        writer.write(line + b"host: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert elsewhere.num_connections == 0
+    assert served.engine.num_calls == 1
+
+
+async def test_only_an_operator_adds_upstreams():
+    async with Listener() as listener, Listener() as elsewhere:
+        pool = UpstreamPool([f"http://127.0.0.1:{listener.port}/v1"])
+        app = create_app(MemoryTraceStore(), pool, GatewayConfig(api_key=GATEWAY_KEY, admin_key=ADMIN_KEY))
+        own = session_key(GATEWAY_KEY, "s")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            for key in (GATEWAY_KEY, f"{GATEWAY_KEY}:rllm-s", own, f"{ADMIN_KEY}:rllm-s", "", "wrong"):
+                headers = {"authorization": f"Bearer {key}"}
+                body = {"url": f"http://127.0.0.1:{elsewhere.port}/v1"}
+                assert (await client.post("/upstreams", json=body, headers=headers)).status_code == 401
+        await pool.close()
+        assert elsewhere.num_connections == 0
+
+
+def test_keys_are_compared_in_constant_time():
+    """No `==`, `!=` or `in` has a key, a code or a presented credential on either side."""
+    suspects = re.compile(r"\b(api_key|admin_key|_key|mac|presented|authorization|secret|token)\b")
+    for path in Path(rllm.gateway.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                assert not any(suspects.search(side) for side in sides), f"{path.name}:{node.lineno}: {sides}"
