@@ -54,6 +54,11 @@ def is_scored(reward: float | None) -> bool:
 DRIFT_KEY = "rllm.drift"
 """Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
 
+SIDE_CALL_KEY = "rllm.side_call"
+"""Where the metadata of a trace keeps why the call is none of its task's, such as one that asks for a title."""
+NUM_SIDE_CALLS_KEY = "num_side_calls"
+"""Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:

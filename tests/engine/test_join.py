@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,3 +98,25 @@ def test_what_is_given_twice_counts_once() -> None:
     assert (len(path.steps), path.final_reward()) == (1, 0.5)
     assert "'solver' has the same step more than once" in episode.info["warnings"][0]
     assert "the same trajectory was given more than once" in episode.info["warnings"][1]
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def with_title_call() -> tuple[Trace, Trace]:
+    title, main = trace(1, [user("fix it")], content="Fixing it"), trace(2, [user("fix it")], content="I will")
+    return title, replace(main, tools=TOOLS)
+
+
+@pytest.mark.parametrize(("take_side_calls", "steps", "num_aside"), [(False, [[2]], 1), (True, [[1], [2]], None)])
+def test_a_call_for_a_title_is_no_step_unless_it_is_wanted(
+    take_side_calls: bool, steps: list[list[int]], num_aside: int | None
+) -> None:
+    path = Trajectory()
+    join(Episode(trajectories=[path]), with_title_call(), take_side_calls=take_side_calls)
+    assert [step.response_ids for step in path.steps] == steps
+    assert path.info.get("num_side_calls") == num_aside
+
+
+def test_a_side_call_that_a_step_names_is_a_step() -> None:
+    assert joined([Step(id="call-1"), Step(id="call-2")], *with_title_call()) == [[1], [2]]

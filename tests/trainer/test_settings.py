@@ -82,6 +82,12 @@ def cut_off(word: str, base_url: str) -> float:
     return float(len(base_url) % 2)
 
 
+def with_a_title(word: str, base_url: str) -> float:
+    ask(base_url, word)
+    ask(base_url, word, tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    return float(len(base_url) % 2)
+
+
 def out_of_turns(word: str, base_url: str) -> Any:
     ask(base_url, word)
     return Episode(trajectories=[Trajectory(reward=1.0)], termination_reason=TerminationReason.MAX_TURNS_EXCEEDED)
@@ -135,6 +141,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "rollout.max_concurrent": (1, lambda run: run.backend.inference.most_live, 1),
     "rollout.max_staleness": (1, lambda run: run.backend.algorithms[0].correction, "truncate"),
     "rollout.timeout_s": (0.3, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 3),
+    "rollout.side_calls": (True, dropped("side_call"), 0),
     "rollout.num_retries": (1, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 0),
     "eval.every": (1, eval_steps, [0, 1, 2]),
     "eval.num_rollouts": (3, lambda run: len(eval_params(run)), 2 * 2 * 3),
@@ -164,6 +171,7 @@ AGENTS = {
     "gateway.exact_turns": in_two_turns,
     "rollout.resample_rounds": alike,
     "filters.truncated": cut_off,
+    "rollout.side_calls": with_a_title,
     "filters.ended_by": out_of_turns,
 }
 

@@ -3,6 +3,7 @@
 from rllm.capture.chat import SAMPLING_FIELDS, failed_trace, parent_of, sampling_of, traces_from_chat
 from rllm.capture.conversations import Conversations, Prior, Said
 from rllm.capture.sampled import trace_from_output
+from rllm.capture.side_calls import side_call, side_calls
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.capture.strip import strip_chunk, strip_token_fields
 from rllm.capture.tokens import has_labels
@@ -18,6 +19,8 @@ __all__ = [
     "has_labels",
     "parent_of",
     "sampling_of",
+    "side_call",
+    "side_calls",
     "strip_chunk",
     "strip_token_fields",
     "trace_from_output",

@@ -22,7 +22,7 @@ def complete(episode: Episode, attempt: Attempt, traces: Sequence[Trace]) -> Epi
     """
     _identify(episode, attempt)
     _drop_repeated(episode)
-    join(episode, traces, tokens_required=attempt.tokens_required)
+    join(episode, traces, tokens_required=attempt.tokens_required, take_side_calls=attempt.side_calls)
     _warn_of_equal_names(episode)
     episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
     return episode

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rllm.capture import side_calls
 from rllm.engine.runner import Attempt
 from rllm.errors import AgentError, CaptureError
 from rllm.sdk.decorators import SESSION_UID
-from rllm.types import Episode, Step, Trace, Trajectory, is_scored, text_of
+from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Step, Trace, Trajectory, is_scored, text_of
 
 
-def join(episode: Episode, traces: Sequence[Trace], *, tokens_required: bool = True) -> None:
+def join(
+    episode: Episode, traces: Sequence[Trace], *, tokens_required: bool = True, take_side_calls: bool = False
+) -> None:
     """Give every trajectory its steps, and every step its tokens. `traces` are in call order.
 
-    What is trainable gets usable tokens or an error, if tokens are required; of the rest, what there is.
+    What is trainable gets usable tokens or an error, if tokens are required; of the rest, what there is. Calls that an
+    agent's program makes beside its task belong to no trajectory, unless a step names them or `take_side_calls` says so.
 
     Raises:
         AgentError: if it cannot be told whose calls these are.
         CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
     """
-    _give_steps(episode.trajectories, traces)
+    _give_steps(episode.trajectories, traces, set() if take_side_calls else side_calls(traces))
     by_id = {trace.id: trace for trace in traces}
     _recognise(episode, by_id)
     for trajectory in episode.trajectories:
@@ -82,8 +86,9 @@ def _say_the_same(one: Trace, other: Trace) -> bool:
     return one.messages == other.messages and one.response == other.response
 
 
-def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace]) -> None:
-    """Trajectories without steps take the calls made inside their function, or all calls if there is only one."""
+def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], aside: set[str]) -> None:
+    """Trajectories without steps take the calls made inside their function, or all calls if there is only one; of these,
+    those that are not `aside`."""
     for trajectory in trajectories:
         if trajectory.steps:
             continue
@@ -97,7 +102,10 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace]) -> 
                 f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls cannot "
                 "be told from the others': make it with @trajectory, or add Step(id=response.id) for each of its calls"
             )
-        trajectory.steps = [Step.from_trace(trace) for trace in calls]
+        taken = [trace for trace in calls if trace.id not in aside] or calls
+        if len(taken) < len(calls):
+            trajectory.info[NUM_SIDE_CALLS_KEY] = len(calls) - len(taken)
+        trajectory.steps = [Step.from_trace(trace) for trace in taken]
 
 
 def _check_captured(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:

@@ -54,6 +54,8 @@ class Attempt:
     """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
     tokens_required: bool = True
     """Whether a trainable step without tokens is an error; not where nobody trains on what comes out."""
+    side_calls: bool = False
+    """Whether a trajectory that names no calls takes also those that its program made beside the task."""
     trajectories: list[Trajectory] = field(default_factory=list, compare=False, repr=False)
     """What has been done so far, for a rollout to add to as it goes: if it fails, the record keeps these."""
 

@@ -32,6 +32,7 @@ from rllm.gateway.identity import (
 )
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
+from rllm.gateway.notes import notes_of
 from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions
@@ -130,6 +131,8 @@ class CallEndpoint:
             metadata = {**metadata, **notes}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
         answer.session_id = session.id
+        if notes := notes_of(chat, session, headers):
+            metadata = {**notes, **metadata}
         call = ModelCall(asked=chat, session=session, metadata=metadata, id=new_call_id(self.dialect.id_prefix))
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)

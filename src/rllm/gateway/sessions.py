@@ -41,6 +41,8 @@ class Session:
     """Likewise."""
     seeds: CallSeeds = field(default_factory=CallSeeds)
     """Counts the calls where the session's sampling fixes a `seed`, from which each call's own is derived."""
+    has_tools: bool = False
+    """Whether any of its calls had some."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers of what the session was opened in, for calls that say nothing of their own; empty without telemetry."""
 
@@ -127,6 +129,7 @@ class Sessions:
             session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
+                session.has_tools = session.has_tools or bool(trace.tools)
                 lineage.add(trace)
                 conversations.add(Said.of(trace.messages, trace.tools), trace)
                 calls.setdefault(trace.call_id, trace)

@@ -23,6 +23,7 @@ from rllm.trainer.shares import (
     FROZEN,
     NO_GREEDY,
     NO_TOKENS,
+    SIDE_CALL,
     UNSCORED,
     Sample,
     Share,
@@ -33,7 +34,7 @@ from rllm.trainer.shares import (
     speaking,
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
-from rllm.types import DRIFT_KEY, Episode, StepCredit, Trajectory
+from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
 
 
 class Scorer(Protocol):
@@ -68,7 +69,7 @@ class Assembled:
     num_uniform_groups: int
     """Groups whose rewards are all alike, which have nothing to teach."""
     dropped: Counter[str]
-    """Trajectories by the reason for which they were left out; failed episodes count once."""
+    """Trajectories by the reason for which they were left out; failed episodes count once, side calls each."""
     num_forks: int
     """Steps whose prompt does not continue the steps before them, beyond the first step of each trajectory."""
     num_steps: int
@@ -131,6 +132,12 @@ def assemble(
         batch.ref_logprobs = scorer.score_reference(batch)
     dropped = Counter(sample.reason for sample in samples if sample.reason)
     dropped.update(reason_of(episode) for episode in episodes if episode.failed)
+    dropped[SIDE_CALL] += sum(
+        path.info.get(NUM_SIDE_CALLS_KEY, 0)
+        for episode in episodes
+        if not episode.failed
+        for path in episode.trajectories
+    )
     trained = [sample for sample in usable if sample.reason is None]
     return Assembled(
         batch=batch,

@@ -43,7 +43,19 @@ def training_attempts(
         # A task that a step takes twice is two groups: its place in the step keeps them apart.
         task_id = f"{data.task_id(row)}@{step}.{extra_round}.{place}"
         for index in range(rollout.group_size):
-            attempts.append(_attempt(data, row, task_id, index, "train", sampled, seed=config.seed, step=step))
+            attempts.append(
+                _attempt(
+                    data,
+                    row,
+                    task_id,
+                    index,
+                    "train",
+                    sampled,
+                    seed=config.seed,
+                    step=step,
+                    side_calls=rollout.side_calls,
+                )
+            )
         if algorithm.needs_greedy:
             greedy = {**sampled, "temperature": 0.0}
             attempts.append(
@@ -93,6 +105,7 @@ def _attempt(
     seed: int,
     step: int,
     trainable: bool = True,
+    side_calls: bool = False,
 ) -> Attempt:
     given = {name: value for name, value in sampling.items() if value is not None}
     given["seed"] = derived_seed(seed, split, task_id, index)
@@ -104,4 +117,5 @@ def _attempt(
         training_step=step,
         sampling=given,
         trainable=trainable,
+        side_calls=side_calls,
     )

@@ -83,6 +83,10 @@ class RolloutConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None leaves it to the engine."""
 
+    side_calls: bool = False
+    """Whether calls are trained on that an agent's program makes beside its task, such as one for a title, where the agent
+    does not say which calls are its steps. They are counted as dropped otherwise."""
+
 
 class FilterConfig(Section):
     """Which rollouts are not trained on, beside those that failed or were not scored."""

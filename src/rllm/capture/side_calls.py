@@ -1,0 +1,54 @@
+"""Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
+
+TITLE = "title"
+"""The answer was to be a title and nothing else."""
+WITHOUT_TOOLS = "without tools"
+"""The session's other calls have tools; this one has none, begins a conversation of its own, and nothing goes on from it."""
+
+
+def side_call(request: Mapping[str, Any], *, session_has_tools: bool) -> str | None:
+    """Why a chat request is a side call, as far as that can be known before the calls that follow it."""
+    if "response_format" in request and _asks_for_title(request["response_format"]):
+        return TITLE
+    if session_has_tools and not request.get("tools") and _begins(request["messages"]):
+        return WITHOUT_TOOLS
+    return None
+
+
+def side_calls(traces: Sequence[Trace]) -> set[str]:
+    """The ids of a session's side calls, of which nothing is known where all calls are alike: then there are none."""
+    tagged = {trace.id for trace in traces if SIDE_CALL_KEY in trace.metadata}
+    if any(trace.tools for trace in traces):
+        tagged |= {trace.id for trace in traces if not trace.tools and _begins(trace.messages)}
+    tagged -= {trace.id for trace in traces if trace.metadata.get(SIDE_CALL_KEY) != TITLE and _is_quoted(trace, traces)}
+    return tagged if len(tagged) < len(traces) else set()
+
+
+def _begins(messages: Sequence[Message]) -> bool:
+    """Whether nothing has been answered yet."""
+    return not any(message.get("role") in ("assistant", "tool") for message in messages)
+
+
+def _is_quoted(trace: Trace, traces: Sequence[Trace]) -> bool:
+    """Whether a conversation has this answer in it, such as a plan that was made before the tools were given."""
+    said = text_of(trace.response)
+    return any(
+        message.get("role") == "assistant" and text_of(message) == said
+        for other in traces
+        for message in other.messages
+    )
+
+
+def _asks_for_title(response_format: Any) -> bool:
+    """Whether the answer is to be an object with a title and nothing else."""
+    described = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return isinstance(properties, Mapping) and set(properties) == {"title"}

@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+
+from rllm.capture import side_call, side_calls
+from rllm.types import SIDE_CALL_KEY, Trace
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+ASKED = [{"role": "user", "content": "fix the bug"}]
+TITLE_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "t", "schema": {"type": "object", "properties": {"title": {"type": "string"}}}},
+}
+
+
+def trace(id: str, messages: list[dict[str, Any]], answer: str = "", **fields: Any) -> Trace:
+    response = {"role": "assistant", "content": answer}
+    return Trace(id=id, call_id=id, session_id="s", model="m", messages=messages, response=response, **fields)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "session_has_tools", "reason"),
+    [
+        ({}, False, None),
+        ({}, True, "without tools"),
+        ({"tools": []}, True, "without tools"),
+        ({"tools": TOOLS}, True, None),
+        ({"response_format": TITLE_SCHEMA}, False, "title"),
+        ({"response_format": {"type": "json_object"}}, False, None),
+        ({"response_format": {"type": "json_schema", "json_schema": None}}, False, None),
+        ({"response_format": "text"}, False, None),
+    ],
+)
+def test_what_is_known_when_the_call_is_made(request_fields, session_has_tools, reason):
+    assert side_call({"messages": ASKED, **request_fields}, session_has_tools=session_has_tools) == reason
+
+
+def test_the_last_turn_of_a_task_may_be_without_tools():
+    messages = [*ASKED, {"role": "assistant", "content": "done"}, {"role": "user", "content": "in a word?"}]
+    assert side_call({"messages": messages}, session_has_tools=True) is None
+
+
+def test_a_title_that_was_asked_for_first_is_told_by_what_follows():
+    traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
+    assert side_calls(traces) == {"title"}
+
+
+def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
+    planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
+    traces = [trace("plan", ASKED, "First read."), trace("main", planned, "ok", tools=TOOLS)]
+    assert side_calls(traces) == set()
+
+
+def test_where_all_calls_are_alike_none_is_beside_the_others():
+    assert side_calls([trace("one", ASKED), trace("two", ASKED)]) == set()
+    titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]
+    assert side_calls(titles) == set(), "titles are the task"
