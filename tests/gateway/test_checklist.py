@@ -427,12 +427,13 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, route, stream):
-    served = serve(["hello"], latency_s=0.4)
+    served = serve(["hello"], latency_s=0.8)
     body = {"model": "m", **REQUESTS[route], "stream": stream}
     path = f"/sessions/s/v1/{route}"
-    first = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.1"}
+    first = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
     with pytest.raises(httpx.ReadTimeout):
-        served.post(path, json=body, headers=first, timeout=0.1)
+        served.post(path, json=body, headers=first, timeout=0.2)
+    time.sleep(0.2)  # Every client waits for longer before it asks again.
     again = served.post(path, json=body, headers={**first, "x-stainless-retry-count": "1"})
     assert again.status_code == 200
     [trace] = served.store.by_session("s")

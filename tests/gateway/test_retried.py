@@ -102,9 +102,10 @@ def test_anthropics_client_likewise(serve):
 def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve):
     engine = SlowEngine()
     served = serve(engine)
-    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.5"}
+    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
     with pytest.raises(httpx.ReadTimeout):
         served.post(json=BODY, headers=headers, timeout=0.5)
+    threading.Event().wait(0.3)  # As every client does before it asks again.
     engine.go.set()
     wait_for(lambda: served.store.by_session("s"))
     again = served.post(json=BODY, headers={**headers, "x-stainless-retry-count": "1"})
@@ -118,12 +119,13 @@ def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serv
     served = serve(engine)
 
     def ask(count):
-        headers = {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.5"}
+        headers = {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.01"}
         return served.post(json=BODY, headers=headers, timeout=0.5 if count == "0" else 20)
 
     with ThreadPoolExecutor(3) as pool:
         for late in [pool.submit(ask, "0") for _ in range(3)]:
             assert isinstance(late.exception(timeout=20), httpx.ReadTimeout)
+        threading.Event().wait(0.3)
         engine.go.set()
         answers = [answer.result(timeout=20).json() for answer in [pool.submit(ask, "1") for _ in range(3)]]
     assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"a", "b", "c"}

@@ -178,7 +178,6 @@ class Flights:
     def __init__(self) -> None:
         self._expected: dict[_Key, list[Flight]] = {}
         self._kept_bytes = 0
-
         self._untold = Flight(self, None, shared=False)
 
     def begin(self, attempt: Attempt | None, *, streams: bool = False) -> Flight:
@@ -209,8 +208,7 @@ class Flights:
 
     def keep(self, attempt: Attempt, flight: Flight, size: int) -> None:
         """Keep an answer for one who comes back, if there is room."""
-        waited_for = flight in self._expected.get(attempt.key, ())
-        if not waited_for:
+        if flight not in self._expected.get(attempt.key, ()):
             return
         if self._kept_bytes + size > _MAX_KEPT_BYTES:
             self.forget(attempt.key, flight)
