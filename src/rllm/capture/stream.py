@@ -49,13 +49,13 @@ _LINE_ENDS = (b"\n", b"\r\n", b"\r")
 
 def _plain_events(text: bytes) -> tuple[list[bytes], bytes] | None:
     """Payloads and remainder, if every event is one `data: ` line, as nearly all servers send them: no line by line."""
-    if b"\r" in text:
+    end = text.rfind(b"\n\n")
+    if end < 0 or b"\r" in text or not text.startswith(b"data: "):
         return None
-    whole, _, rest = text.rpartition(b"\n\n")
-    events = whole.split(b"\n\n")
-    if whole.count(b"\n") != 2 * (len(events) - 1) or not all(event.startswith(b"data: ") for event in events):
+    payloads = text[6:end].split(b"\n\ndata: ")
+    if text.count(b"\n", 0, end) != 2 * (len(payloads) - 1):
         return None
-    return [event[6:] for event in events], rest
+    return payloads, text[end + 2 :]
 
 
 class ChatStream:

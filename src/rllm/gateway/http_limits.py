@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.corked import CorkedHTTP
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError
 
@@ -22,7 +22,7 @@ _LATE_S = 5.0
 """How much longer its connection is kept, so that the client can be told."""
 
 
-class BoundedHTTP(HttpToolsProtocol):
+class BoundedHTTP(CorkedHTTP):
     """One connection of the server, which ends when its client exceeds the limits."""
 
     def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
