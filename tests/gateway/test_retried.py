@@ -133,6 +133,17 @@ def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serv
     assert engine.num_calls == 3
 
 
+def test_an_answer_that_its_client_may_have_missed_by_a_moment_is_kept_for_one_retry(serve):
+    served = serve(["a", "b"], latency_s=0.05)
+    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.05"}
+    first = served.post(json=BODY, headers=headers).json()["id"]
+    again, other = (
+        served.post(json=BODY, headers={**headers, "x-stainless-retry-count": "1"}).json()["id"] for _ in range(2)
+    )
+    assert (again, len(served.store.by_session("s"))) == (first, 2)
+    assert other != first
+
+
 def test_a_request_that_does_not_say_that_it_is_a_retry_is_a_call_of_its_own(serve):
     served = serve(["a", "b"])
     for headers in ({}, {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}):

@@ -136,9 +136,16 @@ class Flight:
 
     def land(self, answer: bytes) -> None:
         """Give the answer to those who wait for it, and keep it a while for one who comes back."""
-        if self._attempt is not None and (self._shared or self._answer is not None or self.alone):
-            self._awaited().set_result(answer)
-            self._flights.keep(self._attempt, self, len(answer))
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if not (self._shared or self.diverted):
+            if not attempt.comes_back:
+                return
+            # It took so long that the client may be giving up at this moment, which nobody has noticed yet.
+            self._flights.expect(attempt.key, self, for_s=attempt.pause_s)
+        self._awaited().set_result(answer)
+        self._flights.keep(attempt, self, len(answer))
 
     def left(self, cut: Callable[[], None]) -> bool:
         """Note that the client of the call has gone; returns whether the call goes on, until `cut` is called."""
