@@ -1,0 +1,50 @@
+"""The three processes of a run under load, for tests that kill them: `python programs.py upstream PORT | agents URL NAME`."""
+
+import asyncio
+import re
+import sys
+import threading
+
+import httpx
+
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+NUM_AGENTS = 8
+
+
+def say(*words):
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
+def upstream(port):
+    """An inference server that repeats what it is told, until it is killed."""
+    with ScriptedServer(ScriptedEngine(lambda messages: f"answer to {messages[-1]['content']}"), port=int(port)):
+        say("ready")
+        threading.Event().wait()
+
+
+async def agent(client, session_id):
+    """Calls, streamed and not, for ever; prints each call whose answer it has read to the end."""
+    for turn in range(1_000_000):
+        question = f"{session_id}/{turn}"
+        body = {"messages": [{"role": "user", "content": question}], "stream": bool(turn % 2)}
+        try:
+            answer = await client.post(f"/sessions/{session_id}/v1/chat/completions", json=body)
+        except httpx.TransportError:
+            await asyncio.sleep(0.05)
+            continue
+        if answer.status_code == 200 and (answer.text.endswith("data: [DONE]\n\n") or not body["stream"]):
+            say(session_id, re.search(r'"id":"([^"]+)"', answer.text).group(1), question)
+
+
+async def agents(url, name):
+    say("ready")
+    async with httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+        await asyncio.gather(*(agent(client, f"{name}-{number}") for number in range(NUM_AGENTS)))
+
+
+if __name__ == "__main__":
+    role, *arguments = sys.argv[1:]
+    upstream(*arguments) if role == "upstream" else asyncio.run(agents(*arguments))

@@ -1,0 +1,126 @@
+"""A disk that is full, a disk that is read-only and a database that another process holds, under a running gateway."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from rllm.store.sqlite import SqliteTraceStore
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ROUTES = {
+    "chat/completions": CHAT,
+    "responses": {"model": "m", "input": "hi"},
+    "messages": {**CHAT, "max_tokens": 9},
+}
+
+
+@contextmanager
+def locked(path):
+    """Another process's long write."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+def ask(served, route="chat/completions", **fields):
+    return served.post(f"/sessions/s/v1/{route}", json={**ROUTES[route], **fields})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path, route, stream):
+    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
+        served = serve(["one", "two", "three"], store=store)
+        first = ask(served, route, stream=stream)
+        with locked(store.path):
+            refused = ask(served, route, stream=stream)
+        last = ask(served, route, stream=stream)
+        assert first.status_code == last.status_code == 200
+        assert refused.status_code == (200 if stream else 500)
+        assert "locked: another process is writing" in refused.text
+        assert "[DONE]" not in refused.text
+        assert "message_stop" not in refused.text
+        assert "response.completed" not in refused.text
+        assert [trace.response["content"] for trace in store.by_session("s")] == ["one", "three"]
+        assert served.http.get("/healthz").status_code == 200
+        assert served.http.get("/readyz").status_code == 200
+
+
+GATEWAY = """
+import json, resource, sys
+import httpx
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.store.sqlite import SqliteTraceStore
+from rllm.testing.scripted import ScriptedEngine
+
+NOISE = "".join(chr(33 + k * 99_991 % 7_919 % 90) for k in range(20_000))
+CHAT = {"model": "m", "messages": [{"role": "user", "content": NOISE}]}
+UNLIMITED = resource.RLIM_INFINITY
+store = SqliteTraceStore(sys.argv[1])
+upstream = EngineUpstream(ScriptedEngine(lambda messages: NOISE[:500]), "m")
+acknowledged, refused = [], []
+with GatewayServer(store, upstream, GatewayConfig(shutdown_timeout_s=1)) as server:
+    with httpx.Client(base_url=server.url, timeout=20, verify=False) as client:
+        def ask(number):
+            answer = client.post(f"/sessions/s{number}/v1/chat/completions", json=CHAT)
+            (acknowledged if answer.status_code == 200 else refused).append((number, answer.json()))
+        ask(0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, UNLIMITED))
+        for number in range(1, 16):
+            ask(number)
+        alive = client.get("/healthz").status_code
+        num_refused = len(refused)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (UNLIMITED, UNLIMITED))
+        ask(99)
+kept = sum(answer["id"] in [trace.id for trace in store.by_session(f"s{number}")] for number, answer in acknowledged)
+store.close()
+sys.stdout.write(json.dumps({
+    "kept": kept, "acknowledged": len(acknowledged), "refused": num_refused, "after": len(refused) - num_refused,
+    "alive": alive, "last": acknowledged[-1][0], "cause": refused[0][1]["error"],
+}))
+"""
+
+
+def test_a_full_disk_fails_calls_with_its_cause_until_there_is_room(tmp_path):
+    output = subprocess.check_output([sys.executable, "-c", GATEWAY, str(tmp_path / "traces.db")], text=True)
+    seen = json.loads(output)
+    assert seen["kept"] == seen["acknowledged"] == 17 - seen["refused"]
+    assert seen["refused"] > 3
+    assert (seen["alive"], seen["after"], seen["last"]) == (200, 0, 99)
+    assert seen["cause"]["type"] == "server_error"
+    assert "not acknowledged, because its trace was not stored" in seen["cause"]["message"]
+    assert "traces.db" in seen["cause"]["message"]
+
+
+def test_a_disk_that_is_gone_fails_calls_with_its_cause_until_it_is_back(serve, tmp_path):
+    with SqliteTraceStore(tmp_path / "disk" / "traces.db") as store:
+        served = serve(["one", "two", "three"], store=store)
+        assert ask(served).status_code == 200
+        (tmp_path / "disk").rename(tmp_path / "unplugged")
+        refused = ask(served)
+        assert (refused.status_code, "moved or replaced while it was in use" in refused.text) == (500, True)
+        assert served.http.get("/readyz").status_code == 503
+        (tmp_path / "unplugged").rename(tmp_path / "disk")
+        assert ask(served).status_code == served.http.get("/readyz").status_code == 200
+        kept = [trace.response["content"] for trace in store.by_session("s")]
+        assert {"one", "three"} <= set(kept), "all that was acknowledged"
+
+
+def test_a_disk_that_nobody_can_write_to_keeps_the_gateway_from_starting():
+    command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--port", "0"]
+    ended = subprocess.run(
+        [*command, "--store", "sqlite:////proc/traces.db"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode != 0
+    assert "/proc/traces.db" in ended.stderr
+    assert "Traceback" not in ended.stderr
