@@ -143,3 +143,39 @@ async def test_sampled_ids_are_told_where_they_are_wanted(collector):
     with session():
         await engine.get_model_response([{"role": "user", "content": "hi"}])
     assert collector.named("chat policy").attributes["rllm.response_ids"] == [65, 257]
+
+
+OWN_PROVIDER = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from rllm import telemetry
+from rllm.tools.tool_base import Tool
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+telemetry.enable()
+with trace.get_tracer("mine").start_as_current_span("mine") as mine:
+    print(telemetry.outgoing_headers()["traceparent"].split("-")[2] == f"{mine.get_span_context().span_id:016x}")
+    Tool(function=add)(1, 2)
+telemetry.disable()
+with trace.get_tracer("mine").start_as_current_span("later"):
+    pass
+tool, mine, later = exporter.get_finished_spans()
+print(tool.name, tool.parent.span_id == mine.context.span_id, later.name)
+"""
+
+
+def test_a_program_that_traces_already_gets_the_spans_among_its_own():
+    done = subprocess.run([sys.executable, "-c", OWN_PROVIDER], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\nexecute_tool add True later\n"
+    assert done.stderr == ""
