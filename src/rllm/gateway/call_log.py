@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 if TYPE_CHECKING:
     from rllm.gateway.observed import ObservedCall
@@ -64,7 +65,7 @@ class JsonFormatter(logging.Formatter):
         line.update((name, value) for name, value in fields.items() if value is not None)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return orjson.dumps(line, default=str).decode()
 
 
 def _w3c_trace_id(headers: Mapping[bytes, bytes]) -> str | None:
