@@ -19,6 +19,7 @@ from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of, authorize, session_key
 from rllm.gateway.limits import CallLimits
+from rllm.gateway.openapi import openapi
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
@@ -53,6 +54,7 @@ class Admin:
             self._route("/sessions/{session_id}", self._delete_session, "DELETE"),
             self._route("/sessions/{session_id}/traces", self._list_traces, "GET"),
             self._route("/metrics", self._metrics, "GET"),
+            Route("/openapi.json", self._openapi, methods=["GET"]),
             Route("/healthz", self._healthz, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
         ]
@@ -156,6 +158,9 @@ class Admin:
         replicas = pool.replicas if isinstance(pool, UpstreamPool) else None
         text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, replicas=replicas)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _openapi(self, request: Request) -> Response:
+        return _json(openapi(needs_key=self._config.api_key is not None))
 
     async def _healthz(self, request: Request) -> Response:
         return _json({"status": "ok"})

@@ -1,0 +1,129 @@
+"""The OpenAPI description of a gateway's routes: what tools read that try everything out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_ANY = {"type": "object", "additionalProperties": True}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
+        },
+    },
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"type": "string"}, "content": {}},
+}
+_SAMPLED = {
+    "model": {"type": "string"},
+    "temperature": {"type": "number", "minimum": 0},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "stream": {"type": "boolean"},
+    "tools": {"type": "array", "items": _ANY},
+}
+_BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "required": ["messages"],
+        "properties": {
+            **_SAMPLED,
+            "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+            "max_tokens": {"type": "integer", "minimum": 1},
+            "n": {"type": "integer", "minimum": 1, "maximum": 128},
+            "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+        },
+    },
+    "completions": {
+        "required": ["prompt"],
+        "properties": {**_SAMPLED, "prompt": {"type": "string"}, "max_tokens": {"type": "integer", "minimum": 1}},
+    },
+    "responses": {
+        "required": ["input"],
+        "properties": {
+            **_SAMPLED,
+            "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": _ANY}]},
+            "instructions": {"type": "string"},
+            "previous_response_id": {"type": "string"},
+            "max_output_tokens": {"type": "integer", "minimum": 1},
+        },
+    },
+    "messages": {
+        "required": ["messages", "max_tokens"],
+        "properties": {
+            **_SAMPLED,
+            "system": {"anyOf": [{"type": "string"}, {"type": "array", "items": _ANY}]},
+            "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+            "max_tokens": {"type": "integer", "minimum": 1},
+            "stop_sequences": {"type": "array", "items": {"type": "string"}},
+        },
+    },
+}
+_BODIES["responses/input_tokens"] = _BODIES["responses"]
+_BODIES["messages/count_tokens"] = {**_BODIES["messages"], "required": ["messages"]}
+_SESSION_BODY = {
+    "properties": {
+        "id": {"type": "string", "minLength": 1, "maxLength": 256},
+        "metadata": _ANY,
+        "sampling": _ANY,
+    },
+    "additionalProperties": False,
+}
+_PATH = {"in": "path", "required": True}
+_SESSION = {**_PATH, "name": "session_id", "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
+_MODEL = {**_PATH, "name": "model_id", "schema": {"type": "string", "minLength": 1}}
+_PAGE = [
+    {"in": "query", "name": name, "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}}
+    for name in ("limit", "offset")
+]
+
+
+def openapi(*, needs_key: bool) -> dict[str, Any]:
+    """OpenAPI 3.1, of every route that agents and whoever reads traces use; those of operators are not told of."""
+    paths: dict[str, dict[str, Any]] = {}
+    for prefix, session in (("", []), ("/sessions/{session_id}", [_SESSION])):
+        for call, body in _BODIES.items():
+            paths[f"{prefix}/v1/{call}"] = {"post": _operation(session, body={"type": "object", **body})}
+        paths[f"{prefix}/v1/models"] = {"get": _operation(session)}
+        paths[f"{prefix}/v1/models/{{model_id}}"] = {"get": _operation([*session, _MODEL])}
+    paths |= {
+        "/sessions": {"get": _operation(_PAGE), "post": _operation(body={"type": "object", **_SESSION_BODY})},
+        "/sessions/{session_id}": {"get": _operation([_SESSION]), "delete": _operation([_SESSION])},
+        "/sessions/{session_id}/traces": {"get": _operation([_SESSION])},
+        "/metrics": {"get": _operation(media_type="text/plain")},
+        "/healthz": {"get": _operation()},
+        "/readyz": {"get": _operation()},
+    }
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "rllm gateway", "version": "1"},
+        "paths": paths,
+    }
+    if needs_key:
+        described["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _operation(
+    parameters: list[dict[str, Any]] | None = None,
+    *,
+    body: Mapping[str, Any] | None = None,
+    media_type: str = "application/json",
+) -> dict[str, Any]:
+    error = {"description": "why not", "content": {"application/json": {"schema": _ERROR}}}
+    operation: dict[str, Any] = {
+        "parameters": parameters or [],
+        "responses": {"200": {"description": "the answer", "content": {media_type: {}}}, "default": error},
+    }
+    if body is not None:
+        operation["responses"]["200"]["content"]["text/event-stream"] = {}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation
