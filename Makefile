@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-vllm check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,13 @@ test-references: $(VENV)/.dev .references  ## Compare estimators and losses with
 test-clients: $(VENV)/.dev .clients  ## The gateway with the clients' major versions before the newest.
 	PYTHONPATH=.clients RLLM_CLIENTS=.clients $(PYTEST) tests/gateway/clients
 
+.litellm: tests/integrations/requirements.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@ -r $<
+	@touch $@
+
+test-litellm: $(VENV)/.dev .litellm  ## The callback in a real LiteLLM proxy.
+	RLLM_LITELLM=.litellm $(PYTEST) -m litellm tests/integrations
+
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
 	$(BIN)/python tests/vllm/install.py .vllm
 	@touch $@
@@ -89,4 +96,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/logprob_memory.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) .references .clients .vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .references .clients .litellm .vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
