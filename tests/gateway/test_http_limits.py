@@ -127,6 +127,21 @@ def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/sessions"])
+def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
+    served = serve()
+    answer = served.http.post(path, content=bytes(64 * 1024 * 1024 + 1))
+    assert answer.status_code == 413
+    assert "67,108,864 bytes" in answer.json()["error"]["message"]
+    assert served.post().status_code == 200
+
+
+def test_nobody_without_a_key_has_a_body_read(serve):
+    with connect(serve(config=GatewayConfig(api_key="secret", shutdown_timeout_s=1))) as connection:
+        connection.sendall(HEAD % (b"chat/completions", 10**9) + b"connection: close\r\n\r\n")
+        assert read_answer(connection)[0] == 401
+
+
 @pytest.mark.parametrize("name", ["max_header_bytes", "max_headers", "header_timeout_s", "body_timeout_s"])
 def test_a_limit_is_above_zero(name):
     with pytest.raises(ConfigError, match=f"{name}=0"):
