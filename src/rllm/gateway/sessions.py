@@ -76,7 +76,7 @@ class Sessions:
         session = self._known.get(session_id)
         if session is None:
             check_session_id(session_id)
-            loaded = await asyncio.to_thread(self._load, session_id)
+            loaded = await self._found(session_id)
             session = self._keep(self._known.setdefault(session_id, loaded))
         self._known.move_to_end(session_id)
         return session
@@ -120,6 +120,12 @@ class Sessions:
     def forget(self, session_id: str) -> None:
         """Drop what memory holds of a session that was deleted."""
         self._known.pop(session_id, None)
+
+    async def _found(self, session_id: str) -> Session:
+        # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
+        if self._store.is_local and self._store.session(session_id) is None:
+            return Session(session_id)
+        return await asyncio.to_thread(self._load, session_id)
 
     def _load(self, session_id: str) -> Session:
         lineage, conversations = Lineage(), Conversations()

@@ -30,6 +30,9 @@ class TraceStore(Protocol):
     be made from any thread. All methods raise `StoreError` for what the storage itself refuses.
     """
 
+    is_local: bool
+    """Whether one row is read within microseconds, so that an event loop may wait for it; false across a network."""
+
     def add(self, traces: Sequence[Trace]) -> Future[None]:
         """Append traces, in call order. A session that does not exist yet is created; an id that is already stored is
         replaced in place, keeping its order (a client's retry must not count twice)."""

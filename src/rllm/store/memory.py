@@ -27,6 +27,8 @@ class _Session:
 class MemoryTraceStore:
     """The `TraceStore` protocol over dictionaries. Its writes are done when they return."""
 
+    is_local = True
+
     def __init__(self) -> None:
         # Both levels rely on a dict's order: insertion order, kept when a value is replaced.
         self._sessions: dict[str, _Session] = {}

@@ -94,6 +94,8 @@ class PostgresTraceStore(SqlTraceStore):
     arrived. Text columns hold no NUL character and no half of a surrogate pair: these are kept as their escapes.
     """
 
+    is_local = False
+
     def __init__(self, url: str, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
         """Connect, and make the tables where there are none.
 

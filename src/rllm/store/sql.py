@@ -62,6 +62,7 @@ class SqlTraceStore(ABC):
     _name: str
     """Names the store in errors."""
     _writer: GroupCommitWriter[Any] | None
+    is_local: bool
 
     def __init__(self) -> None:
         self._add = _Adding()

@@ -26,6 +26,8 @@ _MAX_ROWS = 32
 class SqliteTraceStore(SqlTraceStore):
     """A `SqlTraceStore` over SQLite in WAL mode."""
 
+    is_local = True
+
     def __init__(self, path: str | Path, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
         """Open the file, or create it with its folders; `~` is the user's home.
 
