@@ -30,22 +30,29 @@ def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[s
     if logprob_details:
         return [_parse(payload) for payload in payloads]
     chunks: list[dict[str, Any]] = []
-    run: list[_TextChunk] = []
+    runs: list[_Run] = []
+    run: _Run | None = None
     for payload in payloads:
         try:
             text_chunk = _decode_text_chunk(payload)
         except msgspec.MsgspecError:
-            if run:
-                chunks.append(_merged(run))
-                run = []
+            run = None
             chunks.append(_with_bare_logprobs(_parse(payload)))
             continue
-        if run and not _go_on(text_chunk.choices[0], run[0].choices[0]):
-            chunks.append(_merged(run))
-            run = []
-        run.append(text_chunk)
-    if run:
-        chunks.append(_merged(run))
+        choice = text_chunk.choices[0]
+        logprobs = choice.logprobs
+        if run is None or choice.index != run.index or (logprobs is None) is not run.is_bare:
+            run = _Run(text_chunk)
+            runs.append(run)
+            chunks.append(run.chunk)
+        # Taken out at once, so that the next event finds its memory where this one's was.
+        run.texts.append(choice.delta.content)
+        run.ids += choice.token_ids
+        if logprobs is not None:
+            for entry in logprobs.content:
+                run.numbers.append(entry.logprob)
+    for run in runs:
+        run.delta["content"] = "".join(run.texts)
     return chunks
 
 
@@ -70,34 +77,37 @@ def _with_bare_logprobs(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-def _go_on(choice: _TextChoice, before: _TextChoice) -> bool:
-    """Whether a choice goes on where another one is, with the same fields."""
-    return choice.index == before.index and (choice.logprobs is None) is (before.logprobs is None)
+class _Run:
+    """Text chunks of one choice that follow each other, as one."""
 
+    __slots__ = ("chunk", "delta", "ids", "index", "is_bare", "numbers", "texts")
 
-def _merged(run: list[_TextChunk]) -> dict[str, Any]:
-    """Text chunks of one choice as one."""
-    first = run[0]
-    choices = [chunk.choices[0] for chunk in run]
-    numbers = [entry.logprob for choice in choices if choice.logprobs is not None for entry in choice.logprobs.content]
-    merged: dict[str, Any] = {
-        "id": first.id,
-        "object": first.object,
-        "created": first.created,
-        "model": first.model,
-        "choices": [
-            {
-                "index": choices[0].index,
-                "delta": {"content": "".join([choice.delta.content for choice in choices])},
-                "logprobs": None if choices[0].logprobs is None else {"token_logprobs": numbers},
-                "finish_reason": None,
-                "token_ids": [token_id for choice in choices for token_id in choice.token_ids],
-            }
-        ],
-    }
-    if first.system_fingerprint is not None:
-        merged["system_fingerprint"] = first.system_fingerprint
-    return merged
+    def __init__(self, first: _TextChunk) -> None:
+        [choice] = first.choices
+        self.index = choice.index
+        self.is_bare = choice.logprobs is None
+        """Whether its events have no log-probabilities."""
+        self.texts: list[str] = []
+        self.ids: list[int] = []
+        self.numbers: list[float] = []
+        self.delta: dict[str, str] = {}
+        self.chunk: dict[str, Any] = {
+            "id": first.id,
+            "object": first.object,
+            "created": first.created,
+            "model": first.model,
+            "choices": [
+                {
+                    "index": self.index,
+                    "delta": self.delta,
+                    "logprobs": None if self.is_bare else {"token_logprobs": self.numbers},
+                    "finish_reason": None,
+                    "token_ids": self.ids,
+                }
+            ],
+        }
+        if first.system_fingerprint is not None:
+            self.chunk["system_fingerprint"] = first.system_fingerprint
 
 
 # What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.
