@@ -1,0 +1,52 @@
+"""What docs/gateway.md names is there."""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.main import get_command
+
+from rllm.cli import app
+from rllm.gateway.app import create_app
+from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.store.memory import MemoryTraceStore
+
+TEXT = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+
+
+def options(*names):
+    command = get_command(app)
+    for name in names:
+        command = command.get_command(None, name)
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", TEXT))))
+def test_every_option_is_one(option):
+    assert option in options("gateway")
+
+
+@pytest.mark.parametrize("command", re.findall(r"^rllm (traces|store) (\w+)", TEXT, re.MULTILINE))
+def test_every_command_is_one(command):
+    assert options(*command)
+
+
+async def test_every_route_is_one():
+    pool = UpstreamPool(["http://127.0.0.1:9/v1"], HTTPUpstream, PoolConfig())
+    transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        described = (await client.get("/openapi.json")).json()["paths"]
+        for method, path in re.findall(
+            r"`(GET|POST|DELETE) (/upstreams[^`]*)`", TEXT
+        ):  # an operator's, not described there
+            answer = await client.request(method, path.replace("{replica_id}", "1"), json={})
+            assert answer.status_code != 404, f"{method} {path}"  # without a key, what is there is forbidden
+    named = re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", TEXT)
+    assert len(named) >= 19
+    assert [
+        f"{method} {path}"
+        for method, path in named
+        if method.lower() not in described.get(path, {}) and not path.startswith("/upstreams")
+    ] == []
+    await pool.close()
