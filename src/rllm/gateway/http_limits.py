@@ -29,53 +29,57 @@ class BoundedHTTP(CorkedHTTP):
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
-        self._in_head = self._in_body = False
+        self._awaited: object = None
+        """The request of which the end of the head, or of the body, is being waited for."""
         self._num_read = 0
-        """Bytes read since the current request began, as far as its head goes."""
+        """Bytes read since the last whole request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._expire)
+        self._set_deadline(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_deadline(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head, was_in_body = self._in_head, self._in_body
-        if not was_in_body:
-            self._num_read += len(data)
+        before = self.cycle
+        self._num_read += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self._in_head:
-            if self._num_read > self._limits.max_header_bytes:
-                self._refuse(self._head_too_large())
-            elif not was_in_head:
-                self._set_deadline(self._limits.header_timeout_s)
-        elif self._in_body:
-            if not was_in_body:
-                self._set_deadline(self._limits.body_timeout_s)
-        elif self._deadline is not None:
-            self._set_deadline(None)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.scope is not self.scope:
+            self._wait_for_rest(is_first=cycle is before)
+        else:
+            self._num_read = 0
+            if self._deadline is not None:
+                self._set_deadline(None)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        if len(self.headers) > self._limits.max_headers or (
-            self._num_read > self._limits.max_header_bytes
-            and sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_header_bytes
+        limits = self._limits
+        if len(self.headers) > limits.max_headers or (
+            self._num_read > limits.max_header_bytes
+            and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
         ):
             self.app = _answering(self._head_too_large())
+        if self._awaited is not None:
+            self._awaited = None  # From here on it is the body that is waited for.
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        self._num_read = 0
-        super().on_message_complete()
+    def _is_in_head(self) -> bool:
+        return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
+
+    def _wait_for_rest(self, *, is_first: bool) -> None:
+        """Look after a request that is not whole yet; `is_first`: no other one ended in what was read last."""
+        if self.transport.is_closing() or self.scope is None:
+            return
+        is_in_head = self._is_in_head()
+        if is_in_head and not is_first:
+            self._num_read = 0
+        if is_in_head and self._num_read > self._limits.max_header_bytes:
+            self._refuse(self._head_too_large())
+        elif self._awaited is not self.scope:
+            self._awaited = self.scope
+            self._set_deadline(self._limits.header_timeout_s if is_in_head else self._limits.body_timeout_s)
 
     def _set_deadline(self, after_s: float | None) -> None:
         if self._deadline is not None:
@@ -84,9 +88,9 @@ class BoundedHTTP(CorkedHTTP):
 
     def _expire(self) -> None:
         self._deadline = None
-        if self._in_head:
+        if self._is_in_head():
             self._refuse(GatewayError(408, f"no whole head came within {self._limits.header_timeout_s:g} s"))
-        elif self._in_body and LATE not in self.scope:
+        elif self.cycle is not None and self.cycle.more_body and LATE not in self.scope:
             self.scope[LATE] = True  # type: ignore[literal-required]
             self.cycle.more_body = self.cycle.keep_alive = False
             self.cycle.message_event.set()
