@@ -8,7 +8,7 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-_WATCH_AFTER_S = 0.02
+_WATCH_AFTER_S = 0.1
 """Most calls of a fast server are over by then, and never pay for a task that watches their connection."""
 
 
