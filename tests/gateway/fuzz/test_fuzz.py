@@ -238,6 +238,22 @@ def test_requests_with_odd_values_are_answered_or_refused(gateway, route, stream
     check()
 
 
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        {"input": [{"type": [None]}]},
+        {
+            "tools": [{"type": "function", "name": ["f"]}],
+            "tool_choice": {"type": "allowed_tools", "tools": [{"name": []}]},
+        },
+    ],
+)
+def test_what_was_found_so_is_refused(gateway, spoils):
+    answer = gateway.post("/v1/responses", json={**BODIES["responses"], **spoils})
+    assert answer.status_code < 500
+    check_answer(answer)
+
+
 @pytest.mark.parametrize("route", [*BODIES, "messages/count_tokens", "responses/input_tokens"])
 def test_bytes_of_any_kind_are_refused(gateway, route):
     @SOMEHOW

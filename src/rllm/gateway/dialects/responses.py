@@ -182,7 +182,7 @@ class _InputReader:
                 self._read(self._referenced(field(item, "id", str, where), where), where)
             case "additional_tools":
                 self.tools += objects(item.get("tools"), f"{where}.tools")
-            case other if other not in _UNSAID:
+            case other if not (isinstance(other, str) and other in _UNSAID):
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
     def _message(self, item: dict[str, Any], where: str) -> None:
@@ -272,7 +272,7 @@ def _tools(asked: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, A
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind == "allowed_tools":
-            allowed = {tool.get("name") for tool in objects(choice.get("tools"), "tool_choice.tools")}
+            allowed = [tool.get("name") for tool in objects(choice.get("tools"), "tool_choice.tools")]
             given = [tool for tool in given if tool.get("name") in allowed]
             choice = choice.get("mode") or "auto"
         elif kind in ("function", "custom"):
