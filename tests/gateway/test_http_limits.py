@@ -3,7 +3,8 @@
 import json
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,10 @@ def read_answer(connection):
     if not head:
         return None
     return int(head.split()[1]), json.loads(body[body.index(b"{") :].split(b"\r\n")[0])
+
+
+def num_open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def limited(serve, **limits):
@@ -125,6 +130,21 @@ def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
                 connection.sendall(whole[start : start + 16])
                 time.sleep(0.001)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_many_slow_clients_keep_nobody_out_and_leave_nothing_behind(serve):
+    served = limited(serve, header_timeout_s=0.2, body_timeout_s=0.2)
+    served.post()
+    before = num_open_files()
+    heads = [b"POST /v1/chat/completions HTTP/1.1\r\nx", HEAD % (b"messages", 99) + b"\r\n{"]
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connect(served)) for _ in range(60)]
+        for number, connection in enumerate(connections):
+            connection.sendall(heads[number % 2])
+        assert served.post().status_code == 200
+        assert [read_answer(connection)[0] for connection in connections] == [408] * 60
+    assert num_open_files() <= before
+    assert served.post().status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/sessions"])
