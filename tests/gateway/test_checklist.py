@@ -361,6 +361,33 @@ def test_line_6_whatever_guides_the_decoding_is_recorded_with_the_log_probabilit
 # 8. Failures that clients recover from
 
 
+@pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "x-session-id"])
+def test_line_7_a_session_is_what_the_client_calls_its_own_if_nothing_else_names_one(serve, header):
+    served = serve()
+    own = {header: "ses_4a7"}
+    others = [
+        ("/v1/chat/completions", {}, "ses_4a7"),
+        ("/v1/chat/completions", {"authorization": "Bearer rllm-key"}, "key"),
+        ("/v1/chat/completions", {"x-rllm-session": "header", "authorization": "Bearer rllm-key"}, "header"),
+        ("/sessions/path/v1/chat/completions", {"authorization": "Bearer rllm-key"}, "path"),
+    ]
+    for path, headers, session_id in others:
+        assert served.post(path, headers={**own, **headers}).headers["x-rllm-session"] == session_id
+    strange = served.post("/v1/chat/completions", headers={header: "a b/c"})
+    assert strange.status_code == 200, "what is no id of ours is nobody's mistake"
+
+
+def test_line_7_side_calls_are_tagged_and_sub_agents_are_named(serve):
+    served = serve()
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    served.post(json={**asked, "tools": [tool]}, headers={"x-claude-code-agent-id": "a1", "x-parent-session-id": "p1"})
+    served.post(json=asked)
+    task, title = served.store.by_session("s")
+    assert task.metadata == {"x-claude-code-agent-id": "a1", "x-parent-session-id": "p1"}
+    assert title.metadata == {"rllm.side_call": "without tools"}
+
+
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_a_prompt_that_is_too_long_is_a_400_in_words_that_clients_know(serve, upstream, route, stream):

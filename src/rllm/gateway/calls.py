@@ -28,6 +28,7 @@ from rllm.gateway.identity import (
     authorize,
     headers_of,
     metadata_of,
+    own_session,
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
@@ -115,7 +116,7 @@ class CallEndpoint:
         headers = headers_of(scope)
         caller = authorize(authorization_of(headers), self.config.api_key)
         body = await read_body(scope, receive, self.config)
-        elsewhere = session_of_baggage(_text(headers, "baggage")) or caller.session
+        elsewhere = session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
         named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), elsewhere)
         caller.check(named)
         if self.limits is not None:

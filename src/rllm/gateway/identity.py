@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ KEY_PREFIX = "rllm-"
 """An API key of the form `rllm-SESSION` names the session: the one channel that every client has besides the URL."""
 SESSION_KEY_PREFIX = "rllm.session."
 """How the keys begin that are good for one session only."""
+
+_OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id")
+_OWN_SESSION = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,15 @@ def session_named(path: str | None, header: str | None, key: str | None) -> str 
             code="conflicting_session",
         )
     return path or header or key
+
+
+def own_session(headers: Mapping[bytes, bytes]) -> str | None:
+    """What a client calls its own session, which is ours where nothing else names one."""
+    for header in _OWN_SESSION_HEADERS:
+        named = headers.get(header, b"").decode("latin-1")
+        if _OWN_SESSION.fullmatch(named):
+            return named
+    return None
 
 
 def metadata_of(header: str | None) -> dict[str, Any]:
