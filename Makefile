@@ -90,10 +90,12 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/gateway_scaling.py
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/logprob_memory.py
+	$(BIN)/python benchmarks/overlap.py
 
 clean:  ## Remove the environment and caches; runs stay.
 	rm -rf $(VENV) .references .clients .litellm .vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
