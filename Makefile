@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-fuzz check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,13 @@ test-clients: $(VENV)/.dev .clients  ## The gateway with the clients' major vers
 
 test-litellm: $(VENV)/.dev .litellm  ## The callback in a real LiteLLM proxy.
 	RLLM_LITELLM=.litellm $(PYTEST) -m litellm tests/integrations
+
+$(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
+	$(PIP) -r $<
+	@touch $@
+
+test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the fast suite does.
+	RLLM_FUZZ_EXAMPLES=300 $(PYTEST) tests/gateway/fuzz
 
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
 	$(BIN)/python tests/vllm/install.py .vllm
