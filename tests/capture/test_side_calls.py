@@ -55,3 +55,10 @@ def test_where_all_calls_are_alike_none_is_beside_the_others():
     assert side_calls([trace("one", ASKED), trace("two", ASKED)]) == set()
     titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]
     assert side_calls(titles) == set(), "titles are the task"
+
+
+def test_what_the_authors_own_code_asks_is_of_the_task():
+    own = {"session_uids": ["ctx_1"]}
+    traces = [trace("main", ASKED, tools=TOOLS, metadata=own), trace("in a tool", ASKED, metadata=own)]
+    assert side_calls(traces) == set()
+    assert side_call({"messages": ASKED}, session_has_tools=True, is_own=True) is None

@@ -1,4 +1,8 @@
-"""Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task."""
+"""Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task.
+
+That is guessed of programs that nobody here wrote. What the author's own code calls, in this process or in one that knows its
+session, is of the task, with tools or without: a tool may well ask the model something.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,22 @@ from typing import Any
 
 from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
 
+OWN_KEY = "session_uids"
+"""In the metadata of calls whose client names its session by itself."""
 TITLE = "title"
 """The answer was to be a title and nothing else."""
 WITHOUT_TOOLS = "without tools"
 """The session's other calls have tools; this one has none, begins a conversation of its own, and nothing goes on from it."""
 
 
-def side_call(request: Mapping[str, Any], *, session_has_tools: bool) -> str | None:
-    """Why a chat request is a side call, as far as that can be known before the calls that follow it."""
+def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bool = False) -> str | None:
+    """Why a chat request is a side call, as far as that can be known before the calls that follow it.
+
+    `is_own`: the author's code made it, through a client that names its session by itself.
+    """
     if "response_format" in request and _asks_for_title(request["response_format"]):
         return TITLE
-    if session_has_tools and not request.get("tools") and _begins(request["messages"]):
+    if session_has_tools and not is_own and not request.get("tools") and _begins(request["messages"]):
         return WITHOUT_TOOLS
     return None
 
@@ -26,7 +35,8 @@ def side_calls(traces: Sequence[Trace]) -> set[str]:
     """The ids of a session's side calls, of which nothing is known where all calls are alike: then there are none."""
     tagged = {trace.id for trace in traces if SIDE_CALL_KEY in trace.metadata}
     if any(trace.tools for trace in traces):
-        tagged |= {trace.id for trace in traces if not trace.tools and _begins(trace.messages)}
+        foreign = (trace for trace in traces if OWN_KEY not in trace.metadata)
+        tagged |= {trace.id for trace in foreign if not trace.tools and _begins(trace.messages)}
     tagged -= {trace.id for trace in traces if trace.metadata.get(SIDE_CALL_KEY) != TITLE and _is_quoted(trace, traces)}
     return tagged if len(tagged) < len(traces) else set()
 

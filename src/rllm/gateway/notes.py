@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.capture import side_call
+from rllm.gateway.identity import METADATA_HEADER
 from rllm.gateway.sessions import Session
 from rllm.types import SIDE_CALL_KEY
 
@@ -18,7 +19,8 @@ def notes_of(chat: Mapping[str, Any], session: Session, headers: Mapping[bytes, 
     notes: dict[str, Any] = {
         name: headers[header].decode("latin-1") for header, name in _KEPT.items() if header in headers
     }
-    if reason := side_call(chat, session_has_tools=session.has_tools):
+    is_own = METADATA_HEADER.encode() in headers
+    if reason := side_call(chat, session_has_tools=session.has_tools, is_own=is_own):
         notes[SIDE_CALL_KEY] = reason
     elif chat.get("tools"):
         session.has_tools = True
