@@ -61,6 +61,7 @@ def test_the_command_line_judges_the_readmes_agent(readme, policy):
     assert "already there" in rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme).stderr
 
 
+@pytest.mark.slow
 def test_the_same_loop_learns_from_demonstrations_from_runs_and_from_teachers(readme, policy):
     chat = {"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]}
     for name in ("chats.jsonl", "held_out.jsonl"):
