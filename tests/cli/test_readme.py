@@ -41,6 +41,7 @@ def with_model(arguments, policy):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["my_agent.py:agent", "roles.py:agent"])
 def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):
     arguments = [agent if item == "my_agent.py:agent" else item for item in commands("rllm train")[0]]
@@ -50,6 +51,7 @@ def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):
     assert "failed" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_judges_the_readmes_agent(readme, policy):
     [arguments] = commands("rllm eval")
     arguments = with_model(arguments, policy)
@@ -81,6 +83,7 @@ def test_the_same_loop_learns_from_demonstrations_from_runs_and_from_teachers(re
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_python_program_trains(readme, policy):
     [program] = [program for program in blocks("python") if "AgentTrainer" in program]
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -64,12 +64,14 @@ def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, 
         assert not (work / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_port_that_was_free_is_not_kept_for_the_next_process(work, policy):
     done = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, cwd=work)
     assert done.returncode == 0, done.stderr
     assert "port: 0\n" in (work / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
     first = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
     assert rllm(*first, *FAST, cwd=work).returncode == 0

@@ -79,6 +79,7 @@ def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve,
     assert (engine.num_calls, engine.num_cancelled) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_second_retry_gets_it_too(serve):
     engine = SlowEngine()
     served = serve(engine)

@@ -135,6 +135,7 @@ def run_script(folder: Path, source: str, *overrides: str) -> subprocess.Complet
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     verl = tmp_path / "verl" / "trainer" / "config"
     verl.mkdir(parents=True)
