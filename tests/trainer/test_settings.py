@@ -225,12 +225,12 @@ ELSEWHERE = {
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_doors.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
-    "sft.train_on": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
-    "sft.tokenize_method": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
+    "sft.train_on": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
+    "sft.tokenize_method": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
     "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
-    "teacher.path": "test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
-    "teacher.url": "test_teacher.py::test_a_teacher_and_its_use_belong_together",
+    "teacher.path": "teachers/test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
+    "teacher.url": "teachers/test_teacher.py::test_a_teacher_and_its_use_belong_together",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
 """What is handed on to a part whose own tests turn it; here, that somebody reads it."""
@@ -261,7 +261,7 @@ def test_what_is_seen_elsewhere_is(key: str) -> None:
 
 def test_what_is_handed_on_is_read() -> None:
     package = Path(rllm.__file__).parent
-    trees = [ast.parse(path.read_text()) for path in (package / "trainer").glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in (package / "trainer").rglob("*.py")]
     read = {ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert read >= READ
 

@@ -14,9 +14,8 @@ from rllm.store import open_store
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
-from rllm.trainer.demonstration_door import DemonstrationDoor
-from rllm.trainer.demonstrations import prepared
-from rllm.trainer.rejection import (
+from rllm.trainer.demonstrations.door import DemonstrationDoor
+from rllm.trainer.demonstrations.rejection import (
     Row,
     process_trajectories,
     rows_of_episode,
@@ -25,6 +24,7 @@ from rllm.trainer.rejection import (
     sampled_from,
     with_tokens,
 )
+from rllm.trainer.demonstrations.rows import prepared
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]

@@ -40,7 +40,7 @@ from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.run_folder import evaluations_of, in_use
-from rllm.trainer.teacher import check_teacher, open_teacher
+from rllm.trainer.teachers.configured import check_teacher, open_teacher
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)

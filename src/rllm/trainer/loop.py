@@ -30,16 +30,16 @@ from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.filters import leave_out, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.left_behind import credits_of_failed
-from rllm.trainer.measure import (
+from rllm.trainer.metrics.measure import (
     batch_metrics,
     failure_report,
     peak_memory,
     rates,
     staleness,
 )
+from rllm.trainer.metrics.signals import Watch
 from rllm.trainer.resume import newest_session
 from rllm.trainer.roles import Roles
-from rllm.trainer.signals import Watch
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)

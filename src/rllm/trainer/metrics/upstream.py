@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rllm.trainer.measure import rewards_of
+from rllm.trainer.metrics.measure import rewards_of
 from rllm.types import Episode
 
 DATA_SOURCE = "data_source"

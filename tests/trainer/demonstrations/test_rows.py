@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
 from rllm.testing.tiny_policy import train_tokenizer
 from rllm.trainer.config.schema import SFTConfig
-from rllm.trainer.demonstrations import FIELD, Demonstration, prepared
+from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
 from rllm.types import Message
 
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {}}}]

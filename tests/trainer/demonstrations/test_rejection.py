@@ -10,7 +10,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
-from rllm.trainer.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
+from rllm.trainer.demonstrations.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
 from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
 
 ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}

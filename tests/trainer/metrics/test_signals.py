@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rllm.trainer.signals import Watch, signals
+from rllm.trainer.metrics.signals import Watch, signals
 from rllm.types import Episode
 
 HEALTHY = {

@@ -22,11 +22,11 @@ from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.assemble import Assembled, assemble
 from rllm.trainer.config import load_config
 from rllm.trainer.roles import Role
-from rllm.trainer.teacher import check_teacher, open_teacher
-from rllm.trainer.teacher_endpoint import TeacherEndpoint
+from rllm.trainer.teachers.configured import check_teacher, open_teacher
+from rllm.trainer.teachers.endpoint import TeacherEndpoint
 from rllm.types import Episode, Step, Trajectory
 
-from .conftest import ask
+from ..conftest import ask
 from .teacher_server import TeacherServer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from rllm.trainer.upstream_metrics import known_eval_metrics, known_training_metrics
+from rllm.trainer.metrics.upstream import known_eval_metrics, known_training_metrics
 from rllm.types import Episode, Trajectory
 
-from .conftest import RunTrainer
+from ..conftest import RunTrainer
 
 FAILED = {"error": {"type": "AgentError", "message": "", "traceback": ""}}
 

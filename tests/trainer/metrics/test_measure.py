@@ -4,7 +4,7 @@ import pytest
 
 from rllm.algorithms.grpo import GRPO
 from rllm.trainer.assemble import assemble
-from rllm.trainer.measure import (
+from rllm.trainer.metrics.measure import (
     batch_metrics,
     episode_metrics,
     eval_metrics,

@@ -59,7 +59,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         yield LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
     else:
         from rllm.inference.local.loading import load_tokenizer
-        from rllm.trainer.teacher_endpoint import TeacherEndpoint
+        from rllm.trainer.teachers.endpoint import TeacherEndpoint
 
         assert teacher.url is not None, "checked before"
         with TeacherEndpoint(
