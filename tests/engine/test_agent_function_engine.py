@@ -18,7 +18,7 @@ from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream.engine import EngineUpstream
+from rllm.gateway.upstream import EngineUpstream, UpstreamCall
 from rllm.sdk import get_chat_client, get_chat_client_async, trajectory
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
@@ -361,8 +361,8 @@ async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engin
 
 async def test_calls_without_tokens_quote_why(store: MemoryTraceStore) -> None:
     class Tokenless(EngineUpstream):
-        async def complete(self, request: Any, **options: Any) -> dict[str, Any]:
-            answer = await super().complete(request, **options)
+        async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+            answer = await super().complete(call)
             del answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]
             return answer
 

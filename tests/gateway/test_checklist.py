@@ -196,12 +196,12 @@ class SloppyUpstream:
     def continued_prompt(self, request, prior):
         return None
 
-    async def complete(self, request, **options):
+    async def complete(self, call):
         calls = [{"function": {"name": "f", "arguments": "{}"}} for _ in range(2)]
         ids = {"prompt_token_ids": [1, 2, 3]}
         return {"choices": [{"message": {"content": "so", "tool_calls": calls}, "token_ids": [4, 5]}], **ids}
 
-    async def stream(self, request, **options):
+    async def stream(self, call):
         yield [{"choices": [{"delta": {"content": "s"}, "token_ids": [4]}], "prompt_token_ids": [1, 2, 3]}]
         yield [{"choices": [{"delta": {"content": "o"}}]}]
         for _ in range(2):

@@ -7,7 +7,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream import HTTPUpstream
+from rllm.gateway.upstream import HTTPUpstream, UpstreamCall
 from rllm.gateway.upstream.http import normalized_base_url
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -58,7 +58,7 @@ class Server:
 
 
 async def complete(upstream):
-    return await upstream.complete(REQUEST, call_id="chatcmpl-abc")
+    return await upstream.complete(UpstreamCall(id="chatcmpl-abc", request=REQUEST))
 
 
 async def test_connections_are_kept_and_the_call_is_named():
@@ -148,7 +148,7 @@ REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(TOO
 async def test_a_longer_answer_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
     server = Server([REFUSED], [FRAMED])
     async with server.upstream() as upstream:
-        answer = await upstream.complete({**REQUEST, "max_tokens": 48000}, call_id="c")
+        answer = await upstream.complete(UpstreamCall(id="c", request={**REQUEST, "max_tokens": 48000}))
     assert answer == {"choices": [{"index": 0}]}
     assert [b"max_tokens" in request for request in server.requests] == [True, False]
 
@@ -158,14 +158,14 @@ async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_t
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
     async with Server([REFUSED], [head + events]).upstream() as upstream:
         request = {**REQUEST, "stream": True, "max_completion_tokens": 48000}
-        assert [batch async for batch in upstream.stream(request, call_id="c")] == [[{"a": 1}]]
+        assert [batch async for batch in upstream.stream(UpstreamCall(id="c", request=request))] == [[{"a": 1}]]
 
 
 async def test_a_prompt_without_room_for_any_answer_is_refused():
     server = Server([REFUSED], [REFUSED])
     async with server.upstream() as upstream:
         with pytest.raises(UpstreamError) as refused:
-            await upstream.complete({**REQUEST, "max_tokens": 9}, call_id="c")
+            await upstream.complete(UpstreamCall(id="c", request={**REQUEST, "max_tokens": 9}))
     assert refused.value.details["code"] == "context_length_exceeded"
 
 
@@ -186,14 +186,17 @@ async def test_events_are_handed_over_as_they_arrive():
     first = http_chunk(b'data: {"a":1}\n\n') + http_chunk(b'data: {"a":2}\n\n')
     second = http_chunk(b'data: {"a"') + http_chunk(b":3}\n\ndata: [DONE]\n\n") + b"0\r\n\r\n"
     async with Server([head + first, second], pause_s=0.05).upstream() as upstream:
-        batches = [batch async for batch in upstream.stream({**REQUEST, "stream": True}, call_id="c")]
+        batches = [batch async for batch in upstream.stream(UpstreamCall(id="c", request={**REQUEST, "stream": True}))]
     assert batches == [[{"a": 1}, {"a": 2}], [{"a": 3}]]
 
 
 async def test_a_reader_that_is_slow_makes_the_server_wait():
     body = b"x" * 8_000_000
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    async with Server([answer]).upstream() as upstream, upstream._chat(REQUEST, "c") as exchange:
+    async with (
+        Server([answer]).upstream() as upstream,
+        upstream._chat(UpstreamCall(id="c", request=REQUEST)) as exchange,
+    ):
         first = await exchange.read_some()
         await asyncio.sleep(0.1)
         assert len(first) + exchange._num_buffered < len(body)

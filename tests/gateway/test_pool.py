@@ -7,7 +7,7 @@ import pytest
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.errors import GatewayError, UpstreamError
-from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamCall, UpstreamPool
 from rllm.gateway.upstream.route import UPSTREAM_KEY, Route
 
 from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http, refusal
@@ -31,11 +31,12 @@ async def ask(pool, session="s", *, stream=False, route=None):
     """One call of a session; returns its route."""
     route = route or Route(session)
     request = {"messages": [{"role": "user", "content": session or ""}], "stream": stream}
+    call = UpstreamCall(id="c", request=request, route=route)
     if stream:
-        async with contextlib.aclosing(pool.stream(request, call_id="c", route=route)) as batches:
+        async with contextlib.aclosing(pool.stream(call)) as batches:
             assert [batch async for batch in batches]
     else:
-        assert (await pool.complete(request, call_id="c", route=route))["choices"] == ANSWER["choices"]
+        assert (await pool.complete(call))["choices"] == ANSWER["choices"]
     return route
 
 

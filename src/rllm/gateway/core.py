@@ -22,7 +22,7 @@ from rllm.gateway.metrics import Metrics
 from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session
 from rllm.gateway.standard import ChunkCompleter, complete_response
-from rllm.gateway.upstream.base import FACTS_KEY, Upstream
+from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.gateway.upstream.route import Route
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, Trace
@@ -124,15 +124,7 @@ class Gateway:
         """
         sent = self._prepared(call)
         try:
-            details = bool(call.asked.get("logprobs"))
-            prompt_ids = await self._continued(call, sent)
-            response = await self.upstream.complete(
-                sent,
-                call_id=call.id,
-                logprob_details=details,
-                prompt_ids=prompt_ids,
-                route=call.route,
-            )
+            response = await self.upstream.complete(await self._upstream_call(call, sent))
             response["id"] = call.id
             complete_response(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
@@ -161,12 +153,7 @@ class Gateway:
         completer = ChunkCompleter(sent.get("model") or "")
         timings: dict[str, float] = {}
         try:
-            details = bool(call.asked.get("logprobs"))
-            prompt_ids = await self._continued(call, sent)
-            answer = self.upstream.stream(
-                sent, call_id=call.id, logprob_details=details, prompt_ids=prompt_ids, route=call.route
-            )
-            async with aclosing(answer) as batches:
+            async with aclosing(self.upstream.stream(await self._upstream_call(call, sent))) as batches:
                 async for chunks in batches:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
                     for chunk in chunks:
@@ -195,7 +182,7 @@ class Gateway:
         """
         asked = {name: value for name, value in call.asked.items() if name not in ("stream", "stream_options", "n")}
         sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
-        response = await self.upstream.complete(sent, call_id=call.id, route=call.route)
+        response = await self.upstream.complete(UpstreamCall(id=call.id, request=sent, route=call.route))
         counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
         if counted is None:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
@@ -204,6 +191,16 @@ class Gateway:
     def _prepared(self, call: ModelCall) -> dict[str, Any]:
         """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""
         return self.upstream.prepare(call.session.imposed_on(call.asked))
+
+    async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
+        """The call as it is put to the upstream."""
+        return UpstreamCall(
+            id=call.id,
+            request=sent,
+            prompt_ids=await self._continued(call, sent),
+            logprob_details=bool(call.asked.get("logprobs")),
+            route=call.route,
+        )
 
     async def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
         """The prompt behind exactly the tokens of the answer that the call goes on from, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rllm.capture import Prior
@@ -12,6 +13,23 @@ FACTS_KEY = "rllm"
 """A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind"}`, as far as they
 are known; `weight_updates` is a list with one entry for each choice.
 `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpstreamCall:
+    """One call as it is put to an upstream."""
+
+    id: str
+    """The id that the answer will have."""
+    request: Mapping[str, Any]
+    """As `Upstream.prepare` made it."""
+    prompt_ids: Sequence[int] | None = None
+    """Of `Upstream.continued_prompt`, in the place of the messages."""
+    logprob_details: bool = True
+    """Whether token texts and alternatives are wanted beside the log-probabilities. Where they are not, the bare numbers may
+    stand in `logprobs.token_logprobs`."""
+    route: Route = field(default_factory=Route)
+    """Whose call it is, and where the upstream notes what became of it on the way."""
 
 
 class Upstream(Protocol):
@@ -36,47 +54,16 @@ class Upstream(Protocol):
         """
         ...
 
-    async def complete(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> dict[str, Any]:
-        """The whole answer to a prepared request.
-
-        Args:
-            request: a prepared one.
-            call_id: the id that the answer will have.
-            prompt_ids: of `continued_prompt`, in the place of the messages.
-            route: whose call it is, and where the upstream notes what became of it on the way.
-            logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are
-                not, the bare numbers may stand in `logprobs.token_logprobs`.
+    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+        """The whole answer.
 
         Raises:
             InferenceError: with the status that the agent should see.
         """
         ...
 
-    def stream(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+    def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
-
-        Args:
-            request: a prepared one.
-            call_id: the id that the answer will have.
-            logprob_details: as for `complete`.
-            prompt_ids: likewise.
-            route: likewise.
 
         Raises:
             InferenceError: before the first chunks or after any.

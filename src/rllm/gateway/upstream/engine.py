@@ -9,10 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS, Prior
-from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
-from rllm.gateway.upstream.route import Route
 from rllm.inference.continued import continued_prompt
 from rllm.inference.engine import (
     InferenceEngine,
@@ -41,16 +40,8 @@ class EngineUpstream:
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         return continued_prompt(self.engine, prior.token_ids, messages, num_known, request)
 
-    async def complete(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> dict[str, Any]:
-        outputs = await self._outputs(request, prompt_ids)
+    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+        outputs = await self._outputs(call.request, call.prompt_ids)
         choices = [
             {
                 "index": index,
@@ -61,24 +52,15 @@ class EngineUpstream:
             }
             for index, output in enumerate(outputs)
         ]
-        head = self._head(call_id, "chat.completion")
+        head = self._head(call.id, "chat.completion")
         ids = {"prompt_token_ids": outputs[0].prompt_ids}
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
-    async def stream(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
-        head = self._head(call_id, "chat.completion.chunk")
-        choices = [_ChoiceChunks(index) for index in range(_num_choices(request))]
-        async with aclosing(
-            _interleaved([self._pieces(request, choice.index, prompt_ids) for choice in choices])
-        ) as pieces:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+        head = self._head(call.id, "chat.completion.chunk")
+        choices = [_ChoiceChunks(index) for index in range(_num_choices(call.request))]
+        said = [self._pieces(call.request, choice.index, call.prompt_ids) for choice in choices]
+        async with aclosing(_interleaved(said)) as pieces:
             async for index, piece in pieces:
                 choice = choices[index].feed(piece)
                 ids = {"prompt_token_ids": piece.prompt_ids} if isinstance(piece, ModelOutput) else {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from rllm.capture import Prior, SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
+from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     Exchange,
@@ -25,7 +27,6 @@ from rllm.gateway.upstream.connection import (
 )
 from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.roles import for_template
-from rllm.gateway.upstream.route import Route
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
@@ -106,48 +107,30 @@ class HTTPUpstream:
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
-    async def complete(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         try:
-            async with self._chat(request, call_id, route, prompt_ids) as answer:
+            async with self._chat(call) as answer:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
-        if answer.status != 200 and (shorter := _without_limit(request, answer.status, body)):
-            return await self.complete(
-                shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
-            )
-        if prompt_ids is not None and self._tokens is not None:
+        if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
+            return await self.complete(shorter)
+        if call.prompt_ids is not None and self._tokens is not None:
             completion = _json_object(answer.status, body, answer.headers)
-            return self._tokens.chat_answer(completion, request, prompt_ids)
-        plain = parse_plain_answer(body) if answer.status == 200 and not logprob_details else None
+            return self._tokens.chat_answer(completion, call.request, call.prompt_ids)
+        plain = parse_plain_answer(body) if answer.status == 200 and not call.logprob_details else None
         return plain or _json_object(answer.status, body, answer.headers)
 
-    async def stream(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
-        shorter: dict[str, Any] | None = None
+        shorter: UpstreamCall | None = None
         num_unread = 0
-        as_chat = self._reader(request, prompt_ids)
+        as_chat = self._reader(call)
         try:
-            async with self._chat(request, call_id, route, prompt_ids) as answer:
+            async with self._chat(call) as answer:
                 if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
                     body = await answer.read()
-                    shorter = _without_limit(request, answer.status, body)
+                    shorter = _without_limit(call, answer.status, body)
                     if shorter is None:
                         raise _not_a_stream(answer.status, body, answer.headers)
                 # Reads to the very end, beyond [DONE], so that the connection can be used again.
@@ -159,14 +142,11 @@ class HTTPUpstream:
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
-                        yield as_chat(_without_error(parse_events(payloads, logprob_details=logprob_details)))
+                        yield as_chat(_without_error(parse_events(payloads, logprob_details=call.logprob_details)))
         except OSError as error:
             raise self._named(error) from error
         if shorter is not None:
-            again = self.stream(
-                shorter, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
-            )
-            async with aclosing(again) as batches:
+            async with aclosing(self.stream(shorter)) as batches:
                 async for batch in batches:
                     yield batch
 
@@ -189,30 +169,21 @@ class HTTPUpstream:
         """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
-    def _chat(
-        self,
-        request: Mapping[str, Any],
-        call_id: str,
-        route: Route | None = None,
-        prompt_ids: Sequence[int] | None = None,
-    ) -> Exchange:
+    def _chat(self, call: UpstreamCall) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
-        headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call_id)}
-        path = "/chat/completions"
-        if prompt_ids is not None and self._tokens is not None:
-            path, request = "/completions", self._tokens.completion_request(request, prompt_ids)
+        headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
+        path, request = "/chat/completions", call.request
+        if call.prompt_ids is not None and self._tokens is not None:
+            path, request = "/completions", self._tokens.completion_request(request, call.prompt_ids)
         elif self._kind == "vllm":
             request = {**request, "messages": for_template(request["messages"])}
-        deadline = None if route is None else route.deadline
-        return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=deadline)
+        return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
-    def _reader(
-        self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None
-    ) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    def _reader(self, call: UpstreamCall) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
         """What makes chat chunks of the chunks of an answer."""
-        if prompt_ids is None or self._tokens is None:
+        if call.prompt_ids is None or self._tokens is None:
             return lambda chunks: chunks
-        reader = self._tokens.chat_chunks(request, prompt_ids)
+        reader = self._tokens.chat_chunks(call.request, call.prompt_ids)
         return lambda chunks: [reader.feed(chunk) for chunk in chunks]
 
     def _named(self, error: OSError) -> UpstreamError:
@@ -280,15 +251,15 @@ def _without_error(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chunks
 
 
-def _without_limit(request: Mapping[str, Any], status: int, body: bytes) -> dict[str, Any] | None:
-    """The request again, for as long an answer as there is room for; `None` if its limit was not what was refused.
+def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:
+    """The call again, for as long an answer as there is room for; `None` if its limit was not what was refused.
 
     Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not fit.
     """
-    limits = request.keys() & {"max_tokens", "max_completion_tokens"}
+    limits = call.request.keys() & {"max_tokens", "max_completion_tokens"}
     if not limits or status == 200 or _refusal(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:
         return None
-    return {name: value for name, value in request.items() if name not in limits}
+    return replace(call, request={name: value for name, value in call.request.items() if name not in limits})
 
 
 def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:

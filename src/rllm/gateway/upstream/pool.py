@@ -16,6 +16,7 @@ from typing import Any
 from rllm.capture import Prior
 from rllm.errors import InferenceError
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.replica import Replica
 from rllm.gateway.upstream.replicas import PoolConfig, ReplicaSet
@@ -54,23 +55,13 @@ class UpstreamPool:
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return self._any.continued_prompt(request, prior)
 
-    async def complete(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> dict[str, Any]:
-        route = route or Route()
+    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+        route = call.route
         while True:
             replica = await self.replicas.acquire(route)
             began = time.monotonic()
             try:
-                answer = await replica.upstream.complete(
-                    request, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
-                )
+                answer = await replica.upstream.complete(call)
             except UpstreamError as error:
                 if not self._tries_again(replica, route, error, began):
                     raise
@@ -80,24 +71,13 @@ class UpstreamPool:
             finally:
                 self.replicas.release(replica)
 
-    async def stream(
-        self,
-        request: Mapping[str, Any],
-        *,
-        call_id: str,
-        logprob_details: bool = True,
-        prompt_ids: Sequence[int] | None = None,
-        route: Route | None = None,
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
-        route = route or Route()
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+        route = call.route
         while True:
             replica = await self.replicas.acquire(route)
             began, passed_on = time.monotonic(), False
             try:
-                stream = replica.upstream.stream(
-                    request, call_id=call_id, logprob_details=logprob_details, prompt_ids=prompt_ids, route=route
-                )
-                async with aclosing(stream) as batches:
+                async with aclosing(replica.upstream.stream(call)) as batches:
                     async for batch in batches:
                         passed_on = True
                         yield batch
