@@ -4,8 +4,30 @@ One thread for each process's tensors: tiny models gain nothing from more, and o
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
 
+import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+async def pass_time() -> AsyncIterator[Callable[[float], None]]:
+    """Puts the event loop's clock forward by so many seconds: what waits for a deadline meets it at once.
+
+    So a deadline can be far enough away that what should happen before it does, on the slowest machine.
+    """
+    loop, passed = asyncio.get_running_loop(), 0.0
+    time = loop.time
+
+    def put_forward(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    loop.time = lambda: time() + passed  # type: ignore[method-assign]
+    yield put_forward
+    loop.time = time  # type: ignore[method-assign]

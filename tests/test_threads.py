@@ -132,7 +132,7 @@ async def test_one_thread_leaves_no_thread_behind(ends: str) -> None:
     elif ends == "closed":
         thread.close()
     running = thread = None  # type: ignore[assignment]
-    used.join(10)
+    used.join(60)
     assert not used.is_alive()
 
 
@@ -149,7 +149,7 @@ async def test_an_abandoned_thread_ends_when_its_function_returns() -> None:
     stuck.cancel()
     await asyncio.wait({stuck})
     release.set()
-    seen[0].join(10)
+    seen[0].join(60)
     assert not seen[0].is_alive()
     thread.close()
 
@@ -164,5 +164,5 @@ if child == 0:
     os._exit(asyncio.run(in_thread(lambda: 7, name="child")))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "7\n"

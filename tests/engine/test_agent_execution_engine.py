@@ -67,11 +67,25 @@ async def test_returns_are_discounted() -> None:
 
 
 async def test_results_come_in_the_order_of_the_tasks_whatever_ends_first() -> None:
-    model = ScriptedEngine(count, latency_s=lambda messages: 0.03 if "3 left" in messages[0]["content"] else 0.0)
+    class Model(ScriptedEngine):
+        async def get_model_response(self, messages: Any, **params: Any) -> Any:
+            if "3 left" in messages[0]["content"]:
+                await short_ended.wait()
+            return await super().get_model_response(messages, **params)
+
+    def hear(path: Any) -> int:
+        lengths.append(num_steps := len(path.steps))
+        if lengths[-2:] == [1, 1]:
+            short_ended.set()
+        return num_steps
+
+    short_ended, lengths = asyncio.Event(), list[int]()
     tasks = [{"start": 3}, {"start": 1}, {"start": 3}, {"start": 1}]
-    engine = engine_of(rollout_engine=model)
-    assert [len(path.steps) for path in await engine.execute_tasks(tasks)] == [3, 1, 3, 1]
-    assert [len(path.steps) async for path in engine.trajectory_generator(tasks)] == [1, 1, 3, 3]
+    engine = engine_of(rollout_engine=Model(count))
+    found = await engine.execute_tasks(tasks, on_episode=lambda episode: hear(episode.trajectories[0]))
+    assert [len(path.steps) for path in found] == [3, 1, 3, 1]
+    short_ended.clear()
+    assert [hear(path) async for path in engine.trajectory_generator(tasks)] == [1, 1, 3, 3]
 
 
 async def test_a_task_that_is_given_twice_is_attempted_twice() -> None:
@@ -424,43 +438,70 @@ class HangingClose(Countdown):
 
 class HangingCoroutine(Countdown):
     async def step(self, action: Any) -> Any:  # type: ignore[override]
+        hanging.release()
         await asyncio.sleep(3600)
 
 
 released = threading.Event()
+hanging = threading.Semaphore(0)
+"""Released by each that begins to hang."""
 
 
 def wait_for_ever() -> None:
-    released.wait(60)
+    hanging.release()
+    released.wait(600)
+
+
+async def some_hang(number: int = 1) -> None:
+    """Wait until so many more hang."""
+    for _ in range(number):
+        assert await asyncio.to_thread(hanging.acquire, timeout=60)
 
 
 @pytest.fixture
 def let_go() -> Any:
     released.clear()
+    while hanging.acquire(blocking=False):
+        pass
     yield
     released.set()
 
 
 @pytest.mark.parametrize("env", [HangingReset, HangingStep, HangingReward, HangingCoroutine])
-async def test_what_hangs_is_cut_at_its_deadline_and_shown(let_go: Any, env: type[Countdown]) -> None:
+async def test_what_hangs_is_cut_at_its_deadline_and_shown(let_go: Any, pass_time: Any, env: type[Countdown]) -> None:
     class Mixed(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
             return (env if info["hangs"] else Countdown)(1)
 
+    ended: asyncio.Queue[Episode] = asyncio.Queue()
     tasks = [{"hangs": number == 1} for number in range(4)]
-    found = await episodes(tasks, Mixed, trajectory_timeout=0.3, max_workers=2)
+    engine = engine_of(Mixed, trajectory_timeout=600, max_workers=2)
+    run = asyncio.create_task(engine.execute_episodes(tasks, on_episode=ended.put_nowait))
+    assert all([(await ended.get()).is_correct for _ in range(3)])
+    await some_hang()
+    pass_time(600)
+    found = await run
     assert [episode.is_correct for episode in found] == [True, False, True, True]
     stuck = found[1]
     assert stuck.termination_reason is TerminationReason.TIMEOUT
-    assert "rollout 1:0 did not finish within timeout_s=0.3" in problem(stuck)
+    assert "rollout 1:0 did not finish within timeout_s=600" in problem(stuck)
     place = "asyncio.sleep(3600)" if env is HangingCoroutine else "in wait_for_ever"
     assert place in stuck.info["error"]["traceback"]
 
 
-async def test_a_model_call_that_hangs_is_cut_too() -> None:
+async def test_a_model_call_that_hangs_is_cut_too(pass_time: Any) -> None:
     model = ScriptedEngine(count, latency_s=lambda messages: 3600 if "2 left" in messages[0]["content"] else 0)
-    hung, sound = await episodes([{"start": 2}, {"start": 1}], rollout_engine=model, trajectory_timeout=0.2)
+    engine = engine_of(rollout_engine=model, trajectory_timeout=600)
+    ended = asyncio.Event()
+    run = asyncio.create_task(
+        engine.execute_episodes([{"start": 2}, {"start": 1}], on_episode=lambda episode: ended.set())
+    )
+    await ended.wait()
+    while model.num_calls < 2:  # noqa: ASYNC110  # the model has no event
+        await asyncio.sleep(0.001)
+    pass_time(600)
+    hung, sound = await run
     assert sound.is_correct
     assert "get_model_response" in hung.info["error"]["traceback"]
 
@@ -473,16 +514,22 @@ async def test_an_environment_that_will_not_close_does_not_matter(
     assert "HangingClose.close failed (TimeoutError" in caplog.text
 
 
-async def test_environments_are_closed_however_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environments_are_closed_however_it_ends(
+    let_go: Any, pass_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 60.0)
     monkeypatch.setattr(Countdown, "closed", [])
     await episodes([{"start": 1}])
     await episodes([{"start": 7}], made_by(Raises))
-    await episodes([{"start": 5}], made_by(HangingCoroutine), trajectory_timeout=0.05)
+    hung = asyncio.create_task(episodes([{"start": 5}], made_by(HangingCoroutine), trajectory_timeout=600))
+    await some_hang()
+    pass_time(600)
+    await hung
     assert Countdown.closed == [0, 7, 5]
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
-async def test_many_that_hang_leave_places_for_the_others(let_go: Any, thread_safe: bool) -> None:
+async def test_many_that_hang_leave_places_for_the_others(let_go: Any, pass_time: Any, thread_safe: bool) -> None:
     class Mixed(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -492,9 +539,17 @@ async def test_many_that_hang_leave_places_for_the_others(let_go: Any, thread_sa
         def is_multithread_safe() -> bool:
             return thread_safe
 
-    num_hung = 40 if thread_safe else 6
+    num_hung, num_places = (40, 8) if thread_safe else (6, 1)
     tasks = [{"hangs": number < num_hung} for number in range(num_hung + 20)]
-    found = await episodes(tasks, Mixed, trajectory_timeout=1.0, max_workers=8)
+    ended: asyncio.Queue[Episode] = asyncio.Queue()
+    engine = engine_of(Mixed, trajectory_timeout=1000, max_workers=8)
+    run = asyncio.create_task(engine.execute_episodes(tasks, on_episode=ended.put_nowait))
+    for _ in range(num_hung // num_places):
+        await some_hang(num_places)
+        pass_time(1000 / 20)
+    assert all([(await ended.get()).is_correct for _ in range(20)])
+    pass_time(1000)
+    found = await run
     assert [episode.is_correct for episode in found] == [not task["hangs"] for task in tasks]
 
 

@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,12 +61,13 @@ def engine_of(gateway: GatewayServer, store: MemoryTraceStore) -> Engine:
 async def run(engine: AgentFunctionEngine, *tasks: dict[str, Any], **settings: Any) -> list[Episode]:
     trainable = settings.pop("trainable", True)
     sampling = settings.pop("sampling", {})
+    on_episode = settings.pop("on_episode", None)
     attempts = [
         Attempt(task=task, task_id=f"t:{number}", trainable=trainable, sampling=sampling)
         for number, task in enumerate(tasks)
     ]
     with engine:
-        return await RolloutRunner(engine, retry_delay_s=0, **settings).run(attempts)
+        return await RolloutRunner(engine, retry_delay_s=0, **settings).run(attempts, on_episode=on_episode)
 
 
 def ask(client: Any, text: str, **options: Any) -> Any:
@@ -391,16 +391,22 @@ async def test_a_server_that_fails_is_retried_in_a_new_session(store: MemoryTrac
     assert len(store.sessions()) == 2
 
 
-async def test_a_stuck_agent_ends_at_its_deadline_with_its_stack(engine_of: Engine) -> None:
-    release = threading.Event()
+async def test_a_stuck_agent_ends_at_its_deadline_with_its_stack(engine_of: Engine, pass_time: Any) -> None:
+    hanging, release, ended = threading.Event(), threading.Event(), asyncio.Event()
 
     def agent(stuck: bool) -> float:
         plain_agent("x")
         if stuck:
+            hanging.set()
             release.wait()
         return 1.0
 
-    bad, good = await run(engine_of(agent), {"stuck": True}, {"stuck": False}, timeout_s=2.0)
+    tasks = {"stuck": True}, {"stuck": False}
+    running = asyncio.create_task(run(engine_of(agent), *tasks, timeout_s=600, on_episode=lambda episode: ended.set()))
+    await ended.wait()
+    assert await asyncio.to_thread(hanging.wait, 60)
+    pass_time(600)
+    bad, good = await running
     release.set()
     assert bad.termination_reason is TerminationReason.TIMEOUT
     assert "release.wait()" in bad.info["error"]["traceback"]
@@ -459,20 +465,20 @@ def test_what_is_no_function_is_refused(engine_of: Engine) -> None:
 
 
 async def test_a_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
-    turns = 0
+    began, turned = threading.Event(), threading.Event()
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
+    async def turn() -> None:
+        while not began.is_set():  # noqa: ASYNC110  # the agent is not of this loop
             await asyncio.sleep(0.001)
-            turns += 1
+        turned.set()
 
     def agent() -> float:
         plain_agent("x")
-        time.sleep(0.1)
+        began.set()
+        assert turned.wait(60)
         return 1.0
 
-    counting = asyncio.create_task(count())
-    await run(engine_of(agent), {})
-    counting.cancel()
-    assert turns > 5
+    turning = asyncio.create_task(turn())
+    (episode,) = await run(engine_of(agent), {})
+    await turning
+    assert not episode.failed

@@ -234,34 +234,44 @@ async def test_a_server_that_fails_keeps_its_name() -> None:
     assert episode.info["error"]["type"] == "InferenceError"
 
 
-async def test_its_own_timeout_is_a_timeout_and_not_tried_again() -> None:
+async def test_its_own_timeout_is_a_timeout_and_not_tried_again(pass_time: Any) -> None:
     class Slow(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             tried.append(uid)
             await super().run(task, uid)
+            pass_time(600)
             await asyncio.sleep(3600)
 
     tried: list[str] = []
-    (episode,) = await episodes(Slow, "apple", workflow_args={"timeout": 0.1})
+    (episode,) = await episodes(Slow, "apple", workflow_args={"timeout": 600})
     assert episode.termination_reason is TerminationReason.TIMEOUT
     assert episode.failed
     assert len(tried) == 1
     assert said(episode.trajectories[0]) == ["APPLE"]
 
 
-async def test_a_thread_that_hangs_is_cut_at_the_deadline_and_its_object_given_up() -> None:
+async def test_a_thread_that_hangs_is_cut_at_the_deadline_and_its_object_given_up(pass_time: Any) -> None:
     class Hangs(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             if task["word"] == "fig":
-                await self.run_in_executor(released.wait, 60)
+                await self.run_in_executor(self.hang)
             await super().run(task, uid)
 
-    released = threading.Event()
-    engine = engine_of(Hangs, timeout_s=0.2)
-    hung, sound = await engine.execute_tasks([{"word": "fig"}, {"word": "apple"}])
+        def hang(self) -> None:
+            hanging.set()
+            released.wait(600)
+
+    hanging, released, ended = threading.Event(), threading.Event(), asyncio.Event()
+    engine = engine_of(Hangs, timeout_s=600)
+    tasks = [{"word": "fig"}, {"word": "apple"}]
+    run = asyncio.create_task(engine.execute_tasks(tasks, on_episode=lambda episode: ended.set()))
+    await ended.wait()
+    assert await asyncio.to_thread(hanging.wait, 60)
+    pass_time(600)
+    hung, sound = await run
     released.set()
     assert sound.is_correct
-    assert "did not finish within timeout_s=0.2" in hung.info["error"]["message"]
+    assert "did not finish within timeout_s=600" in hung.info["error"]["message"]
     assert "Hangs" in hung.info["error"]["traceback"]
     assert len(engine._idle) == 1
 

@@ -105,7 +105,7 @@ def test_what_was_appended_survives_kill_9(tmp_path):
         "from rllm.types import Episode\n"
         f"log = EpisodeLog({str(path)!r})\n"
         "for index in range(3): log.append(Episode(task_id='t', index=index))\n"
-        "print('done', flush=True); time.sleep(60)\n"
+        "print('done', flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from typing import Any
 
 import pytest
 
@@ -77,10 +78,14 @@ async def test_ten_thousand_attempts_take_few_tasks() -> None:
     assert most_tasks <= 1 + 2 * 64
 
 
-async def test_a_failure_is_an_episode_and_harms_no_sibling() -> None:
+async def test_a_failure_is_an_episode_and_harms_no_sibling(pass_time: Any) -> None:
+    def hear(episode: Episode) -> None:
+        heard.append(episode)
+        pass_time(60)
+
     heard: list[Episode] = []
-    both = attempts({"sleep": 0.01}, {"raise": AgentError("division by zero")})
-    good, bad = await RolloutRunner(Scripted()).run(both, on_episode=heard.append)
+    both = attempts({"sleep": 60}, {"raise": AgentError("division by zero")})
+    good, bad = await RolloutRunner(Scripted()).run(both, on_episode=hear)
     assert not good.failed
     assert bad.failed
     assert bad.termination_reason is TerminationReason.ERROR
@@ -178,15 +183,16 @@ async def test_a_token_mismatch_travels_and_cancels_the_rest() -> None:
     error = TokenMismatchError("3 ids, 2 logprobs")
     error.__cause__ = cause
     with pytest.raises(TokenMismatchError, match="3 ids") as raised:
-        await RolloutRunner(rollout).run(attempts({"sleep": 30}, {"raise": error}, {"sleep": 30}))
+        await RolloutRunner(rollout).run(attempts({"sleep": 300}, {"raise": error}, {"sleep": 300}))
     assert raised.value.__cause__ is cause
     assert rollout.cancelled == 2
 
 
 async def test_cancelling_the_run_cancels_every_rollout() -> None:
     rollout = Scripted()
-    run = asyncio.create_task(RolloutRunner(rollout, max_concurrent=4).run(attempts(*[{"sleep": 30}] * 9)))
-    await asyncio.sleep(0.01)  # one turn of the loop starts the workers, another their rollouts
+    run = asyncio.create_task(RolloutRunner(rollout, max_concurrent=4).run(attempts(*[{"sleep": 300}] * 9)))
+    while len(rollout.seen) < 4:  # noqa: ASYNC110  # one turn of the loop starts the workers, another their rollouts
+        await asyncio.sleep(0)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

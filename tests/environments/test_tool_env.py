@@ -84,7 +84,7 @@ async def test_the_last_step_ends_without_an_answer():
 
 
 async def test_parallel_calls_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
 
     def meet(who: str) -> str:
         both.wait()
@@ -103,19 +103,27 @@ async def test_a_tool_that_raises_answers_by_name_and_harms_no_sibling():
     assert done is False
 
 
-async def test_a_tool_that_hangs_is_cut_at_its_deadline(caplog):
+async def test_a_tool_that_hangs_is_cut_at_its_deadline(caplog, pass_time):
     async def sleep() -> None:
         await asyncio.Event().wait()
 
-    release = threading.Event()
-    env = environment(sleep, Tool(name="block", function=release.wait), add, tool_timeout_s=0.05)
+    async def add_in_time(a: int, b: int) -> int:
+        added.set()
+        return a + b
+
+    added, release = asyncio.Event(), threading.Event()
+    env = environment(sleep, Tool(name="block", function=release.wait), add_in_time, tool_timeout_s=60)
+    calls = call("sleep", "1"), call("block", "2"), call("add_in_time", "3", a=1, b=1)
     try:
-        outputs = await outputs_of(env, call("sleep", "1"), call("block", "2"), call("add", "3", a=1, b=1))
+        answering = asyncio.create_task(outputs_of(env, *calls))
+        await added.wait()
+        pass_time(60)
+        outputs = await answering
     finally:
         release.set()
     assert outputs == {
-        "1": "Error: tool 'sleep' did not finish within 0.05 s",
-        "2": "Error: tool 'block' did not finish within 0.05 s",
+        "1": "Error: tool 'sleep' did not finish within 60 s",
+        "2": "Error: tool 'block' did not finish within 60 s",
         "3": "2",
     }
     assert "tool block" in caplog.text  # the thread that is left behind has its name and stack in the log

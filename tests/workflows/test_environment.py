@@ -25,7 +25,7 @@ class Slow(Countdown):
     @staticmethod
     def from_dict(info: Any) -> Countdown:
         Slow.begun.set()
-        Slow.go.wait(10)
+        Slow.go.wait(60)
         return Slow(info["start"])
 
     def close(self) -> None:
@@ -39,8 +39,10 @@ def fresh() -> None:
         event.clear()
 
 
-async def have(calls: BlockingCalls) -> None:
+async def have(calls: BlockingCalls, had: asyncio.Event | None = None) -> None:
     async with environment_of(Slow, {"start": 1}, calls):
+        if had is not None:
+            had.set()
         await asyncio.sleep(3600)
 
 
@@ -53,15 +55,15 @@ async def test_one_that_is_made_too_late_is_closed(one_thread: bool) -> None:
     await asyncio.wait({having})
     assert not Slow.was_closed.is_set()
     Slow.go.set()
-    assert Slow.was_closed.wait(10)
+    assert Slow.was_closed.wait(60)
     calls.close()
 
 
 async def test_one_whose_user_is_cancelled_is_closed_once() -> None:
-    calls = BlockingCalls()
+    calls, had = BlockingCalls(), asyncio.Event()
     Slow.go.set()
-    having = asyncio.create_task(have(calls))
-    await asyncio.sleep(0.05)
+    having = asyncio.create_task(have(calls, had))
+    await had.wait()
     having.cancel()
     await asyncio.wait({having})
     assert having.cancelled()
@@ -72,12 +74,12 @@ async def test_one_that_was_made_as_its_user_was_cancelled_is_closed() -> None:
     calls = BlockingCalls()
     having = asyncio.create_task(have(calls))
     await asyncio.sleep(0)
-    assert Slow.begun.wait(10)
+    assert Slow.begun.wait(60)
     Slow.go.set()
     time.sleep(0.02)  # noqa: ASYNC251  # it is made, and the loop cannot learn of that before the cancellation
     having.cancel()
     await asyncio.wait({having})
-    assert Slow.was_closed.wait(10)
+    assert Slow.was_closed.wait(60)
 
 
 async def test_one_that_cannot_be_made_is_named() -> None:

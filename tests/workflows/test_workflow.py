@@ -204,7 +204,7 @@ def test_environments_that_are_not_thread_safe_share_one_thread_among_all_workfl
         assert len(threads) == number
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
