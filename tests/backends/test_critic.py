@@ -11,7 +11,8 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.ppo import PPO
 from rllm.backends.local.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.critic import FILE, CriticSettings, explained_variance
+from rllm.backends.local.critic import FILE, CriticSettings
+from rllm.backends.updates import explained_variance
 from rllm.errors import ConfigError
 
 from .conftest import in_float64, same_weights, sequence_of, weights_of

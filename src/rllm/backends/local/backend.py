@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,9 +26,9 @@ from rllm.backends.local.critic import Critic, CriticSettings
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
-from rllm.backends.local.report import Progress, batch_metrics
 from rllm.backends.local.sampling_copy import copy_trained, sampling_copy
 from rllm.backends.local.trunk import Trunk
+from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, tokenizer_in
@@ -187,7 +186,7 @@ class LocalBackend:
         Raises:
             ConfigError: if the batch lacks what the algorithm needs.
         """
-        _check(batch, algorithm)
+        check_batch(batch, algorithm)
         self._unpublished.enter_context(self._still())
         if len(batch) == 0:
             return UpdateResult()
@@ -199,7 +198,8 @@ class LocalBackend:
             batch = replace(batch, old_logprobs=self.score(batch))
         learnt, judged = Progress(name="policy"), Progress(name="critic")
         seen = batch.old_logprobs
-        for part, scale in self._minibatches(batch):
+        times = {"num_minibatches": self.settings.num_minibatches, "num_epochs": self.settings.num_epochs}
+        for part, scale in minibatches(batch, **times):
             if critic is not None:
                 _, sums = critic.accumulate(part, algorithm, scale=scale)
                 judged.note(sums, critic.step())
@@ -209,7 +209,11 @@ class LocalBackend:
                 seen = logprobs if seen is None else seen
         assert seen is not None, "the batch was scored, or its only update began with it"
         num_tokens = batch.num_tokens * self.settings.num_epochs
-        metrics = {**learnt.metrics(num_tokens), **judged.metrics(num_tokens), **batch_metrics(batch, seen)}
+        metrics = {
+            **learnt.metrics(num_tokens),
+            **judged.metrics(num_tokens),
+            **batch_metrics(batch, seen, num_forward=len(batch.tree.ids)),
+        }
         optim = {"optim/lr": self.optimizer.lr, "optim/num_updates": float(len(learnt.norms))}
         return UpdateResult(metrics={**metrics, **optim}, logprobs=seen)
 
@@ -305,28 +309,3 @@ class LocalBackend:
     @property
     def _updates_per_batch(self) -> int:
         return self.settings.num_minibatches * self.settings.num_epochs
-
-    def _minibatches(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """The part of each update, and what its loss counts. Neighbours, which share prefixes, stay together."""
-        count = min(self.settings.num_minibatches, len(batch))
-        bounds = [len(batch) * part // count for part in range(count + 1)]
-        for _ in range(self.settings.num_epochs):
-            for start, stop in itertools.pairwise(bounds):
-                part = batch.select(range(start, stop))
-                # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
-                yield part, float(batch.weights.sum() / part.weights.sum())
-
-
-def _check(batch: Batch, algorithm: Algorithm) -> None:
-    """Refuse a batch without what the algorithm needs, before anything is changed."""
-    name = type(algorithm).__name__
-    if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
-        raise ConfigError(
-            f"algorithm.kl_coef={algorithm.kl_coef}: the batch has no log-probabilities of a reference; set its "
-            "ref_logprobs to score_reference(batch), or use kl_coef=0"
-        )
-    if algorithm.needs_values and (batch.values is None or batch.returns is None) and len(batch):
-        raise ConfigError(
-            f"algorithm.name: {name} has a critic, and the batch has no values or no returns; set its values to "
-            "values(batch) and let token_advantages give the returns, or use an algorithm without a critic, such as grpo"
-        )

@@ -9,6 +9,7 @@ from rllm.algorithms import ALGORITHMS
 from rllm.backends.local.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.backends.schedule import decay_steps
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, choose_device
 from rllm.parser.tool_parser import tool_parser
@@ -33,10 +34,8 @@ def optimizer_settings(config: Any) -> OptimizerSettings:
     optim = config.optim
     names = {item.name for item in fields(OptimizerSettings)} & type(optim).model_fields.keys()
     settings = OptimizerSettings(**{name: getattr(optim, name) for name in names})
-    if optim.schedule == "constant":
-        return settings
-    updates = config.num_steps * optim.num_minibatches * optim.num_epochs
-    return replace(settings, decay=optim.schedule, decay_steps=updates)
+    steps = decay_steps(config)
+    return settings if steps is None else replace(settings, decay=optim.schedule, decay_steps=steps)
 
 
 def lora_settings(config: Any) -> LoraSettings | None:

@@ -112,9 +112,3 @@ class Critic:
             hidden = self._trunk.before_tokens(batch)
         estimates: Tensor = self._head(hidden.to(self._head.weight.dtype)).squeeze(-1)
         return estimates
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """The share of the returns' variance that the values foresaw: 1 all of it, 0 none, below 0 worse than their mean."""
-    variance = returns.var(correction=0)
-    return float(1.0 - (returns - values).var(correction=0) / variance) if variance > 0 else 0.0

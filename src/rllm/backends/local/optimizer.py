@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from rllm.backends.schedule import learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +62,7 @@ class MasterAdamW:
     @property
     def lr(self) -> float:
         """The learning rate of the latest step."""
-        settings = self._settings
-        rising = min(self._num_steps / settings.warmup_steps, 1.0) if settings.warmup_steps else 1.0
-        return settings.lr * min(rising, self._falling())
-
-    def _falling(self) -> float:
-        settings = self._settings
-        if not settings.decay_steps:
-            return 1.0
-        done = min(max((self._num_steps - 1) / settings.decay_steps, 0.0), 1.0)
-        return 1.0 - done if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return learning_rate(self._settings, self._num_steps)
 
     def collect(self) -> None:
         """Move the gradients of a micro-batch to the float32 copies: a sum of many in bfloat16 would lose the small ones."""
