@@ -63,6 +63,6 @@ def fails(monkeypatch, capsys):
     return run
 
 
-def rllm(*arguments, cwd, timeout=120, env=None):
+def rllm(*arguments, cwd, timeout=300, env=None):
     command = [sys.executable, "-m", "rllm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env, check=False)

@@ -2,7 +2,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
+from ..ports import free_port
 from .conftest import rllm
 
 AGENT = """
@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(eval_work, server):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
     assert said.startswith(
         "\nStopped. What is done is kept; go on with: "
     )  # and nothing of the calls that were cut off
@@ -291,8 +291,7 @@ def test_a_server_with_several_models_is_asked_which_with_the_users_own_key(eval
 
 
 def test_a_server_that_does_not_answer_is_named_before_anything_is_made(eval_work, fails, server):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     code, errors = fails(*arguments(server, "--base-url", f"http://127.0.0.1:{port}/v1"))
     assert code == 1
     assert f"the upstream http://127.0.0.1:{port}/v1 broke off or cannot be reached" in errors

@@ -11,7 +11,7 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
 
-def run(*arguments, timeout=30):
+def run(*arguments, timeout=60):
     command = [sys.executable, "-m", "rllm", "gateway", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -36,12 +36,12 @@ def test_it_says_where_it_listens_serves_and_ends_on_a_signal(tmp_path):
             assert f"{url}/sessions/SESSION/v1" in "".join(greeting)
             assert str(database) in "".join(greeting)
             body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
-            answer = httpx.post(f"{url}/sessions/s/v1/chat/completions", json=body)
+            answer = httpx.post(f"{url}/sessions/s/v1/chat/completions", json=body, timeout=60)
             assert answer.json()["choices"][0]["message"]["content"] == "hello"
             assert upstream.requests[0]["model"] == "big"
-            assert len(httpx.get(f"{url}/sessions/s/traces").json()["traces"]) == 1
+            assert len(httpx.get(f"{url}/sessions/s/traces", timeout=60).json()["traces"]) == 1
             process.send_signal(signal.SIGTERM)
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "every acknowledged call is in the store" in output
         assert errors == ""
@@ -56,9 +56,9 @@ def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
         assert "WARNING" in lines[6]
         assert "http://127.0.0.1:9/v1" in lines[6]
         url = re.search(r"http://\S+", lines[0]).group()
-        assert httpx.get(f"{url}/readyz").status_code == 503
+        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -105,14 +105,14 @@ def test_several_upstreams_are_one_and_those_that_are_down_are_named(tmp_path):
             url = re.search(r"http://\S+", lines[0]).group()
             assert f"http://127.0.0.1:9/v1, {upstream.base_url}" in "".join(lines)
             assert "127.0.0.1:9" in lines[6]
-            assert httpx.get(f"{url}/readyz").status_code == 200
+            assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             for _ in range(4):
-                assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
-            states = [replica["state"] for replica in httpx.get(f"{url}/upstreams").json()["replicas"]]
+                assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+            states = [replica["state"] for replica in httpx.get(f"{url}/upstreams", timeout=60).json()["replicas"]]
             assert states == ["down", "up"]
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

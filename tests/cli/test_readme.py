@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ..ports import free_port
 from .conftest import rllm
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -86,8 +86,7 @@ def test_the_same_loop_learns_from_demonstrations_from_runs_and_from_teachers(re
 @pytest.mark.slow
 def test_the_python_program_trains(readme, policy):
     [program] = [program for program in blocks("python") if "AgentTrainer" in program]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     program = program.replace("Qwen/Qwen3-0.6B", str(policy)).replace("port=8000", f"port={port}")
     program = program.replace('"num_steps=1"', '"num_steps=1", "tasks_per_step=1", "rollout.max_tokens=8"')
     environment = {
@@ -97,7 +96,7 @@ def test_the_python_program_trains(readme, policy):
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=readme,
         env=environment,
         check=False,

@@ -1,3 +1,5 @@
+import http.client
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,8 +39,26 @@ class Served:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} if json is None else json
         return self.http.post(path, json=body, **options)
 
+    def ask_and_leave(
+        self, path: str = "/sessions/s/v1/chat/completions", json: Any = None, headers: Any = None
+    ) -> None:
+        """Ask, and go away a moment after the engine has been asked."""
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} if json is None else json
+        num_before = self.engine.num_calls
+        request = self.http.build_request("POST", path, json=body, headers=headers)
+        connection = http.client.HTTPConnection(str(request.url.host), request.url.port, timeout=60)
+        connection.request("POST", path, request.content, dict(request.headers))
+        deadline = time.monotonic() + 60
+        while self.engine.num_calls == num_before:
+            assert time.monotonic() < deadline, "the engine was never asked"
+            time.sleep(0.005)
+        time.sleep(0.02)
+        connection.close()
 
-def start(stack, script=("hello",), *, upstream="engine", config=None, store=None, **engine_options) -> Served:
+
+def start(
+    stack, script=("hello",), *, upstream="engine", upstream_port=0, config=None, store=None, **engine_options
+) -> Served:
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, **engine_options)
     store = store or MemoryTraceStore()
     scripted = None
@@ -46,13 +66,13 @@ def start(stack, script=("hello",), *, upstream="engine", config=None, store=Non
         scripted = stack.enter_context(ScriptedServer(engine))
         source = HTTPUpstream(scripted.base_url)
     elif upstream == "pool":
-        scripted = stack.enter_context(ScriptedServer(engine))
+        scripted = stack.enter_context(ScriptedServer(engine, port=upstream_port))
         source = UpstreamPool([scripted.base_url])
     else:
         source = EngineUpstream(engine, "scripted")
     config = config or GatewayConfig(shutdown_timeout_s=1.0)
     server = stack.enter_context(GatewayServer(store, source, config))
-    http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20, verify=False))
+    http = stack.enter_context(httpx.Client(base_url=server.url, timeout=60, verify=False))
     return Served(server=server, engine=engine, store=store, upstream=scripted, http=http, stack=stack)
 
 
@@ -63,7 +83,7 @@ def end_later():
         endings = []
         yield lambda stack: endings.append(pool.submit(stack.close))
         for ending in endings:
-            ending.result(timeout=30)
+            ending.result(timeout=60)
 
 
 @pytest.fixture

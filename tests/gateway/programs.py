@@ -41,7 +41,7 @@ async def agent(client, session_id):
 
 async def agents(url, name):
     say("ready")
-    async with httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as client:
         await asyncio.gather(*(agent(client, f"{name}-{number}") for number in range(NUM_AGENTS)))
 
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 
+from ..ports import free_port
+
 ANSWER = {
     "choices": [
         {
@@ -62,7 +64,7 @@ class RawServer:
         """Calls whose client left before they were answered."""
         self.hangs = False
         """Whether checks get no answer."""
-        self._port = 0
+        self._port = free_port()
         self._serving = set()
 
     @property
@@ -70,9 +72,8 @@ class RawServer:
         return f"http://127.0.0.1:{self._port}/v1"
 
     async def start(self):
-        """Listen: on the same port, if it has listened before."""
+        """Listen, on the same port each time."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self):

@@ -82,7 +82,7 @@ class Thread:
     def __enter__(self):
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
         self._thread.start()
-        self._ready.wait(20)
+        self._ready.wait(60)
         return self.server
 
     async def _run(self):
@@ -93,7 +93,7 @@ class Thread:
 
     def __exit__(self, *exc_info):
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +103,22 @@ def relay():
         server = stack.enter_context(Thread(GOOD))
         store = MemoryTraceStore()
 
-        def connect(url):
-            return HTTPUpstream(url, read_timeout_s=0.5)
-
-        pool = UpstreamPool([server.url], connect, PoolConfig(check_interval_s=0.1))
+        upstream = HTTPUpstream(server.url)
+        pool = UpstreamPool([server.url], lambda url: upstream, PoolConfig(check_interval_s=0.1))
         gateway = stack.enter_context(GatewayServer(store, pool, GatewayConfig(shutdown_timeout_s=1)))
-        client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=30, verify=False))
-        yield server, store, client
+        client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60, verify=False))
+        yield server, store, client, upstream
 
 
 def call(relay, answer, route, session, **more):
-    server, store, client = relay
+    server, store, client, _ = relay
     server.answers[:] = [answer]
     answered = client.post(f"/sessions/{session}/v1/{route}", json={"model": "m", **CALLS[route], **more})
     return answered, store.by_session(session)
 
 
 def assert_healthy(relay):
-    server, _, client = relay
+    server, _, client, _ = relay
     answered, [trace] = call(relay, GOOD, "chat/completions", f"good-{len(server.requests)}")
     assert (answered.status_code, trace.response_ids, trace.logprobs, trace.error) == (200, [7], [-0.5], None)
     assert "rllm_gateway_requests_in_flight 0\n" in client.get("/metrics").text
@@ -161,13 +159,15 @@ def test_a_stream_that_is_wrong(relay, wrong, route):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_hangs_meets_the_deadline(relay, stream):
-    server, _, _ = relay
+def test_a_server_that_hangs_meets_the_deadline(relay, stream, monkeypatch):
+    server, _, _, upstream = relay
     server.hold.clear()
+    monkeypatch.setattr(upstream._connections, "_read_timeout_s", 0.3)
     try:
         answered, [trace] = call(relay, GOOD, "chat/completions", f"hangs-{stream}", stream=stream)
     finally:
         server.hold.set()
+        monkeypatch.undo()
     assert (answered.status_code, trace.finish_reason) == (504, "error")
     assert "did not answer in time" in answered.json()["error"]["message"]
     assert_healthy(relay)

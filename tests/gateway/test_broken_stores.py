@@ -70,7 +70,7 @@ store = SqliteTraceStore(sys.argv[1])
 upstream = EngineUpstream(ScriptedEngine(lambda messages: NOISE[:500]), "m")
 acknowledged, refused = [], []
 with GatewayServer(store, upstream, GatewayConfig(shutdown_timeout_s=1)) as server:
-    with httpx.Client(base_url=server.url, timeout=20, verify=False) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         def ask(number):
             answer = client.post(f"/sessions/s{number}/v1/chat/completions", json=CHAT)
             (acknowledged if answer.status_code == 200 else refused).append((number, answer.json()))
@@ -119,7 +119,7 @@ def test_a_disk_that_is_gone_fails_calls_with_its_cause_until_it_is_back(serve, 
 def test_a_disk_that_nobody_can_write_to_keeps_the_gateway_from_starting():
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--port", "0"]
     ended = subprocess.run(
-        [*command, "--store", "sqlite:////proc/traces.db"], capture_output=True, text=True, timeout=30, check=False
+        [*command, "--store", "sqlite:////proc/traces.db"], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode != 0
     assert "/proc/traces.db" in ended.stderr

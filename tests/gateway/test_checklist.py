@@ -12,10 +12,14 @@ import pytest
 
 from rllm.capture import SSEDecoder
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.retried import Flight
 from rllm.gateway.server import GatewayServer
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import TURN_END, encode
 from rllm.testing.scripted_server import ScriptedServer
+
+from ..ports import free_port
+from .held import HeldEngine
 
 REQUESTS = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -219,7 +223,7 @@ class SloppyUpstream:
 def sloppy():
     with GatewayServer(MemoryTraceStore(), SloppyUpstream(), GatewayConfig(shutdown_timeout_s=1)) as server:
         yield lambda route, **body: httpx.post(
-            f"{server.url}/v1/{route}", json={"model": "m", **REQUESTS[route], **body}
+            f"{server.url}/v1/{route}", json={"model": "m", **REQUESTS[route], **body}, timeout=60
         )
 
 
@@ -284,14 +288,20 @@ def test_line_4_usage_is_always_told(serve, upstream, route):
 
 @every_dialect
 def test_line_4_a_silent_stream_is_kept_alive_and_its_text_comes_as_it_is_made(serve, route):
-    served = serve(["abcdefgh"], latency_s=0.6, config=GatewayConfig(keep_alive_s=0.05, shutdown_timeout_s=1))
+    engine = HeldEngine(["abcdefgh"], num_pieces=1)
+    served = serve(engine, config=GatewayConfig(keep_alive_s=0.05, shutdown_timeout_s=1))
     body = {"model": "m", **REQUESTS[route], "stream": True}
+    spoken = silence = ""
     with served.http.stream("POST", f"/v1/{route}", json=body) as answer:
-        pieces = [piece.decode() for piece in answer.iter_raw()]
-    silence = [at for at, piece in enumerate(pieces) if "keep-alive" in piece or "ping" in piece]
-    spoken = [at for at, piece in enumerate(pieces) if "abcd" in piece or "efgh" in piece]
-    assert silence[0] < spoken[0] < spoken[-1]
-    assert "".join(pieces).count("abcd") >= 1
+        pieces = answer.iter_text()
+        while "abcd" not in spoken:
+            spoken += next(pieces)
+        while "keep-alive" not in silence and "ping" not in silence:
+            silence += next(pieces)
+        engine.go.set()
+        rest = "".join(pieces)
+    assert "efgh" not in spoken + silence
+    assert "efgh" in rest
 
 
 # 5. Stop strings
@@ -438,7 +448,7 @@ def test_line_8_an_unknown_route_gets_the_error_of_the_clients_dialect(refusing)
 
 @every_dialect
 def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_sampled(serve, route):
-    served = serve(["abcdefgh" * 100], latency_s=30)
+    served = serve(HeldEngine(["abcdefgh" * 100], num_pieces=1))
     address = urlsplit(served.server.url)
     body = json.dumps({"model": "m", **REQUESTS[route], "stream": True}).encode()
     head = f"POST /sessions/s/v1/{route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -453,14 +463,18 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, route, stream):
-    served = serve(["hello"], latency_s=0.8)
+def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, route, stream, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 60.0)
+    noticed, left = threading.Event(), Flight.left
+    monkeypatch.setattr(Flight, "left", lambda flight, cut: (left(flight, cut), noticed.set())[0])
+    engine = HeldEngine()
+    served = serve(engine)
     body = {"model": "m", **REQUESTS[route], "stream": stream}
     path = f"/sessions/s/v1/{route}"
     first = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
-    with pytest.raises(httpx.ReadTimeout):
-        served.post(path, json=body, headers=first, timeout=0.2)
-    time.sleep(0.2)  # Every client waits for longer before it asks again.
+    served.ask_and_leave(path, json=body, headers=first)
+    assert noticed.wait(60)
+    threading.Timer(0.1, engine.go.set).start()
     again = served.post(path, json=body, headers={**first, "x-stainless-retry-count": "1"})
     assert again.status_code == 200
     [trace] = served.store.by_session("s")
@@ -470,8 +484,7 @@ def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, ro
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, stream):
-    served = serve(["hello"], upstream="pool")
-    port = urlsplit(served.upstream.base_url).port
+    served = serve(["hello"], upstream="pool", upstream_port=(port := free_port()))
     served.upstream.stop()
     restarted = ScriptedServer(served.engine, port=port)
     starting = threading.Timer(0.3, restarted.start)
@@ -484,7 +497,7 @@ def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, strea
     assert trace.timings["queue_s"] > 0
 
 
-def wait_for(read, timeout_s=10.0):
+def wait_for(read, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not (value := read()):
         assert time.monotonic() < deadline, "nothing happened in time"

@@ -46,7 +46,7 @@ async def agent(number, client, acknowledged):
 
 
 async def run_until_killed(url, process, acknowledged, *, num_calls):
-    async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         agents = [asyncio.create_task(agent(number, client, acknowledged)) for number in range(NUM_AGENTS)]
         while len(acknowledged) < num_calls:
             assert not all(task.done() for task in agents), "the agents ended before the kill"

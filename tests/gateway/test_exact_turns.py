@@ -53,7 +53,9 @@ def served(engine: LocalEngine) -> Iterator[Any]:
 def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any = str.strip, seed: int = 0) -> None:
     """A conversation whose client writes each answer back in its own way."""
     messages: list[Any] = [USER]
-    with OpenAI(base_url=server.session_url("s"), api_key="x", http_client=httpx.Client(verify=False)) as client:
+    with OpenAI(
+        base_url=server.session_url("s"), api_key="x", http_client=httpx.Client(verify=False, timeout=60)
+    ) as client:
         for turn in range(turns):
             asked: Any = {"messages": messages, "max_tokens": 12, "seed": seed + turn}
             if stream:
@@ -104,7 +106,7 @@ def test_a_gateway_that_was_started_again_goes_on_exactly(served: Any, engine: L
     with GatewayServer(store, EngineUpstream(engine, "policy"), GatewayConfig(shutdown_timeout_s=1.0)) as again:
         content = str(first.response["content"]).strip()
         body = {"model": "m", "max_tokens": 3, "messages": [USER, {"role": "assistant", "content": content}, NEXT]}
-        httpx.post(f"{again.session_url('s')}/chat/completions", json=body, timeout=30).raise_for_status()
+        httpx.post(f"{again.session_url('s')}/chat/completions", json=body, timeout=60).raise_for_status()
     second = store.by_session("s")[1]
     known = [*first.prompt_ids, *first.response_ids]
     assert second.prompt_ids[: len(known)] == known

@@ -13,11 +13,12 @@ from rllm.gateway.config import GatewayConfig
 
 HEAD = b"POST /sessions/s/v1/%s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+WHOLE = BODY[:-1] + b', "input": "hi", "max_tokens": 5}'
 
 
 def connect(served):
     host, port = served.server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def read_answer(connection):
@@ -64,11 +65,11 @@ def test_a_long_body_is_no_long_head(serve):
 
 
 def test_a_head_that_does_not_end_in_time_is_refused(serve):
-    with connect(limited(serve, header_timeout_s=0.1)) as connection:
+    with connect(limited(serve, header_timeout_s=1)) as connection:
         connection.sendall(HEAD % (b"chat/completions", 10))
         status, body = read_answer(connection)
     assert status == 408
-    assert "within 0.1 s" in body["error"]["message"]
+    assert "within 1 s" in body["error"]["message"]
 
 
 def test_a_client_that_drips_its_head_gets_no_more_time(serve):
@@ -105,7 +106,9 @@ def test_a_body_that_does_not_end_in_time_is_refused_in_the_words_of_its_dialect
     assert status == 408
     assert kind_of(body) == "invalid_request_error"
     assert served.store.sessions() == []
-    assert served.post().status_code == 200
+    with connect(served) as connection:
+        connection.sendall(HEAD % (route, len(WHOLE)) + b"connection: close\r\n\r\n" + WHOLE)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_a_slow_body_of_another_route_is_refused(serve):
@@ -122,7 +125,7 @@ def test_a_long_body_of_another_route_is_refused(serve):
 
 
 def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
-    served = limited(serve, header_timeout_s=5, body_timeout_s=5)
+    served = limited(serve, header_timeout_s=60, body_timeout_s=60)
     with connect(served) as connection:
         for _ in range(2):
             whole = HEAD % (b"chat/completions", len(BODY)) + b"\r\n" + BODY
@@ -133,14 +136,15 @@ def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
 
 
 def test_many_slow_clients_keep_nobody_out_and_leave_nothing_behind(serve):
-    served = limited(serve, header_timeout_s=0.2, body_timeout_s=0.2)
+    served = limited(serve, header_timeout_s=1, body_timeout_s=1)
     served.post()
     before = num_open_files()
     heads = [b"POST /v1/chat/completions HTTP/1.1\r\nx", HEAD % (b"messages", 99) + b"\r\n{"]
     with ExitStack() as stack:
-        connections = [stack.enter_context(connect(served)) for _ in range(60)]
-        for number, connection in enumerate(connections):
-            connection.sendall(heads[number % 2])
+        connections = []
+        for number in range(60):
+            connections.append(stack.enter_context(connect(served)))
+            connections[-1].sendall(heads[number % 2])
         assert served.post().status_code == 200
         assert [read_answer(connection)[0] for connection in connections] == [408] * 60
     assert num_open_files() <= before

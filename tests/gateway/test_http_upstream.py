@@ -126,7 +126,7 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again():
 
 @pytest.mark.parametrize("deadline", ["read_timeout_s", "total_timeout_s"])
 async def test_a_silent_server_meets_a_deadline(deadline):
-    async with Server([FRAMED[:30], FRAMED[30:]], pause_s=5).upstream(**{deadline: 0.1}) as upstream:
+    async with Server([FRAMED[:30], FRAMED[30:]], pause_s=600).upstream(**{deadline: 0.1}) as upstream:
         with pytest.raises(UpstreamError, match="in time") as late:
             await complete(upstream)
     assert late.value.status_code == 504

@@ -17,7 +17,7 @@ class Client:
 async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
     client = Client()
     with keep_alive(client.send, b"~", 0.01):
-        await asyncio.wait_for(client.heard_twice.wait(), timeout=10)
+        await asyncio.wait_for(client.heard_twice.wait(), timeout=60)
     num_sent = len(client.sent)
     await asyncio.sleep(0.05)
     assert len(client.sent) == num_sent
@@ -25,7 +25,7 @@ async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
 
 async def test_whoever_speaks_in_time_is_not_interrupted():
     client = Client()
-    with keep_alive(client.send, b"~", 2.0) as spoken:
+    with keep_alive(client.send, b"~", 60.0) as spoken:
         for _ in range(5):
             spoken()
             await asyncio.sleep(0.001)

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,13 +14,10 @@ import pytest
 from rllm.store import open_store
 from rllm.testing.scripted import TURN_END
 
+from ..ports import free_port
+
 PROGRAMS = str(Path(__file__).with_name("programs.py"))
-TIMEOUT_S = 60
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+TIMEOUT_S = 300
 
 
 class Process:

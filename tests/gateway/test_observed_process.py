@@ -38,14 +38,14 @@ def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
         command = [sys.executable, "-m", "rllm", "gateway", "--api-key", "key-of-gateway", *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             url = re.search(r"http://\S+", process.stdout.readline()).group()
-            with httpx.Client(base_url=url, timeout=20, verify=False) as client:
+            with httpx.Client(base_url=url, timeout=60, verify=False) as client:
                 client.headers["authorization"] = "Bearer key-of-gateway"
                 body = {"model": "m", "messages": [{"role": "user", "content": "a secret question"}]}
                 answer = client.post("/sessions/s/v1/chat/completions", json=body)
                 client.post("/sessions/s/v1/chat/completions", json={})
                 client.post("/sessions/s/v1/chat/completions", json=body, headers={"authorization": "Bearer wrong-key"})
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
     lines = [json.loads(line) for line in errors.splitlines()]
     assert [(line["message"], line["status"], line.get("session_id")) for line in lines] == [
         ("call", 200, "s"),

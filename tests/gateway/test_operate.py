@@ -12,8 +12,9 @@ from rllm.gateway.identity import session_key
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import PoolConfig, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
-from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
+
+from .held import HeldEngine
 
 OPERATOR = {"authorization": "Bearer top"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -23,14 +24,24 @@ CHAT = "/sessions/s/v1/chat/completions"
 class Pooled:
     """A gateway with a key before as many scripted servers as wanted."""
 
-    def __init__(self, stack, *, num=1, latency_s=0.0, config=None, **pool_config):
-        engines = [ScriptedEngine(["hello"], latency_s=latency_s) for _ in range(num)]
-        self.servers = [stack.enter_context(ScriptedServer(engine)) for engine in engines]
+    def __init__(self, stack, *, num=1, config=None, **pool_config):
+        self.engines = [HeldEngine(["hello"]) for _ in range(num)]
+        self.go()
+        self.servers = [stack.enter_context(ScriptedServer(engine)) for engine in self.engines]
         self.store = MemoryTraceStore()
         pool = UpstreamPool([server.base_url for server in self.servers], config=PoolConfig(**pool_config))
         config = config or GatewayConfig(api_key="key", admin_key="top", shutdown_timeout_s=1)
         self.gateway = stack.enter_context(GatewayServer(self.store, pool, config))
-        self.http = stack.enter_context(httpx.Client(base_url=self.gateway.url, timeout=20, verify=False))
+        self.http = stack.enter_context(httpx.Client(base_url=self.gateway.url, timeout=60, verify=False))
+
+    def go(self):
+        for engine in self.engines:
+            engine.go.set()
+
+    def hold(self):
+        """Answer nothing before `go`."""
+        for engine in self.engines:
+            engine.go.clear()
 
     def ask(self, path=CHAT, **options):
         return self.http.post(path, json=BODY, headers={"authorization": "Bearer key"}, **options)
@@ -65,10 +76,11 @@ def test_the_state_of_the_upstreams_is_shown(pooled):
 
 
 def test_replicas_come_and_go_while_calls_are_under_way(pooled):
-    served = pooled(num=2, latency_s=0.5)
+    served = pooled(num=2)
+    served.hold()
     answers = []
-    agents = [threading.Thread(target=lambda: answers.append(served.ask())) for _ in range(4)]
-    for agent in agents:
+    agents = [threading.Thread(target=lambda: answers.append(served.ask())) for _ in range(5)]
+    for agent in agents[:4]:
         agent.start()
     while sum(len(server.requests) for server in served.servers) < 4:
         threading.Event().wait(0.01)
@@ -78,10 +90,13 @@ def test_replicas_come_and_go_while_calls_are_under_way(pooled):
     assert removed["removed"] == busy_id
     assert "removed" in {replica["state"] for replica in removed["replicas"]}
     num_before = len(busy.requests)
-    assert served.ask().status_code == 200
+    agents[4].start()
+    while sum(len(server.requests) for server in served.servers) < 5:
+        threading.Event().wait(0.01)
+    served.go()
     for agent in agents:
         agent.join()
-    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [answer.status_code for answer in answers] == [200] * 5
     assert len(busy.requests) == num_before
     assert [replica["url"] for replica in served.operate("GET", "/upstreams").json()["replicas"]] == [other.base_url]
     added = served.operate("POST", "/upstreams", {"url": busy.base_url})
@@ -93,7 +108,7 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     served = pooled()
     served.operate("POST", "/upstreams/version", {"version": 6})
     served.ask()
-    assert served.operate("POST", "/upstreams/pause", {"drain_s": 10}).json()["drained"] is True
+    assert served.operate("POST", "/upstreams/pause", {"drain_s": 60}).json()["drained"] is True
     assert served.http.get("/readyz").json()["problems"]["upstream"].startswith("the upstreams are paused")
     answers = []
     held = threading.Thread(target=lambda: answers.append(served.ask()))
@@ -111,13 +126,15 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
 
 
 def test_a_drain_says_when_it_took_too_long(pooled):
-    served = pooled(latency_s=1.0)
+    served = pooled()
+    served.hold()
     agent = threading.Thread(target=served.ask)
     agent.start()
     while not served.servers[0].requests:
         threading.Event().wait(0.01)
     paused = served.operate("POST", "/upstreams/pause", {"id": 1, "drain_s": 0.05}).json()
     assert (paused["drained"], paused["paused"], paused["replicas"][0]["state"]) == (False, False, "paused")
+    served.go()
     agent.join()
 
 

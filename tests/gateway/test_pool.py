@@ -12,7 +12,7 @@ from rllm.gateway.upstream.route import UPSTREAM_KEY, Route
 
 from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http, refusal
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @contextlib.asynccontextmanager
@@ -177,15 +177,15 @@ async def test_a_call_is_not_held_for_ever():
 
 async def test_a_pause_holds_for_longer_than_what_is_down():
     server = RawServer()
-    async with pool_of(server, hold_timeout_s=0.2, check_interval_s=0.05) as pool:
+    async with pool_of(server, hold_timeout_s=1.0, check_interval_s=0.05) as pool:
         await server.stop()
         call = asyncio.create_task(ask(pool))
         await until(lambda: pool.replicas.num_waiting)
         pool.replicas.pause()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.2)
         await server.start()
         pool.replicas.resume()
-        assert (await call).queue_s > 0.4
+        assert (await call).queue_s > 1.2
 
 
 async def test_the_total_time_holds_for_waiting_and_answering_together():
@@ -324,7 +324,7 @@ async def test_calls_wait_for_a_first_replica_when_all_were_removed():
 
 
 async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
-    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.3)
     server, hanging = RawServer(), RawServer()
     hanging.hangs = True
     async with pool_of(server, hanging, check_interval_s=0.02) as pool:

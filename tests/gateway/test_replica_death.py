@@ -11,6 +11,8 @@ import pytest
 from rllm.store import open_store
 from rllm.testing.scripted import TURN_END
 
+from ..ports import free_port
+
 NUM_AGENTS, NUM_TURNS = 12, 8
 
 REPLICA = """
@@ -24,7 +26,7 @@ with ScriptedServer(engine, port=int(sys.argv[1])) as server:
 """
 
 
-def start_replica(port=0):
+def start_replica(port):
     return subprocess.Popen([sys.executable, "-c", REPLICA, str(port)], stdout=subprocess.PIPE, text=True)
 
 
@@ -35,7 +37,7 @@ def url_of(replica):
 @pytest.fixture
 def replicas():
     """Two processes, started together."""
-    started = [start_replica() for _ in range(2)]
+    started = [start_replica(free_port()) for _ in range(2)]
     yield started
     for replica in started:
         replica.kill()
@@ -66,7 +68,7 @@ async def agent(number, client, acknowledged):
 
 
 async def run(url, acknowledged, kill):
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         agents = [asyncio.create_task(agent(number, client, acknowledged)) for number in range(NUM_AGENTS)]
         while len(acknowledged) < NUM_AGENTS * NUM_TURNS // 4:
             assert not any(task.done() for task in agents), "an agent ended before the kill"
@@ -83,7 +85,7 @@ def test_every_call_is_answered_and_no_acknowledged_one_is_lost(replicas, tmp_pa
     with process:
         states = asyncio.run(run(url, acknowledged, replicas[0].kill))
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
     assert [state["state"] for state in states] == ["down", "up"]
     store = open_store(f"sqlite:///{tmp_path / 'traces.db'}")
     traces = {trace.id: trace for number in range(NUM_AGENTS) for trace in store.by_session(f"agent-{number}")}
@@ -120,5 +122,5 @@ def test_calls_are_held_while_the_only_server_is_restarted(replicas, tmp_path):
     with process:
         [state] = asyncio.run(run(url, acknowledged, restart))
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
     assert (state["state"], len(acknowledged)) == ("up", NUM_AGENTS * NUM_TURNS)

@@ -79,11 +79,11 @@ def use_it(client, upstream):
 def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
     process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url, "--log-format", "json")
     try:
-        with httpx.Client(base_url=url, timeout=20, verify=False) as client:
+        with httpx.Client(base_url=url, timeout=60, verify=False) as client:
             answers = use_it(client, upstream)
         stored = b"".join(path.read_bytes() for path in map(tmp_path.joinpath, TRACE_FILES) if path.exists())
         process.send_signal(signal.SIGTERM)
-        said = greeting + process.communicate(timeout=20)[0]
+        said = greeting + process.communicate(timeout=60)[0]
     finally:
         process.kill()
         process.wait()

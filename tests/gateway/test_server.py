@@ -20,11 +20,11 @@ def gateway(**config):
 def test_it_starts_on_a_free_port_and_leaves_nothing_behind():
     before = set(threading.enumerate())
     with gateway() as server:
-        assert httpx.get(f"{server.url}/healthz").json() == {"status": "ok"}
+        assert httpx.get(f"{server.url}/healthz", timeout=60).json() == {"status": "ok"}
         url = server.url
     assert set(threading.enumerate()) <= before
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/healthz")
+        httpx.get(f"{url}/healthz", timeout=60)
 
 
 def test_stopping_twice_is_allowed_and_an_unstarted_server_has_no_url():
@@ -63,7 +63,7 @@ def test_wrong_settings_are_refused(config):
 
 def test_with_a_key_everything_but_health_needs_it():
     body = {"messages": [{"role": "user", "content": "hi"}]}
-    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url) as client:
+    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 200
         for path in ("/sessions", "/metrics", "/v1/models", "/sessions/a/traces"):
@@ -89,8 +89,8 @@ def test_readiness_asks_the_upstream_and_the_store(serve):
 
 def test_an_upstream_that_is_down_means_not_ready():
     with GatewayServer(MemoryTraceStore(), HTTPUpstream("http://127.0.0.1:9")) as server:
-        assert httpx.get(f"{server.url}/readyz").status_code == 503
-        assert httpx.get(f"{server.url}/v1/models").status_code == 502
+        assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 503
+        assert httpx.get(f"{server.url}/v1/models", timeout=60).status_code == 502
 
 
 def test_metrics_count_calls_traces_and_tokens(serve):
@@ -106,7 +106,7 @@ def test_metrics_count_calls_traces_and_tokens(serve):
 
 
 def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
-    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url) as client:
+    with gateway(api_key="secret") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         operator = {"authorization": "Bearer secret"}
         made = client.post("/sessions", json={"id": "mine"}, headers=operator).json()
         client.post("/sessions", json={"id": "other"}, headers=operator)

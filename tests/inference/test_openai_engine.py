@@ -150,7 +150,7 @@ async def test_a_server_that_is_gone_is_named(server: ScriptedServer) -> None:
 
 async def test_a_server_that_takes_too_long_is_named() -> None:
     with (
-        ScriptedServer(ScriptedEngine(["x"], latency_s=0.4)) as server,
+        ScriptedServer(ScriptedEngine(["x"], latency_s=60)) as server,
         pytest.raises(InferenceError, match=r"gave no answer within timeout_s=0.05"),
     ):
         await answer(server, settings={"timeout_s": 0.05})

@@ -58,7 +58,7 @@ async def test_a_call_is_led_through_a_gateway_that_keeps_the_key_of_the_upstrea
         assert await detours.lead(led) is led
         headers = {"authorization": f"Bearer {led['api_key']}", **led["extra_headers"]}
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        async with httpx.AsyncClient(base_url=led["api_base"], timeout=20, verify=False) as client:
+        async with httpx.AsyncClient(base_url=led["api_base"], timeout=60, verify=False) as client:
             answer = await client.post("chat/completions", json=body, headers=headers)
             refused = await client.post("chat/completions", json=body, headers={"authorization": "Bearer upstream's"})
         [trace] = store.by_session("a-b")

@@ -5,7 +5,6 @@ RLLM_LITELLM=.litellm pytest -m litellm tests/integrations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
+
+from ..ports import free_port
 
 pytestmark = pytest.mark.litellm
 
@@ -87,12 +88,6 @@ def proxy(upstream, tmp_path_factory):
         process.terminate()
         process.wait(timeout=60)
         log.close()
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def is_alive(client, process, log):

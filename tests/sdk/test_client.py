@@ -114,7 +114,7 @@ def test_every_way_of_calling_is_recorded(server: ModelServer) -> None:
         with client.chat.completions.with_streaming_response.create(model="m", messages=user("streaming")) as response:
             response.parse()
         parsed = client.chat.completions.parse(model="m", messages=user('{"x": 1}'), response_format=Answer)
-        client.with_options(timeout=5).copy(max_retries=0).chat.completions.create(model="m", messages=user("copy"))
+        client.with_options(timeout=60).copy(max_retries=0).chat.completions.create(model="m", messages=user("copy"))
         with client.chat.completions.stream(model="m", messages=user("helper")) as stream:
             stream.until_done()
     assert parsed.choices[0].message.parsed == Answer(x=1)

@@ -169,7 +169,7 @@ def test_a_thread_that_outlives_its_session_calls_for_nobody() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        closed.wait(5)
+        closed.wait(60)
         seen.append(get_current_session())
 
     with session():

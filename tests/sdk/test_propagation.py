@@ -79,7 +79,7 @@ def test_other_servers_get_nothing_and_are_remembered(server: ModelServer) -> No
 
 def test_the_names_of_loopback_are_one_server(server: ModelServer) -> None:
     by_name = server.base_url.replace("127.0.0.1", "localhost")
-    with propagation.installed(), httpx.Client() as client, Session(base_url=by_name) as sess:
+    with propagation.installed(), httpx.Client(timeout=60) as client, Session(base_url=by_name) as sess:
         client.post(f"{server.base_url}/chat/completions", json=BODY)
     assert len(sess) == 1
 

@@ -46,14 +46,14 @@ def test_a_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: P
         assert url == f"{manager.get_proxy_url(include_v1=False)}/v1"
         with get_chat_client(base_url=url, api_key="EMPTY") as client, session() as sess:
             client.chat.completions.create(model="small", messages=[{"role": "user", "content": "hi"}])
-        assert asyncio.run(manager.flush_tracer(timeout=30.0))
+        assert asyncio.run(manager.flush_tracer(timeout=60.0))
         with pytest.raises(RLLMError, match="runs already"):
             manager.start_proxy_subprocess(served)
     finally:
         manager.shutdown_proxy()
     manager.shutdown_proxy()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url, trust_env=False)
+        httpx.get(url, trust_env=False, timeout=60)
     assert upstream.requests[0]["model"] == "org/big"
     store = SqliteTraceStore(database, read_only=True)
     (trace,) = store.by_session(sess.name)
@@ -74,7 +74,7 @@ print(manager.get_proxy_url())
     assert "calls will fail" in done.stderr
     assert NOWHERE in done.stderr
     with pytest.raises(httpx.ConnectError):
-        httpx.get(done.stdout.strip(), trust_env=False)
+        httpx.get(done.stdout.strip(), trust_env=False, timeout=60)
 
 
 def test_a_proxy_that_ends_early_tells_why(tmp_path: Path) -> None:

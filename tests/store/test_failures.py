@@ -119,11 +119,11 @@ def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: 
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         other = lock(store.path)
         with pytest.raises(StoreError, match=r"traces\.db.*locked: another process is writing"):
-            store.add([turn_of(0)]).result(timeout=10)
+            store.add([turn_of(0)]).result(timeout=60)
         other.execute("COMMIT")
         other.close()
         # Turn 0 was not written, so the next one does not build upon it.
-        store.add([turn_of(1)]).result(timeout=10)
+        store.add([turn_of(1)]).result(timeout=60)
         assert store.by_session("s") == [turn_of(1)]
 
 

@@ -134,7 +134,7 @@ def test_a_server_that_is_restarted_loses_nothing(postgres: Any, postgres_url: s
         during = [store.add([trace_of(f"during {number}")]) for number in range(3)]
         threading.Timer(0.3, postgres.start).start()
         for write in during:
-            write.result(30)
+            write.result(60)
         assert [trace.id for trace in store.by_session("s")] == ["before", "during 0", "during 1", "during 2"]
 
 

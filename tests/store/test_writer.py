@@ -55,11 +55,11 @@ class Pause:
     def __init__(self, writer: GroupCommitWriter) -> None:
         self._started, self._released = threading.Event(), threading.Event()
         self.done = do(writer, self._run)
-        assert self._started.wait(30)
+        assert self._started.wait(60)
 
     def _run(self, connection: sqlite3.Connection) -> bool:
         self._started.set()
-        return self._released.wait(30)
+        return self._released.wait(60)
 
     def release(self) -> None:
         self._released.set()
@@ -75,8 +75,8 @@ def values(connection: sqlite3.Connection) -> list[int]:
 
 def test_jobs_run_in_order_and_give_their_results(writer: GroupCommitWriter):
     rows = [do(writer, insert(value)) for value in (30, 10, 20)]
-    assert [row.result(30) for row in rows] == [1, 2, 3]
-    assert do(writer, values).result(30) == [30, 10, 20]
+    assert [row.result(60) for row in rows] == [1, 2, 3]
+    assert do(writer, values).result(60) == [30, 10, 20]
 
 
 def test_everything_that_is_waiting_shares_one_transaction(writer: GroupCommitWriter):
@@ -85,8 +85,8 @@ def test_everything_that_is_waiting_shares_one_transaction(writer: GroupCommitWr
     inserted = [do(writer, insert(value)) for value in range(3)]
     in_transaction = do(writer, lambda connection: (connection.in_transaction, connection.total_changes))
     pause.release()
-    assert len({future.result(30) for future in changes}) == 1
-    assert in_transaction.result(30) == (True, changes[0].result() + 3)
+    assert len({future.result(60) for future in changes}) == 1
+    assert in_transaction.result(60) == (True, changes[0].result() + 3)
     assert all(future.done() for future in inserted)
 
 
@@ -98,10 +98,10 @@ def test_a_job_that_fails_takes_back_its_own_changes_only(writer: GroupCommitWri
     pause = Pause(writer)
     first, bad, last = do(writer, insert(1)), do(writer, insert_twice), do(writer, insert(2))
     pause.release()
-    assert (first.exception(30), last.exception(30)) == (None, None)
+    assert (first.exception(60), last.exception(60)) == (None, None)
     with pytest.raises(StoreError, match="notes: UNIQUE constraint failed"):
-        bad.result(30)
-    assert do(writer, values).result(30) == [1, 2]
+        bad.result(60)
+    assert do(writer, values).result(60) == [1, 2]
 
 
 def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCommitWriter):
@@ -109,8 +109,8 @@ def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCom
     for value in range(MAX_WAITING):
         do(writer, insert(value))
     threading.Timer(0.01, pause.release).start()
-    do(writer, insert(MAX_WAITING)).result(30)
-    assert do(writer, values).result(30) == list(range(MAX_WAITING + 1))
+    do(writer, insert(MAX_WAITING)).result(60)
+    assert do(writer, values).result(60) == list(range(MAX_WAITING + 1))
 
 
 def test_a_queue_that_stays_full_refuses_the_caller_and_keeps_the_rest():
@@ -120,8 +120,8 @@ def test_a_queue_that_stays_full_refuses_the_caller_and_keeps_the_rest():
         with pytest.raises(StoreError, match=f"{MAX_WAITING} writes are waiting and none was finished within 0.05 s"):
             do(writer, insert(-1))
         pause.release()
-        assert [future.exception(30) for future in futures] == [None] * MAX_WAITING
-        assert do(writer, values).result(30) == list(range(MAX_WAITING))
+        assert [future.exception(60) for future in futures] == [None] * MAX_WAITING
+        assert do(writer, values).result(60) == list(range(MAX_WAITING))
 
 
 def test_closing_finishes_what_is_waiting_and_refuses_the_rest(writer: GroupCommitWriter):
@@ -139,7 +139,7 @@ def test_a_job_that_is_waiting_cannot_be_cancelled(writer: GroupCommitWriter):
     waiting = do(writer, insert(1))
     assert not waiting.cancel()
     pause.release()
-    assert waiting.result(30) == 1
+    assert waiting.result(60) == 1
 
 
 def test_neighbouring_jobs_of_one_kind_are_handed_over_together(writer: GroupCommitWriter):
@@ -154,5 +154,5 @@ def test_neighbouring_jobs_of_one_kind_are_handed_over_together(writer: GroupCom
     do(writer, insert(1))
     last = writer.submit(note, 3)
     pause.release()
-    assert [job.result(30) for job in [*first, last]] == [10, 20, 30]
+    assert [job.result(60) for job in [*first, last]] == [10, 20, 30]
     assert together == [[1, 2], [3]]

@@ -1,7 +1,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +13,8 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.tools import MultiTool, ToolCall, ToolOutput
 from rllm.tools.mcp_tool import MCPServer, MCPTool, mcp_tools
+
+from ..ports import free_port
 
 SCRIPT = str(Path(__file__).with_name("mcp_server_script.py"))
 STDIO = MCPServer(name="manners", command=sys.executable, args=[SCRIPT], env={"GREETING": "hello"})
@@ -86,12 +87,15 @@ async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
 
 
 async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody() -> None:
-    async with tools_by_name(STDIO, timeout_s=0.6) as tools:
+    async with tools_by_name(STDIO) as tools:
+        await tools["add"].call({"a": 1, "b": 1})
         cancelled = asyncio.create_task(tools["hang"].call({}))
+        tools["hang"]._connection.timeout_s = 0.3
         late = await tools["hang"].call({})
+        tools["hang"]._connection.timeout_s = 60.0
         cancelled.cancel()
 
-        assert str(late.error).startswith("MCP server 'manners', tool 'hang': no answer within 0.6 s; raise timeout_s")
+        assert str(late.error).startswith("MCP server 'manners', tool 'hang': no answer within 0.3 s; raise timeout_s")
         assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
 
 
@@ -105,8 +109,7 @@ async def test_leaving_ends_what_still_waits() -> None:
 
 @pytest.fixture
 def http_server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen([sys.executable, SCRIPT, str(port)], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         yield f"http://127.0.0.1:{port}/mcp"
@@ -127,7 +130,7 @@ async def _listening(url: str) -> None:
 
 
 async def test_a_server_over_http(http_server: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await _listening(http_server)
     spec = {"url": http_server + "?token=secret", "headers": {"x-greeting": "hello"}}
     async with tools_by_name(MCPServer.of(spec)) as tools:

@@ -191,7 +191,7 @@ async def test_an_async_tool_is_awaited_and_can_be_called_from_anywhere() -> Non
 
 async def test_a_blocking_tool_gets_a_thread() -> None:
     """The two calls meet at the barrier, so they run at the same time, beside the loop."""
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
     tool = Tool(name="meet", function=lambda: barrier.wait() >= 0)
 
     outputs = await asyncio.gather(tool.call({}), tool.call({}))

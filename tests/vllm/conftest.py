@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..ports import free_port
 
 START_S = 300.0
 FLAGS = """--served-model-name policy --host 127.0.0.1 --dtype float32 --enforce-eager --logprobs-mode processed_logprobs
@@ -55,8 +56,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLM]:
     model = new_model(tokenizer, recipe)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     log = folder / "vllm.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLM]:
     finally:
         process.terminate()
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,0 +1,39 @@
+"""An engine that answers when a test tells it to, so that no test guesses how long anything takes."""
+
+import asyncio
+import threading
+
+from rllm.inference.engine import SamplingParams
+from rllm.testing.scripted import ScriptedEngine
+
+
+class HeldEngine(ScriptedEngine):
+    """Answers nothing before `go` is set, but for so many pieces of each stream."""
+
+    def __init__(self, script=("hello",), *, num_pieces=0):
+        super().__init__(script)
+        self.go = threading.Event()
+        self.num_cancelled = 0
+        self._num_pieces = num_pieces
+
+    async def get_model_response(self, messages, *, tools=None, **params):
+        output = self._answer(list(messages), tools, SamplingParams.from_request(params))
+        await self._wait()
+        self.outputs.append(output)
+        return output
+
+    async def stream_model_response(self, messages, *, tools=None, **params):
+        number = 0
+        async for piece in super().stream_model_response(messages, tools=tools, **params):
+            if number == self._num_pieces:
+                await self._wait()
+            number += 1
+            yield piece
+
+    async def _wait(self):
+        try:
+            while not self.go.is_set():  # noqa: ASYNC110  (set by another thread)
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
