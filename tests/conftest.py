@@ -1,6 +1,7 @@
 """What every test may rely on, wherever the suite is started.
 
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
+Properties are tried on the same examples in each run, which may take as long as they like.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
 
@@ -10,8 +11,11 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

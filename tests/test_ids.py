@@ -27,5 +27,5 @@ if os.fork() == 0:
     os._exit(0)
 print(new_id() != os.read(read, 32).decode())
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n"

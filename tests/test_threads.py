@@ -164,5 +164,5 @@ if child == 0:
     os._exit(asyncio.run(in_thread(lambda: 7, name="child")))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "7\n"

@@ -15,7 +15,7 @@ from .conftest import rllm
 def test_the_demo_learns(tmp_path, seed):
     """As the README promises: from at most 45 % of the held-out tasks to at least 90 %."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = rllm("demo", "--seed", seed, "--json", cwd=tmp_path, timeout=900, env=environment)
+    done = rllm("demo", "--seed", seed, "--json", cwd=tmp_path, timeout=3600, env=environment)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert 0.1 <= outcome["accuracy_before"] <= 0.45

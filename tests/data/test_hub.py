@@ -59,7 +59,7 @@ for source in ("hf:gsm8k", "openai/gsm8k"):
 run(prepare, ["--train", "3"])
 """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "RLLM_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     first, second = done.stdout.splitlines()
     assert first.startswith("Hugging Face dataset 'gsm8k' cannot be reached")

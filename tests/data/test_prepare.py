@@ -73,7 +73,7 @@ def test_a_row_that_does_not_convert_is_named() -> None:
 
 def test_a_program_from_the_shell(home: Path) -> None:
     command = [sys.executable, "-m", "rllm.data.prepare_countdown", "--train", "4", "--test", "2", "--seed", "9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     train, test = (f"{split}.jsonl" for split in ("train", "test"))
     assert done.stderr.splitlines() == [
         f"countdown, split train: 4 rows in {home}/datasets/countdown/{train}",

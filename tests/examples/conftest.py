@@ -40,7 +40,7 @@ def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
     def run(name: str, *settings: str) -> list[dict[str, Any]]:
         command = [sys.executable, str(EXAMPLES / name / "train.py"), f"run_dir={tmp_path / 'run'}", *settings]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
         lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
         return [line for line in lines if "eval/accuracy" in line]

@@ -80,8 +80,8 @@ def proxy(upstream, tmp_path_factory):
     log = (folder / "log").open("w")
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as client:
-            wait_until(lambda: is_alive(client, process, folder / "log"), seconds=180)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, verify=False) as client:
+            wait_until(lambda: is_alive(client, process, folder / "log"), seconds=600)
             with open_store(str(folder / "traces.db")) as store:
                 yield client, store
     finally:
@@ -98,7 +98,7 @@ def is_alive(client, process, log):
         return False
 
 
-def wait_until(true, seconds=20):
+def wait_until(true, seconds=120):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -235,7 +235,7 @@ async def test_as_an_upstream_it_serves_evaluation_and_training_is_refused(proxy
             AgentFunctionEngine(agent, gateway=gateway, store=store) as engine,
         ):
             trying = [Attempt(task={}, task_id="t", index=index, tokens_required=not index) for index in (0, 1)]
-            trained, evaluated = await RolloutRunner(engine, timeout_s=60, num_retries=0).run(trying)
+            trained, evaluated = await RolloutRunner(engine, timeout_s=300, num_retries=0).run(trying)
     finally:
         upstream.fault = None
     assert trained.info["error"]["type"] == "CaptureError"

@@ -206,7 +206,9 @@ def conversations(draw: st.DrawFn) -> list[Message]:
     return messages[: draw(st.integers(1, len(messages)))]
 
 
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -45,7 +45,9 @@ def places_of_answers(messages: list[Message]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(messages=conversations(), garble=st.lists(st.integers(40, 200), min_size=1, max_size=6))
 def test_a_conversation_is_one_sequence_that_only_grows(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
@@ -67,7 +69,9 @@ def test_a_conversation_is_one_sequence_that_only_grows(
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(messages=conversations())
 def test_behind_a_plainly_written_answer_it_is_the_append_only_text(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
@@ -82,7 +86,9 @@ def test_behind_a_plainly_written_answer_it_is_the_append_only_text(
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral", "harmony"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(messages=conversations())
 def test_a_template_that_only_appends_prints_the_same(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]

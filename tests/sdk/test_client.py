@@ -159,7 +159,7 @@ def test_a_redirected_call_is_one_call(server: ModelServer) -> None:
 
 async def test_concurrent_calls_keep_request_order_and_their_sessions(server: ModelServer) -> None:
     async def arrival_of(text: str) -> None:
-        for _ in range(2000):
+        for _ in range(12_000):
             if any(item.body["messages"] == user(text) for item in server.received):
                 return
             await asyncio.sleep(0.005)

@@ -16,7 +16,7 @@ HEAVY = {"torch", "starlette", "uvicorn", "ray", "transformers", "aiohttp", "num
 
 def modules_after(program: str) -> set[str]:
     program += "; import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 

@@ -189,6 +189,6 @@ def test_a_process_with_that_environment_reaches_the_session(server: ModelServer
         "import openai; openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}])"
     )
     variables = {**os.environ, **environment(f"{server.url}/sessions/s")}
-    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=300)
     assert server.received[0].path == "/sessions/s/v1/chat/completions"
     assert server.received[0].headers["authorization"] == "Bearer rllm-s"

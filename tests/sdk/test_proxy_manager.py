@@ -70,7 +70,7 @@ manager = ProxyManager(proxy_port=0)
 manager.start_proxy_subprocess({config(entry("m", "m", api_base=NOWHERE))}, {str(tmp_path / "t.db")!r})
 print(manager.get_proxy_url())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert "calls will fail" in done.stderr
     assert NOWHERE in done.stderr
     with pytest.raises(httpx.ConnectError):

@@ -56,7 +56,7 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         command = [self._programs / program, f"--pgdata={self.folder}/data", *arguments]
         with (self.folder / f"{program}.out").open("w") as output:
-            subprocess.run(command, check=True, stdout=output, stderr=output, cwd="/", timeout=60, **self._as)
+            subprocess.run(command, check=True, stdout=output, stderr=output, cwd="/", timeout=300, **self._as)
 
 
 @pytest.fixture(scope="session")

@@ -216,7 +216,7 @@ def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):
         "for k in range(50):\n"
         "    store.add([Trace(id=str(k), call_id='c', session_id='s', model='m', messages=[], response={})])\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "traces.db")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "traces.db")], check=True, timeout=300)
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         assert len(store.by_session("s")) == 50
 

@@ -40,7 +40,7 @@ def writer_with(timeout_s: float) -> Iterator[GroupCommitWriter]:
 
 @pytest.fixture
 def writer() -> Iterator[GroupCommitWriter]:
-    with writer_with(timeout_s=30.0) as writer:
+    with writer_with(timeout_s=60.0) as writer:
         yield writer
 
 

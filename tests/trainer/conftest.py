@@ -114,7 +114,7 @@ def ask(base_url: str, messages: str | list[dict[str, str]], **options: Any) -> 
         messages = [{"role": "user", "content": messages}]
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         content: str = json.load(response)["choices"][0]["message"]["content"]
     return content
 

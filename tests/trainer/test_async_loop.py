@@ -36,7 +36,7 @@ def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer:
         versions.append(ScriptedBackend.latest.weight_version)
         if len(versions) > 6:
             next_step_has_begun.set()
-        assert next_step_has_begun.wait(timeout=20), "no rollout of the second step began beside those of the first"
+        assert next_step_has_begun.wait(timeout=60), "no rollout of the second step began beside those of the first"
         ask(base_url, word)
         return float(len(base_url) % 2)
 

@@ -25,7 +25,7 @@ def call(base_url: str, messages: list[dict[str, str]], **options: Any) -> tuple
     """The id of the answer, and its text."""
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)
     return answer["id"], answer["choices"][0]["message"]["content"]
 
@@ -130,7 +130,7 @@ def test_every_reason_is_counted_and_kept_beside_the_calls(run_trainer: RunTrain
             case 2:
                 return Episode(trajectories=[Trajectory(reward=1.0)], termination_reason=TerminationReason.UNKNOWN)
             case 3:
-                time.sleep(2)
+                time.sleep(4)
             case 4:
                 raise ValueError("no idea")
             case 5:
@@ -140,7 +140,7 @@ def test_every_reason_is_counted_and_kept_beside_the_calls(run_trainer: RunTrain
         return Trajectory(name="alone", reward=1.0) if SEEN[word] == 7 else float(SEEN[word] % 2)
 
     SEEN.clear()
-    rollout = {"group_size": 9, "max_concurrent": 1, "timeout_s": 0.5, "num_retries": 0}
+    rollout = {"group_size": 9, "max_concurrent": 1, "timeout_s": 3.0, "num_retries": 0}
     filters = {"truncated": True, "ended_by": ["unknown"]}
     config = {"num_steps": 1, "tasks_per_step": 1, "rollout": rollout, "filters": filters}
     run = run_trainer(config, agent=mixed)

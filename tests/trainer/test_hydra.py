@@ -132,7 +132,7 @@ def run_script(folder: Path, source: str, *overrides: str) -> subprocess.Complet
     (folder / "train.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(folder), "HYDRA_FULL_ERROR": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", *overrides]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

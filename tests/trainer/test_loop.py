@@ -146,6 +146,13 @@ def test_ctrl_c_during_an_update_lets_the_step_end(run_trainer: RunTrainer) -> N
     assert run.backend.saved_at == [2]
 
 
+def wait_until_closed() -> None:
+    """Longer than the run lasts, which leaves this thread behind."""
+    deadline = time.monotonic() + 60
+    while "close" not in ScriptedBackend.latest.events and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_ctrl_c_during_rollouts_leaves_the_step_before(run_trainer: RunTrainer) -> None:
     presses = iter([interrupt])
 
@@ -153,7 +160,7 @@ def test_ctrl_c_during_rollouts_leaves_the_step_before(run_trainer: RunTrainer) 
         if len(ScriptedBackend.latest.batches) == 1:
             for press in presses:
                 press()
-            time.sleep(0.3)
+            wait_until_closed()
         ask(base_url, word)
         return 1.0
 

@@ -64,7 +64,7 @@ def start(run_dir: Path, model: Path, num_steps: int = NUM_STEPS, dies_at: str =
 
 
 def die(run_dir: Path, model: Path, dies_at: str, num_steps: int = NUM_STEPS) -> None:
-    assert start(run_dir, model, num_steps, dies_at).wait(timeout=120) == -signal.SIGKILL
+    assert start(run_dir, model, num_steps, dies_at).wait(timeout=600) == -signal.SIGKILL
 
 
 def lines_of(run_dir: Path) -> list[list[tuple[str, float]]]:
@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_twice_ends_as_the_uninterrupted_one(model: Path, t
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     first = start(run_dir, model, dies_at="update:3")  # the checkpoint before is that of step 2
     mortal_run.trainer_of(uninterrupted, model, NUM_STEPS).train()
-    assert first.wait(timeout=120) == -signal.SIGKILL
+    assert first.wait(timeout=600) == -signal.SIGKILL
     assert checkpoints(run_dir) == ["step-000002"]
     die(run_dir, model, "save:1")
     assert checkpoints(run_dir) == ["step-000002", "step-000004.partial"]
@@ -127,7 +127,7 @@ def test_ten_kills_change_nothing(model: Path, tmp_path: Path) -> None:
             process.wait(timeout=moments.uniform(0.3, 1.3))
         process.kill()
         process.wait()
-    assert start(run_dir, model, num_steps).wait(timeout=300) == 0
+    assert start(run_dir, model, num_steps).wait(timeout=900) == 0
     assert_the_same(run_dir, uninterrupted)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,17 +20,12 @@ from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.types import Episode, TerminationReason, Trajectory
 
+from ..ports import free_port
 from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
 
 
 class OtherBackend(ScriptedBackend):
     """Another one."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 PORT = free_port()
@@ -59,7 +53,8 @@ def checkpoints(run: Run) -> list[str]:
 
 def slow(word: str, base_url: str) -> float:
     ask(base_url, word)
-    time.sleep(0.6 if word == "kiwi" else 0)
+    if word == "kiwi":
+        time.sleep(4.0 if ScriptedBackend.latest.config.rollout.timeout_s < 4.0 else 0.1)
     return float(len(base_url) % 2)
 
 
@@ -140,7 +135,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "rollout.max_tokens": (5, lambda run: {params.get("max_tokens") for params in train_params(run)}, {5}),
     "rollout.max_concurrent": (1, lambda run: run.backend.inference.most_live, 1),
     "rollout.max_staleness": (1, lambda run: run.backend.algorithms[0].correction, "truncate"),
-    "rollout.timeout_s": (0.3, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 3),
+    "rollout.timeout_s": (3.0, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 3),
     "rollout.side_calls": (True, dropped("side_call"), 0),
     "rollout.num_retries": (1, lambda run: sum(line.get("rollout/num_failed", 0) for line in run.lines), 0),
     "eval.every": (1, eval_steps, [0, 1, 2]),

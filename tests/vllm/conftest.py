@@ -17,7 +17,7 @@ import pytest
 
 from ..ports import free_port
 
-START_S = 300.0
+START_S = 900.0
 FLAGS = """--served-model-name policy --host 127.0.0.1 --dtype float32 --enforce-eager --logprobs-mode processed_logprobs
     --enable-auto-tool-choice --tool-call-parser hermes""".split()
 ENVIRONMENT = {

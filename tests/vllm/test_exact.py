@@ -94,9 +94,9 @@ def test_a_conversation_is_one_sequence_of_the_servers_own_tokens(
 def test_several_choices_and_stop_strings(vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore]) -> None:
     gateway, store = served
     body = {"model": "policy", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12, "seed": 3}
-    httpx.post(f"{gateway.session_url('s')}/chat/completions", json={**body, "n": 3}, timeout=60).raise_for_status()
+    httpx.post(f"{gateway.session_url('s')}/chat/completions", json={**body, "n": 3}, timeout=300).raise_for_status()
     httpx.post(
-        f"{gateway.session_url('s')}/chat/completions", json={**body, "stop": ["e"], "temperature": 0.7}, timeout=60
+        f"{gateway.session_url('s')}/chat/completions", json={**body, "stop": ["e"], "temperature": 0.7}, timeout=300
     ).raise_for_status()
     traces = store.by_session("s")
     assert len(traces) == 4

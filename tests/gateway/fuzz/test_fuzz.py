@@ -26,7 +26,7 @@ from rllm.testing.scripted import ScriptedEngine
 
 NUM_EXAMPLES = int(os.environ.get("RLLM_FUZZ_EXAMPLES", "10"))
 THOROUGH = "RLLM_FUZZ_EXAMPLES" in os.environ
-DEADLINE_S = 20
+DEADLINE_S = 60
 SOMEHOW = settings(
     max_examples=NUM_EXAMPLES,
     deadline=None,
@@ -175,7 +175,7 @@ class Running:
         async def end():
             await self.client.aclose()
             await self.upstream.close()
-            for _ in range(100):
+            for _ in range(6_000):
                 if len(asyncio.all_tasks()) == 1:
                     return
                 await asyncio.sleep(0.01)
