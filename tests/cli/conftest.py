@@ -1,3 +1,5 @@
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -61,6 +63,19 @@ def fails(monkeypatch, capsys):
         return ended.value.code, capsys.readouterr().err
 
     return run
+
+
+def here(*arguments, cwd):
+    """As `rllm`, in this process: it shows the same, and need not import everything again."""
+    out, err = io.StringIO(), io.StringIO()
+    command = ["rllm", *map(str, arguments)]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", command)
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
 
 
 def rllm(*arguments, cwd, timeout=300, env=None):

@@ -59,7 +59,7 @@ class Shouting(ScriptedEngine):
         self.held: set[str] = set()
         super().__init__(
             lambda messages: messages[-1]["content"].upper(),
-            latency_s=lambda messages: 60.0 if messages[-1]["content"] in self.held else 0.0,
+            latency_s=lambda messages: 600.0 if messages[-1]["content"] in self.held else 0.0,
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rllm.store import open_store
 
-from .conftest import rllm
+from .conftest import here, rllm
 
 AGENT = """
 from openai import OpenAI
@@ -26,7 +26,7 @@ def run(tmp_path_factory, policy):
     (folder / "agent.py").write_text(AGENT)
     (folder / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "run_dir=run"]
-    done = rllm("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=folder)
+    done = here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -45,7 +45,7 @@ def test_a_table_says_what_was_learned_from(run):
 
 
 def test_json_has_every_token(run):
-    told = json.loads(rllm("explain", run, episode_of(run), "--json", cwd=run).stdout)
+    told = json.loads(here("explain", run, episode_of(run), "--json", cwd=run).stdout)
     (step,) = told["steps"]
     assert abs(step["advantage"]) == pytest.approx(1.0, abs=1e-4)
     for token in step["tokens"]:
@@ -57,5 +57,5 @@ def test_json_has_every_token(run):
     [(["nowhere", "a:0"], "has no traces.db: name the folder of a run"), ([None, "b:0"], "episode='b:0' is not in")],
 )
 def test_what_is_not_there(run, arguments, told):
-    done = rllm("explain", *(item or run for item in arguments), cwd=run)
+    done = here("explain", *(item or run for item in arguments), cwd=run)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr

@@ -83,17 +83,17 @@ def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
         (["--upstream", "http://127.0.0.1:9", "--store", "redis://x"], "redis"),
     ],
 )
-def test_wrong_arguments_are_sentences_and_not_tracebacks(arguments, named):
-    ended = run("--port", "0", *arguments)
-    assert ended.returncode == 2
-    assert named in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_wrong_arguments_are_sentences_and_not_tracebacks(fails, arguments, named):
+    code, errors = fails("gateway", "--port", "0", *arguments)
+    assert code == 2
+    assert named in errors
+    assert "Traceback" not in errors
 
 
-def test_the_upstream_is_required():
-    ended = run()
-    assert ended.returncode == 2
-    assert "--upstream" in ended.stderr
+def test_the_upstream_is_required(fails):
+    code, errors = fails("gateway")
+    assert code == 2
+    assert "--upstream" in errors
 
 
 def test_several_upstreams_are_one_and_those_that_are_down_are_named(tmp_path):
@@ -123,9 +123,9 @@ def test_several_upstreams_are_one_and_those_that_are_down_are_named(tmp_path):
         (["--max-sessions", "0"], "max_sessions=0"),
     ],
 )
-def test_limits_and_hooks_that_cannot_be_are_refused_before_anything_starts(tmp_path, arguments, problem):
+def test_limits_and_hooks_that_cannot_be_are_refused_before_anything_starts(fails, tmp_path, arguments, problem):
     database = tmp_path / "traces.db"
-    ended = run("--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{database}", *arguments)
-    assert ended.returncode == 2
-    assert problem in ended.stderr
+    code, errors = fails("gateway", "--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{database}", *arguments)
+    assert code == 2
+    assert problem in errors
     assert not database.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from rllm.store import open_store
 
-from .conftest import rllm
+from .conftest import here, rllm
 
 FAST = ["num_steps=1", "tasks_per_step=2", "rollout.group_size=4", "run_dir=run"]
 
@@ -37,7 +37,7 @@ def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
     arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, "algorithm.clip_high=0.3"]
-    done = rllm("train", *arguments, "--dry-run", cwd=work)
+    done = here("train", *arguments, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
     told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
     assert told["algorithm.clip_high"] == ["0.3", "key=value"]

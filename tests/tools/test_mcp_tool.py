@@ -22,7 +22,7 @@ STDIO = MCPServer(name="manners", command=sys.executable, args=[SCRIPT], env={"G
 
 @asynccontextmanager
 async def tools_by_name(server: MCPServer, **settings: float) -> AsyncIterator[dict[str, MCPTool]]:
-    async with mcp_tools(server, **settings) as tools:  # type: ignore[arg-type]
+    async with mcp_tools(server, **{"start_timeout_s": 120.0, **settings}) as tools:  # type: ignore[arg-type]
         yield {tool.name: tool for tool in tools}
 
 
