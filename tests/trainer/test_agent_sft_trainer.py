@@ -24,6 +24,7 @@ from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.algorithm import check_fit
 from rllm.trainer.config import load_config
 from rllm.types import Episode, Message, Step, Trace, Trajectory
 
@@ -237,6 +238,12 @@ def test_what_means_nothing_here_is_refused(policy: Path, tmp_path: Path, change
     with pytest.raises(ConfigError, match=told):
         AgentSFTTrainer(load_config(config_of(policy, tmp_path / "run", **changes)), TRAIN, HELD_OUT).train()
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_server_would_have_nothing_to_sample() -> None:
+    config = load_config(["algorithm.name=sft", "rollout.group_size=1", "model.engine=vllm"])
+    with pytest.raises(ConfigError, match=r"model\.engine='vllm' would have no effect, because demonstrations"):
+        check_fit(config, demonstrates=True)
 
 
 @pytest.mark.parametrize(

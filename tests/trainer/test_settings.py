@@ -214,6 +214,7 @@ TOGETHER_WITH = {
 }
 
 
+SERVED = "../backends/test_serving.py::test_every_setting_reaches_the_server"
 ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
@@ -224,6 +225,17 @@ ELSEWHERE = {
     "sft.tokenize_method": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
     "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
+    "model.engine": "../backends/test_serving.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.command": "../backends/test_serving.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.url": "../backends/test_serving.py::test_a_server_is_joined",
+    "vllm.largest_gap": "../backends/test_serving.py::test_how_far_the_sampler_may_be_from_the_trainer",
+    **{
+        f"vllm.{name}": SERVED
+        for name in (
+            *("port", "devices", "dtype", "gpu_memory", "reasoning_parser", "args"),
+            *("sleep", "start_timeout_s", "max_restarts", "sync_dir"),
+        )
+    },
     "teacher.path": "teachers/test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
     "teacher.url": "teachers/test_teacher.py::test_a_teacher_and_its_use_belong_together",
 }

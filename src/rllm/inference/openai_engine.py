@@ -108,7 +108,7 @@ class OpenAIEngine:
             raise InferenceError(
                 f"{client.base_url} cannot be reached ({error.__cause__ or error}): see whether the server is running"
             ) from error
-        return _output(_parsed(response.content), {**_as_json(sampling), **others})
+        return output_of_answer(_parsed(response.content), {**_as_json(sampling), **others})
 
     def _request(
         self,
@@ -153,7 +153,12 @@ def _as_json(sampling: SamplingParams) -> dict[str, Any]:
     return {**sampling.to_dict(), "stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
 
 
-def _output(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutput:
+def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutput:
+    """The first choice of a chat completion; without tokens, where those of the answer cannot be used.
+
+    Raises:
+        TokenMismatchError: if its ids and log-probabilities contradict each other.
+    """
     choices = response["choices"]
     message = choices[0]["message"]
     tokens = tokens_of_choice(response, choices[0], 0)

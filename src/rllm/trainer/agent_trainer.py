@@ -25,7 +25,7 @@ from rllm.errors import ConfigError
 from rllm.files import replace_text
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream.engine import EngineUpstream
+from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
 from rllm.store import open_store
 from rllm.tracking import TRACKERS
@@ -190,7 +190,7 @@ class AgentTrainer:
             stack.enter_context(in_use(self.run_dir))
             rng.seed_all(self.config.seed)
             teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
-            backend = self._backend.from_config(self.config)
+            backend = self._backend.from_config(self.config.model_copy(update={"run_dir": self.run_dir}))
             stack.callback(backend.close)
             self._load(backend, start)
             # Only what can be gone on with replaces what was there.
@@ -253,10 +253,9 @@ class AgentTrainer:
 
     def _gateway(self, store: Any, backend: TrainingBackend) -> GatewayServer:
         settings = self.config.gateway
-        upstream = EngineUpstream(backend.inference, MODEL_NAME)
         return GatewayServer(
             store,
-            upstream,
+            upstream_of(backend.inference, MODEL_NAME),
             GatewayConfig(
                 host=settings.host,
                 port=settings.port,

@@ -65,7 +65,7 @@ _OF_ROLLOUTS = (
     *("rollout.temperature", "rollout.max_tokens", "rollout.max_steps"),
     *("rollout.resample_rounds", "rollout.max_staleness"),
     *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
-    *("filters.ended_by", "filters.truncated", "model.reference_offload"),
+    *("filters.ended_by", "filters.truncated", "model.reference_offload", "model.engine"),
 )
 _OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
 

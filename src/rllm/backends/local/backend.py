@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,12 @@ from rllm.backends.local.critic import Critic, CriticSettings
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
-from rllm.backends.local.sampling_copy import copy_trained, sampling_copy
+from rllm.backends.local.sampler import EmbeddedSampler, Sampler
+from rllm.backends.local.serving import open_server
 from rllm.backends.local.trunk import Trunk
 from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
-from rllm.inference.local.engine import LocalEngine
+from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, tokenizer_in
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, Unpickl
 class LocalBackend:
     """Policy, sampler and AdamW in one process; a critic and a reference, once they are asked for.
 
-    Publishing copies nothing: the sampler decodes with the very tensors that the optimiser updates, so a publish is a
-    new version number and an empty prefix cache. With `overlap` the sampler has a copy of what is trained instead, and
-    goes on while that changes.
+    Publishing to the embedded sampler copies nothing: it decodes with the very tensors that the optimiser updates, so a
+    publish is a new version number and an empty prefix cache. With `overlap` it has a copy of what is trained instead, and
+    goes on while that changes; and so does a server, which is given the weights.
     """
 
     def __init__(
@@ -58,13 +59,23 @@ class LocalBackend:
         load_original: Callable[[], LoadedModel] | None = None,
         reference_offload: bool = False,
         gradient_checkpointing: bool = False,
-        overlap: bool = False,
-        max_concurrent: int = 64,
-        max_length: int | None = None,
-        tool_parser: str = "hermes",
+        serve: Callable[[LoadedModel, Adapter | None], Sampler] | None = None,
         seed: int = 0,
+        **sampling: Any,
     ) -> None:
-        """`load_original` gives the model that the run began with, for the reference; LoRA needs none."""
+        """
+        Args:
+            loaded: the policy, which is changed in place.
+            settings: of its updates.
+            lora: of the adapter that is trained instead of all weights.
+            critic: of the critic's updates.
+            load_original: gives the model that the run began with, for the reference; LoRA needs none.
+            reference_offload: whether the reference is kept in main memory between uses.
+            gradient_checkpointing: see `ModelConfig`.
+            serve: makes the sampler of the policy; `None` makes an `EmbeddedSampler`.
+            seed: of the adapter, and of the embedded sampler.
+            **sampling: the embedded sampler's other settings.
+        """
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.device = loaded.device
@@ -73,23 +84,17 @@ class LocalBackend:
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
         with nullcontext() if self.adapter is None else self.adapter.at_work():
             trunk = Trunk.of(self.model.base_model, autocast=settings.autocast, recompute=gradient_checkpointing)
-            self._sampled = sampling_copy(self.model) if overlap else self.model
-            self._engine = LocalEngine(
-                self._sampled,
-                self.tokenizer,
-                max_concurrent=max_concurrent,
-                max_length=max_length,
-                tool_parser=tool_parser,
-                seed=seed,
-                device=loaded.device,
-            )
+            if serve is None:
+                self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, **sampling)
+            else:
+                self._sampler = serve(loaded, self.adapter)
         self.policy = Policy(model=self.model, trunk=trunk)
         self.optimizer = MasterAdamW(self.model, settings)
         self.reference = self._choose_reference(load_original, offload=reference_offload)
         self._critic: Critic | None = None
         self._unpublished = ExitStack()
         """Holds the sampler still between an update and its publish."""
-        self._hand_over(0)
+        self._sampler.hand_over(0)
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -105,25 +110,28 @@ class LocalBackend:
 
         Raises:
             ConfigError: if a setting cannot be used, or would have no effect.
+            InferenceError: if the server of `model.engine=vllm` does not start.
+            WeightSyncError: if it does not take the weights.
         """
         check(config)
         settings, lora, critic = optimizer_settings(config), lora_settings(config), critic_settings(config)
         model = config.model
         load = partial(load_model, model.path, dtype=model.dtype, device=model.device)
-        return cls(
-            load(),
-            settings,
-            lora=lora,
-            critic=critic,
-            load_original=load,
-            reference_offload=model.reference_offload,
-            gradient_checkpointing=model.gradient_checkpointing,
-            overlap=config.rollout.max_staleness > 0,
-            max_concurrent=config.rollout.max_concurrent,
-            max_length=model.max_length,
-            tool_parser=model.tool_parser,
-            seed=config.seed,
-        )
+        with ExitStack() as on_failure:
+            sampling = _sampling(config, on_failure)
+            backend = cls(
+                load(),
+                settings,
+                lora=lora,
+                critic=critic,
+                load_original=load,
+                reference_offload=model.reference_offload,
+                gradient_checkpointing=model.gradient_checkpointing,
+                seed=config.seed,
+                **sampling,
+            )
+            on_failure.pop_all()
+        return backend
 
     def _choose_reference(self, load: Callable[[], LoadedModel] | None, *, offload: bool) -> Reference | None:
         if self.adapter is not None:
@@ -131,27 +139,16 @@ class LocalBackend:
         return None if load is None else FrozenCopy(load, self.policy, offload=offload)
 
     @property
-    def inference(self) -> LocalEngine:
-        return self._engine
+    def inference(self) -> InferenceEngine:
+        return self._sampler.inference
 
     @property
     def weight_version(self) -> int:
-        return self._engine.weight_version
-
-    def _still(self) -> AbstractContextManager[None]:
-        """Inside, nothing is sampled from the weights that are trained."""
-        return self._engine.paused() if self._sampled is self.model else nullcontext()
-
-    def _hand_over(self, version: int) -> None:
-        """Let the sampler go on with the weights as they are."""
-        with self._engine.paused():
-            if self._sampled is not self.model:
-                copy_trained(self.model, self._sampled)
-            self._engine.publish(version)
+        return self._sampler.weight_version
 
     def score(self, batch: Batch) -> Tensor:
         """[N] log-probabilities under the current weights, without gradient."""
-        with self._still():
+        with self._sampler.still():
             return self.policy.score(batch, self.settings.micro_batch_tokens)
 
     def score_reference(self, batch: Batch) -> Tensor:
@@ -164,12 +161,12 @@ class LocalBackend:
             raise ConfigError(
                 "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use kl_coef=0"
             )
-        with self._still(), self.reference() as reference:
+        with self._sampler.still(), self.reference() as reference:
             return reference.score(batch, self.settings.micro_batch_tokens)
 
     def values(self, batch: Batch) -> Tensor:
         """[N] the critic's estimates; the first call makes it, from the policy as it is."""
-        with self._still():
+        with self._sampler.still():
             return self.critic.values(batch)
 
     @property
@@ -187,7 +184,7 @@ class LocalBackend:
             ConfigError: if the batch lacks what the algorithm needs.
         """
         check_batch(batch, algorithm)
-        self._unpublished.enter_context(self._still())
+        self._unpublished.enter_context(self._sampler.still())
         if len(batch) == 0:
             return UpdateResult()
         critic = None if batch.returns is None else self.critic
@@ -240,25 +237,24 @@ class LocalBackend:
                         f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
                         "or optim.max_grad_norm, and resume from the last checkpoint"
                     )
-            self._hand_over(self.weight_version + 1)
-        return self._engine.weight_version
+            self._sampler.hand_over(self.weight_version + 1)
+        return self.weight_version
 
     def save(self, folder: Path) -> None:
         """An ordinary Hugging Face folder (with LoRA: of peft), `recovery.pt` with the optimiser's state, and the critic."""
-        with self._still():
-            if self.adapter is None:
-                self.model.save_pretrained(folder)
-            else:
-                self.adapter.save(folder)
-            self.tokenizer.save_pretrained(folder)
-            state = {
-                "optimizer": self.optimizer.state_dict(),
-                "weight_version": self.weight_version,
-                "has_critic": self._critic is not None,
-            }
-            torch.save(state, folder / RECOVERY_FILE)
-            if self._critic is not None:
-                self._critic.save(folder)
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            self.adapter.save(folder)
+        self.tokenizer.save_pretrained(folder)
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "weight_version": self.weight_version,
+            "has_critic": self._critic is not None,
+        }
+        torch.save(state, folder / RECOVERY_FILE)
+        if self._critic is not None:
+            self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """Take up the weights, the optimiser's state and the critic from a folder that `save` wrote.
@@ -270,7 +266,7 @@ class LocalBackend:
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]
             self._check_tokenizer(folder)
-            with self._still():
+            with self._sampler.still():
                 self._load_weights(folder)
                 self.optimizer.load_state_dict(state["optimizer"])
                 self._critic = None
@@ -281,7 +277,7 @@ class LocalBackend:
                 f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
                 f"({type(error).__name__}: {error})"
             ) from error
-        self._hand_over(version)
+        self._sampler.hand_over(version)
 
     def _check_tokenizer(self, folder: Path) -> None:
         """Weights know tokens by their ids, so with other ids they are those of another model."""
@@ -304,8 +300,22 @@ class LocalBackend:
 
     def close(self) -> None:
         self._unpublished.close()
-        self._engine.close()
+        self._sampler.close()
 
     @property
     def _updates_per_batch(self) -> int:
         return self.settings.num_minibatches * self.settings.num_epochs
+
+
+def _sampling(config: Any, on_failure: ExitStack) -> dict[str, Any]:
+    """Where the policy is sampled from, as arguments of `LocalBackend`."""
+    if config.model.engine == "vllm":
+        served = open_server(config)
+        on_failure.callback(served.close)
+        return {"serve": served.sampler}
+    return {
+        "overlap": config.rollout.max_staleness > 0,
+        "max_concurrent": config.rollout.max_concurrent,
+        "max_length": config.model.max_length,
+        "tool_parser": config.model.tool_parser,
+    }

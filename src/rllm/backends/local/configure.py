@@ -9,8 +9,9 @@ from rllm.algorithms import ALGORITHMS
 from rllm.backends.local.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.backends.local.refusals import refuse_changes
+from rllm.backends.local.serving import check_serving
 from rllm.backends.schedule import decay_steps
-from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, choose_device
 from rllm.parser.tool_parser import tool_parser
 from rllm.registry import resolve
@@ -27,6 +28,7 @@ def check(config: Any) -> None:
     tool_parser(config.model.tool_parser)
     lora_settings(config)
     critic_settings(config)
+    check_serving(config)
 
 
 def optimizer_settings(config: Any) -> OptimizerSettings:
@@ -47,7 +49,7 @@ def lora_settings(config: Any) -> LoraSettings | None:
     model = config.model
     if model.lora_rank:
         return LoraSettings(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
-    _refuse_changes(model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank, too")
+    refuse_changes(model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank, too")
     return None
 
 
@@ -59,13 +61,5 @@ def critic_settings(config: Any) -> CriticSettings:
     """
     critic, name = config.critic, config.algorithm.get("name", "grpo")
     if not resolve(name, ALGORITHMS, kind="algorithm.name").needs_values:
-        _refuse_changes(critic, "critic", type(critic).model_fields, f"because {name} has no critic; leave it out")
+        refuse_changes(critic, "critic", type(critic).model_fields, f"because {name} has no critic; leave it out")
     return CriticSettings(**critic.model_dump())
-
-
-def _refuse_changes(section: Any, prefix: str, names: Any, why: str) -> None:
-    defaults = type(section)()
-    for name in names:
-        value = getattr(section, name)
-        if value != getattr(defaults, name):
-            raise ConfigError(f"{prefix}.{name}={value!r} would have no effect {why}")

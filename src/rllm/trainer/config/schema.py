@@ -47,6 +47,9 @@ class ModelConfig(Section):
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
     tool_parser: str = "hermes"
     """Format in which the model writes tool calls."""
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What answers are sampled by: embedded works in this process, on the trainer's own weights; vllm is a server that is
+    given the weights after each update (see vllm)."""
     lora_rank: NonNegativeInt = 0
     """Rank of a LoRA adapter, which is then all that is trained; 0 trains all weights."""
     lora_alpha: PositiveFloat = 16.0
@@ -57,6 +60,40 @@ class ModelConfig(Section):
     """Whether layers are run again in the backward pass instead of being kept: much less memory, a third more work."""
     reference_offload: bool = False
     """Whether the reference model of kl_coef is kept in main memory between uses."""
+
+
+class VLLMConfig(Section):
+    """The server of model.engine=vllm: one that is started for the run, or one that runs already (`url`)."""
+
+    command: str | None = None
+    """Program that starts it, such as /opt/vllm/bin/vllm; None takes the one of this environment, or of the PATH."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Where it listens, on this machine only; 0 takes any free port."""
+    devices: str | None = None
+    """GPUs that it has, as in CUDA_VISIBLE_DEVICES; None shares the trainer's, and each works while the other rests."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of its weights; auto is the trainer's."""
+    gpu_memory: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Share of each GPU's memory that it takes; None leaves it to vLLM."""
+    reasoning_parser: str | None = None
+    """vLLM's name of the format in which the model reasons, such as qwen3; None leaves reasoning in the answers' text."""
+    args: list[str] = Field(default_factory=list)
+    """More arguments for `vllm serve`, such as --tensor-parallel-size=2."""
+    url: str | None = None
+    """Or a server to join, up to and including /v1; `rllm doctor --endpoint URL` says whether it will do. Its key, if it
+    needs one, is OPENAI_API_KEY."""
+    sleep: Literal["auto", "always", "never"] = "auto"
+    """Whether it gives its GPU memory back while the trainer works; auto does where they share a GPU."""
+    start_timeout_s: PositiveFloat = 600.0
+    """The longest that a start may take, and that calls wait for one."""
+    max_restarts: NonNegativeInt = 2
+    """How often it is brought back in a run, with the weights that it had."""
+    sync_dir: Path | None = None
+    """Folder through which weights are handed over, and which the server sees, too; None takes main memory where there is
+    room (/dev/shm), else the run's folder."""
+    largest_gap: PositiveFloat | None = None
+    """How far its log-probabilities may be from the trainer's (root mean square over a probe); None is 0.001 in float32,
+    and 0.3 in other formats, whose kernels differ."""
 
 
 class RolloutConfig(Section):
@@ -246,6 +283,7 @@ class TrainConfig(Section):
     store: str | None = None
     """Path or URL of the store of traces; None makes traces.db in run_dir."""
     model: ModelConfig = Field(default_factory=ModelConfig)
+    vllm: VLLMConfig = Field(default_factory=VLLMConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     filters: FilterConfig = Field(default_factory=FilterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)

@@ -1,0 +1,109 @@
+"""The proof that an update arrived: the sampler's log-probabilities of a probe moved with the trainer's, and equal them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rllm.errors import WeightSyncError
+from rllm.inference.vllm.control import VLLMControl
+
+NUM_TOKENS = 160
+"""More than a block of any prefix cache, so that a cache which was not emptied shows."""
+NUM_SAMPLED = 2
+LARGEST_GAP = {torch.float32: 1e-3}
+"""Root mean square of the differences between sampler and trainer; kernels of other number formats differ much more."""
+_LARGEST_GAP_OTHERWISE = 0.3
+_CERTAIN = 3.0
+"""How many times larger than the gap a movement must be, to be told from it."""
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """[T - 1] log-probabilities of all tokens of the probe but the first, in float32."""
+
+    trainer: Tensor
+    sampler: Tensor
+
+    @property
+    def gap(self) -> float:
+        """Root mean square of the differences."""
+        return rms(self.sampler - self.trainer)
+
+
+class Probe:
+    """A fixed sequence of ordinary tokens."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_length: int | None = None, largest_gap: float | None = None):
+        """`largest_gap` replaces the one that follows from the number format of the weights."""
+        special = set(tokenizer.all_special_ids)
+        ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
+        length = NUM_TOKENS if max_length is None else min(NUM_TOKENS, max_length - NUM_SAMPLED)
+        self.ids = random.Random(0).choices(ordinary, k=length)
+        self.model = model
+        self.largest_gap = largest_gap or LARGEST_GAP.get(model.dtype, _LARGEST_GAP_OTHERWISE)
+
+    def trainer_logprobs(self) -> Tensor:
+        """[T - 1] under the trainer's weights as they are."""
+        return self._logprobs(self.ids)
+
+    def check_equal(self, trainer: Tensor, control: VLLMControl, name: str) -> Likelihoods:
+        """Ask the server, and compare.
+
+        Raises:
+            WeightSyncError: if the server's are not the trainer's.
+        """
+        found = Likelihoods(trainer, torch.tensor(control.prompt_logprobs(name, self.ids)))
+        if not found.gap <= self.largest_gap:
+            raise WeightSyncError(
+                f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
+                f"{found.gap:.2g} (root mean square over {len(trainer)} tokens; at most {self.largest_gap:g} is taken "
+                "for rounding, see vllm.largest_gap)"
+            )
+        return found
+
+    def check_cache(self, control: VLLMControl, name: str) -> None:
+        """Sample behind the probe, whose cached states are used, and compare with the trainer as it is.
+
+        Raises:
+            WeightSyncError: if the server uses states of other weights.
+        """
+        sampled = control.sample(name, self.ids, NUM_SAMPLED)
+        expected = self._logprobs([*self.ids, *sampled.token_ids])[-len(sampled.token_ids) :]
+        gap = rms(torch.tensor(sampled.logprobs) - expected)
+        if not gap <= self.largest_gap:
+            raise WeightSyncError(
+                "the sampler has the new weights, and still uses cached states of the old ones: behind a prompt that it had "
+                f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
+            )
+
+    def _logprobs(self, ids: list[int]) -> Tensor:
+        inputs = torch.tensor([ids], device=self.model.device)
+        with torch.no_grad():
+            logits = self.model(inputs).logits[0, :-1].float()
+        return logits.log_softmax(-1).gather(1, inputs[0, 1:, None])[:, 0].cpu()
+
+
+def check_moved(before: Likelihoods, after: Likelihoods) -> None:
+    """Hold the sampler's movement against the trainer's, as far as that is larger than what separates the two anyway.
+
+    Raises:
+        WeightSyncError: if the sampler is nearer to the trainer's old weights than to the new ones.
+    """
+    moved = rms(after.trainer - before.trainer)
+    if moved <= _CERTAIN * before.gap:
+        return
+    if rms(after.sampler - before.trainer) <= after.gap:
+        raise WeightSyncError(
+            f"the weights did not arrive: the update moved the trainer's log-probabilities of a probe by {moved:.2g}, and "
+            f"the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
+        )
+
+
+def rms(values: Tensor) -> float:
+    """Root mean square."""
+    return float(values.double().square().mean().sqrt())

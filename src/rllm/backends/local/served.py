@@ -1,0 +1,195 @@
+"""Sampling from a vLLM server: after every update it is given the weights while it runs, and has to prove that it has them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rllm.backends.local.adapter import Adapter
+from rllm.backends.local.proof import Likelihoods, Probe, check_moved
+from rllm.errors import InferenceError, WeightSyncError
+from rllm.gateway.upstream.served import ServedEngine
+from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.ids import new_id
+from rllm.inference.vllm.handover import Handover
+from rllm.inference.vllm_server import VLLMServer
+from rllm.parser.chat_template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+NUM_TRIES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What the server was given last, to be given again if it starts anew."""
+
+    version: int
+    folder: Path
+    found: Likelihoods
+
+
+class ServedSampler:
+    """A vLLM server as the sampler of a trainer in this process.
+
+    The weights go through files in `scratch`, which the server reads. Answers that are being made meanwhile are frozen, and go
+    on under the new weights, their cached states computed again.
+    """
+
+    def __init__(
+        self,
+        server: VLLMServer,
+        handover: Handover,
+        model: Any,
+        tokenizer: Any,
+        *,
+        adapter: Adapter | None,
+        served_name: str,
+        scratch: Path,
+        sleeps: bool = False,
+        max_length: int | None = None,
+        largest_gap: float | None = None,
+    ) -> None:
+        """The server is closed with the sampler.
+
+        Args:
+            server: is ready.
+            handover: how it takes weights.
+            model: the trainer's.
+            tokenizer: likewise.
+            adapter: likewise; if there is one, it alone is handed over.
+            served_name: what calls ask for.
+            scratch: a folder that the server sees, too; emptied as the sampler is closed.
+            sleeps: whether the server rests while the trainer works, as they share a GPU.
+            max_length: of a prompt and its answer.
+            largest_gap: see `Probe`.
+        """
+        self.server = server
+        self.probe = Probe(model, tokenizer, max_length=max_length, largest_gap=largest_gap)
+        self.inference = ServedEngine(
+            server.url,
+            model=served_name,
+            tokens=TokenPrompts(tokenizer),
+            facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
+            is_ready=lambda: server.is_ready,
+            hold_timeout_s=server.start_timeout_s + 60.0,
+        )
+        self._handover = handover
+        self._model = model
+        self._adapter = adapter
+        self._served_name = served_name
+        self._scratch = scratch
+        self._sleeps = sleeps
+        self._asleep = False
+        self._run_id = new_id()[:8]
+        self._published: Published | None = None
+
+    @property
+    def weight_version(self) -> int:
+        return self.inference.weight_version
+
+    def still(self) -> AbstractContextManager[object]:
+        """A server has weights of its own; where it shares the trainer's GPU it sleeps, until the next weights wake it."""
+        if self._sleeps and not self._asleep:
+            self.server.control.sleep()
+            self._asleep = True
+        return nullcontext()
+
+    def hand_over(self, version: int) -> None:
+        """Give the server the weights as they are, and have it prove that it has them; tried twice.
+
+        Raises:
+            WeightSyncError: if both fail.
+        """
+        folder = self._write(version)
+        expected = self.probe.trainer_logprobs()
+        problem: Exception | None = None
+        for _ in range(NUM_TRIES):
+            try:
+                if problem is not None:
+                    logger.warning("weights of version %d are handed over once more: %s", version, problem)
+                    self.server.await_ready()
+                with self.server.changing():
+                    found = self._send(folder, version, expected)
+                    self.probe.check_cache(self.server.control, self._served_name)
+                    if self._published is not None:
+                        check_moved(self._published.found, found)
+                    break
+            except (InferenceError, WeightSyncError) as error:
+                problem = error
+        else:
+            raise WeightSyncError(
+                f"weights of version {version} did not reach the sampler at {self.server.url}, which was tried "
+                f"{NUM_TRIES} times: {problem}"
+            ) from problem
+        self._keep(Published(version=version, folder=folder, found=found))
+
+    def give_back(self) -> None:
+        """Give a server that has started anew the weights that it had, and have it prove that it has them.
+
+        Raises:
+            InferenceError, WeightSyncError: if it has not.
+        """
+        assert self._published is not None, "what is watched has weights"
+        self._send(self._published.folder, self._published.version, self._published.found.trainer)
+
+    def close(self) -> None:
+        self.inference.close()
+        self.server.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _send(self, folder: Path, version: int, expected: Tensor) -> Likelihoods:
+        control = self.server.control
+        if self._asleep:
+            control.wake_up()
+            self._asleep = False
+        marker = f"{self._run_id}:{version}"
+        with _paused(self.server):
+            self._handover.send(control, folder, self._served_name)
+            control.reset_prefix_cache()
+            control.set_weight_version(marker)
+            self.server.expect(marker)
+            self.inference.publish(version)
+        return self.probe.check_equal(expected, control, self._served_name)
+
+    def _write(self, version: int) -> Path:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self._scratch))
+        if self._adapter is not None:
+            self._adapter.save(folder)
+        else:
+            self._model.save_pretrained(folder, max_shard_size="1000TB")
+        return folder
+
+    def _keep(self, published: Published) -> None:
+        """Be able to give these back, and forget those before."""
+        with self.server.changing():
+            before, self._published = self._published, published
+        if before is None:
+            self.server.watch(self.give_back)
+        else:
+            shutil.rmtree(before.folder, ignore_errors=True)
+        logger.info(
+            "weights of version %d are served (%s), and differ from the trainer's by %.1g",
+            published.version,
+            self._handover.name,
+            published.found.gap,
+        )
+
+
+@contextmanager
+def _paused(server: VLLMServer) -> Iterator[None]:
+    """Inside, the server makes no answers."""
+    server.control.pause()
+    try:
+        yield
+    finally:
+        server.control.resume()

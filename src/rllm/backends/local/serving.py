@@ -1,0 +1,159 @@
+"""`model.engine=vllm`: the server of a `TrainConfig`, started or joined, and what can be said against it before that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm.backends.local.adapter import Adapter
+from rllm.backends.local.refusals import refuse_changes
+from rllm.backends.local.served import ServedSampler
+from rllm.errors import ConfigError
+from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype
+from rllm.inference.vllm.command import ServeOptions, vllm_command
+from rllm.inference.vllm.handover import choose_handover
+from rllm.inference.vllm_server import VLLMServer, free_port
+
+SERVED_NAME = "policy"
+LOG_FILE = "vllm.log"
+_SHARED_MEMORY = Path("/dev/shm")
+_COPIES = 3
+"""Sets of weights that there should be room for: the last ones, the new ones, and one more."""
+_OF_A_START = ("command", "port", "devices", "dtype", "gpu_memory", "reasoning_parser", "args")
+
+
+def check_serving(config: Any) -> None:
+    """
+    Raises:
+        ConfigError: if a setting of the server cannot be used, or would have no effect.
+        MissingDependencyError: if there is no vLLM to start.
+    """
+    vllm = config.vllm
+    if config.model.engine != "vllm":
+        refuse_changes(vllm, "vllm", type(vllm).model_fields, "without a server; set model.engine=vllm, too")
+        return
+    if vllm.url is not None:
+        refuse_changes(vllm, "vllm", _OF_A_START, "on a server that runs already; leave out vllm.url, or this")
+    else:
+        vllm_command(vllm.command)
+        _options(config, port=0)
+    if _sleeps(config) and config.rollout.max_staleness:
+        raise ConfigError(
+            f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take turns, so "
+            "rollouts cannot go on during updates: give the server GPUs of its own (vllm.devices=1), or use max_staleness=0"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A server that takes calls, and what a sampler on it needs."""
+
+    config: Any
+    server: VLLMServer
+    scratch: Path
+
+    def sampler(self, loaded: LoadedModel, adapter: Adapter | None) -> ServedSampler:
+        """The sampler of a policy on this server.
+
+        Raises:
+            ConfigError: if the server takes no new weights.
+        """
+        model, vllm = self.config.model, self.config.vllm
+        return ServedSampler(
+            self.server,
+            choose_handover(self.server.control, lora=adapter is not None),
+            loaded.model,
+            loaded.tokenizer,
+            adapter=adapter,
+            served_name=SERVED_NAME if vllm.url is None or adapter is not None else self.server.control.models()[0],
+            scratch=self.scratch,
+            sleeps=_sleeps(self.config),
+            max_length=model.max_length,
+            largest_gap=vllm.largest_gap,
+        )
+
+    def close(self) -> None:
+        """Stop the server, if it was started here."""
+        self.server.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def open_server(config: Any) -> Served:
+    """Start the server of a configuration, or join it.
+
+    Raises:
+        ConfigError: if there is none to join, or the port is in use.
+        InferenceError: if it does not start.
+        MissingDependencyError: if there is no vLLM to start.
+    """
+    vllm = config.vllm
+    run_dir = config.run_dir or Path("runs")
+    scratch = _scratch(config, run_dir)
+    limits = {"start_timeout_s": vllm.start_timeout_s, "max_restarts": vllm.max_restarts}
+    if vllm.url is not None:
+        server = VLLMServer.join(vllm.url, api_key=os.environ.get("OPENAI_API_KEY"), **limits)
+    else:
+        server = VLLMServer.start(
+            _options(config, port=vllm.port or free_port()),
+            command=vllm_command(vllm.command),
+            log=run_dir / LOG_FILE,
+            scratch=scratch,
+            **limits,
+        )
+    if _sleeps(config):
+        server.control.sleep()  # the trainer loads its model next
+    return Served(config=config, server=server, scratch=scratch)
+
+
+def _options(config: Any, *, port: int) -> ServeOptions:
+    model, vllm = config.model, config.vllm
+    device = choose_device(model.device)
+    dtype = str(choose_dtype(model.dtype, device)).removeprefix("torch.") if vllm.dtype == "auto" else vllm.dtype
+    return ServeOptions(
+        model=str(Path(model.path).expanduser()) if Path(model.path).expanduser().is_dir() else model.path,
+        port=port,
+        served_name=SERVED_NAME,
+        dtype=dtype,
+        max_length=model.max_length,
+        tool_parser=model.tool_parser,
+        reasoning_parser=vllm.reasoning_parser,
+        lora_rank=model.lora_rank,
+        gpu_memory=vllm.gpu_memory,
+        sleeps=_sleeps(config),
+        devices=vllm.devices,
+        on_cpu=device.type != "cuda" and vllm.devices is None,
+        extra_args=tuple(vllm.args),
+    )
+
+
+def _sleeps(config: Any) -> bool:
+    """Whether the server rests while the trainer works."""
+    if config.vllm.sleep != "auto":
+        return bool(config.vllm.sleep == "always")
+    shares = config.vllm.devices is None and config.vllm.url is None
+    return shares and choose_device(config.model.device).type == "cuda"
+
+
+def _scratch(config: Any, run_dir: Path) -> Path:
+    """A new folder for weights on their way."""
+    if config.vllm.sync_dir is not None:
+        parent = config.vllm.sync_dir.expanduser().absolute()
+    else:
+        in_memory = config.vllm.url is None and _has_room(_SHARED_MEMORY, config.model.path)
+        parent = _SHARED_MEMORY if in_memory else run_dir.absolute()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="rllm-weights-", dir=parent))
+    except OSError as error:
+        raise ConfigError(f"vllm.sync_dir={str(parent)!r} cannot be written to: {error.strerror}") from error
+
+
+def _has_room(folder: Path, model: str) -> bool:
+    """Whether some sets of the model's weights fit there; not, where their size is not known."""
+    weights = list(Path(model).expanduser().glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weights)
+    return bool(weights) and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _COPIES * size

@@ -1,0 +1,168 @@
+"""A server that is trained with as the upstream of a gateway, and as the engine of agents in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rllm.capture import SAMPLING_FIELDS, Prior
+from rllm.errors import ConfigError
+from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
+from rllm.gateway.upstream.engine import EngineUpstream
+from rllm.gateway.upstream.http import HTTPUpstream
+from rllm.gateway.upstream.pool import UpstreamPool
+from rllm.gateway.upstream.replicas import PoolConfig
+from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.ids import new_id
+from rllm.inference.engine import InferenceEngine, ModelOutput
+from rllm.inference.openai_engine import output_of_answer
+from rllm.types import Message
+
+
+class ServedUpstream(HTTPUpstream):
+    """A server of which more is known than it says: what kind of log-probabilities it gives, and whether it may be asked."""
+
+    def __init__(self, *args: Any, facts: Mapping[str, Any], is_ready: Callable[[], bool], **options: Any) -> None:
+        """As `HTTPUpstream`.
+
+        Args:
+            *args: see there.
+            facts: what every answer says of itself, see `FACTS_KEY`.
+            is_ready: whether calls may go there; while it is false they are held, as if nobody listened.
+            **options: see there.
+        """
+        super().__init__(*args, **options)
+        self._facts = dict(facts)
+        self._is_ready = is_ready
+
+    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+        self._check_ready()
+        return {**await super().complete(call), FACTS_KEY: self._facts}
+
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+        self._check_ready()
+        async with aclosing(super().stream(call)) as batches:
+            async for first, *rest in batches:
+                yield [{**first, FACTS_KEY: self._facts}, *rest]
+
+    async def check(self) -> None:
+        self._check_ready()
+        await super().check()
+
+    def _check_ready(self) -> None:
+        if not self._is_ready():
+            raise UpstreamError(
+                f"the upstream {self.base_url} is being brought back with the current weights", fault="unreachable"
+            )
+
+
+class ServedEngine:
+    """The policy on a server. A gateway takes its upstream; agents of this process ask it, each event loop over connections
+    of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        tokens: TokenPrompts,
+        facts: Mapping[str, Any],
+        is_ready: Callable[[], bool] = lambda: True,
+        api_key: str | None = None,
+        hold_timeout_s: float = 600.0,
+    ) -> None:
+        """Nothing is sent before the first call.
+
+        Args:
+            url: of the server, up to and including `/v1`.
+            model: the name that it serves the policy under.
+            tokens: of the policy's tokenizer.
+            facts: see `ServedUpstream`.
+            is_ready: likewise.
+            api_key: the server's, if it needs one.
+            hold_timeout_s: how long calls are held while it is not ready.
+        """
+        self._url = url
+        self._options: dict[str, Any] = {
+            "model": model,
+            "tokens": tokens,
+            "facts": facts,
+            "is_ready": is_ready,
+            "api_key": api_key,
+        }
+        self._hold_timeout_s = hold_timeout_s
+        self._tokens = tokens
+        self._pools: list[UpstreamPool] = []
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, UpstreamPool] = WeakKeyDictionary()
+        self.weight_version = 0
+
+    def new_upstream(self) -> UpstreamPool:
+        """The server as an upstream for one event loop."""
+
+        def connect(url: str) -> HTTPUpstream:
+            return ServedUpstream(url, **self._options)
+
+        pool = UpstreamPool([self._url], connect, PoolConfig(hold_timeout_s=self._hold_timeout_s))
+        pool.replicas.publish(self.weight_version)
+        self._pools.append(pool)
+        return pool
+
+    def publish(self, weight_version: int) -> None:
+        """Note which weights the server has from now on. From any thread."""
+        self.weight_version = weight_version
+        for pool in self._pools:
+            pool.replicas.publish(weight_version)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> ModelOutput:
+        """See `InferenceEngine`; `prompt_token_ids` among the parameters replaces the rendered prompt."""
+        prompt_ids = params.pop("prompt_token_ids", None)
+        upstream = self._here()
+        asked = {"messages": list(messages), "tools": list(tools) if tools else None, **params}
+        call = UpstreamCall(
+            id=f"call-{new_id()}", request=upstream.prepare(asked), prompt_ids=prompt_ids, logprob_details=False
+        )
+        answer = await upstream.complete(call)
+        sampling = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request}
+        return replace(output_of_answer(answer, sampling), weight_version=call.route.weight_version)
+
+    def continued_prompt(
+        self,
+        known_ids: Sequence[int],
+        messages: Sequence[Message],
+        num_known: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """See `ContinuingEngine`."""
+        request = {"messages": list(messages), "tools": tools, "chat_template_kwargs": template_kwargs}
+        prior = Prior(trace_id="", num_messages=num_known, token_ids=list(known_ids))
+        prompt_ids = self._tokens.continued(request, prior)
+        if prompt_ids is None:
+            raise ConfigError("the template cannot go on from these messages")
+        return prompt_ids
+
+    def close(self) -> None:
+        """Close what carries no call, of event loops that are still there; a gateway closes its own upstream. Repeatable."""
+        for loop, pool in self._of_loop.items():
+            if not loop.is_closed():
+                for replica in pool.replicas:
+                    replica.upstream.close_idle()
+
+    def _here(self) -> UpstreamPool:
+        loop = asyncio.get_running_loop()
+        if loop not in self._of_loop:
+            self._of_loop[loop] = self.new_upstream()
+        return self._of_loop[loop]
+
+
+def upstream_of(engine: InferenceEngine, model_name: str) -> Upstream:
+    """The upstream of a gateway in front of an engine: the engine itself, or the server that it asks."""
+    return engine.new_upstream() if isinstance(engine, ServedEngine) else EngineUpstream(engine, model_name)

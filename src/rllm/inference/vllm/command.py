@@ -1,0 +1,156 @@
+"""The command line and the environment of a `vllm serve` whose answers can be trained on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rllm.errors import ConfigError, MissingDependencyError
+
+PLUGIN = Path(__file__).with_name("plugin")
+"""What vLLM's own processes import of ours."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The `--max-lora-rank`s that vLLM knows."""
+_OURS = {
+    "--model": "model.path",
+    "--served-model-name": "nothing: the name follows from the run",
+    "--host": "nothing: it listens on this machine only",
+    "--port": "vllm.port",
+    "--dtype": "vllm.dtype",
+    "--max-model-len": "model.max_length",
+    "--logprobs-mode": "nothing: training needs processed_logprobs",
+    "--generation-config": "nothing: training needs vllm, which means no defaults of the server",
+    "--tool-call-parser": "model.tool_parser",
+    "--reasoning-parser": "vllm.reasoning_parser",
+    "--gpu-memory-utilization": "vllm.gpu_memory",
+    "--enable-lora": "model.lora_rank",
+    "--max-lora-rank": "model.lora_rank",
+    "--enable-sleep-mode": "vllm.sleep",
+    "--worker-extension-cls": "nothing: weights are handed over by rllm's own",
+    "--weight-transfer-config": "nothing: weights are handed over by rllm's own",
+}
+"""Flags that are made here, and the settings that decide them."""
+_DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_ON_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the trainer gets that one
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # gibibytes; else a share of all memory, which the trainer needs, too
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What is served, and how."""
+
+    model: str
+    """Folder or hub id."""
+    port: int
+    served_name: str = "policy"
+    dtype: str = "auto"
+    max_length: int | None = None
+    tool_parser: str = "hermes"
+    reasoning_parser: str | None = None
+    lora_rank: int = 0
+    """The rank of the adapters that it will be given; 0 serves the model itself."""
+    gpu_memory: float | None = None
+    """The share of each GPU's memory that it takes; `None` leaves it to vLLM."""
+    sleeps: bool = False
+    """Whether it can give the GPU's memory back while it rests."""
+    devices: str | None = None
+    """For CUDA_VISIBLE_DEVICES."""
+    on_cpu: bool = False
+    extra_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for argument in self.extra_args:
+            flag = argument.partition("=")[0]
+            if flag in _OURS:
+                raise ConfigError(f"vllm.args={argument!r}: what decides it is {_OURS[flag]}")
+
+
+def serve_arguments(options: ServeOptions) -> list[str]:
+    """The arguments behind `vllm`."""
+    # An adapter is what calls ask for by the policy's name; the model below it gets another one.
+    base_name = f"{options.served_name}-base" if options.lora_rank else options.served_name
+    given: dict[str, str | None] = {
+        "--served-model-name": base_name,
+        "--host": "127.0.0.1",
+        "--port": str(options.port),
+        "--dtype": options.dtype,
+        "--logprobs-mode": "processed_logprobs",
+        "--generation-config": "vllm",
+        "--enable-auto-tool-choice": None,
+        "--tool-call-parser": options.tool_parser,
+        "--worker-extension-cls": "rllm_vllm.Extension",
+        "--weight-transfer-config": json.dumps({"backend": "rllm_file"}),
+    }
+    if options.max_length is not None:
+        given["--max-model-len"] = str(options.max_length)
+    if options.reasoning_parser is not None:
+        given["--reasoning-parser"] = options.reasoning_parser
+    if options.gpu_memory is not None and not options.on_cpu:
+        given["--gpu-memory-utilization"] = str(options.gpu_memory)
+    if options.sleeps:
+        given["--enable-sleep-mode"] = None
+    if options.lora_rank:
+        given |= {"--enable-lora": None, "--max-lora-rank": str(_room_for(options.lora_rank))}
+    words = [word for flag, value in given.items() for word in ((flag,) if value is None else (flag, value))]
+    return ["serve", options.model, *words, *options.extra_args]
+
+
+def serve_environment(options: ServeOptions, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the server: `base` (default: ours), and what the user has not decided in it."""
+    base = os.environ if base is None else base
+    environment = {**_DEFAULT_ENVIRONMENT, **(_ON_CPU if options.on_cpu else {}), **base}
+    # Our own packages are not those of the server's environment; it needs one file of ours.
+    environment["PYTHONPATH"] = str(PLUGIN)
+    environment["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that take new weights; it listens on this machine only
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = options.devices
+    return environment
+
+
+def vllm_command(setting: str | None) -> list[str]:
+    """The program that starts vLLM: the one named, else the one of this environment or of the PATH.
+
+    Raises:
+        ConfigError: if the one named is not there.
+        MissingDependencyError: if there is none.
+    """
+    if setting is not None:
+        words = shlex.split(setting)
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"vllm.command={setting!r}: there is no such program; name that of the environment that has vLLM, as in "
+                "/opt/vllm/bin/vllm"
+            )
+        return words
+    beside = Path(sys.executable).with_name("vllm")
+    if importlib.util.find_spec("vllm") is not None and beside.exists():
+        return [str(beside)]
+    if (found := shutil.which("vllm")) is not None:
+        return [found]
+    raise MissingDependencyError(
+        "model.engine=vllm needs vLLM, which is not installed here: pip install vllm, at best in an environment of its own, "
+        "and name its program, as in vllm.command=/opt/vllm/bin/vllm; or join a server with vllm.url=http://HOST:PORT/v1"
+    )
+
+
+def _room_for(rank: int) -> int:
+    """The least rank that vLLM can be told to expect and that holds this one.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    fitting = [size for size in _LORA_RANKS if size >= rank]
+    if not fitting:
+        raise ConfigError(f"model.lora_rank={rank}: vLLM serves ranks up to {_LORA_RANKS[-1]}")
+    return fitting[0]

@@ -1,0 +1,107 @@
+"""Lets a vLLM server take its weights from a safetensors file while it runs.
+
+This is the one file of rllm that vLLM's own processes import: their environment has vLLM and torch, and nothing of rllm. A
+server that has this folder on its PYTHONPATH loads it by `--worker-extension-cls rllm_vllm.Extension`, which registers the
+weight transfer of `--weight-transfer-config '{"backend": "rllm_file"}'`.
+"""
+
+# mypy: disable-error-code="import-not-found, import-untyped, misc, type-arg, no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+BACKEND = "rllm_file"
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """A file needs no connection."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """Where the new weights are."""
+
+    path: str
+
+
+class FileTransfer(WeightTransferEngine):
+    """Weights in checkpoint format, read tensor by tensor from a file that the trainer wrote."""
+
+    init_info_cls = NoInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """There is nothing to connect."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The inherited one waits for the accelerator, which a CPU has not.
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        self.model.load_weights(_tensors(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_head(self.model)
+
+    def shutdown(self) -> None:
+        """There is nothing to release."""
+
+
+class Extension:
+    """Methods that `/collective_rpc` finds on every worker."""
+
+    def rllm_backend(self) -> dict[str, Any]:
+        """Whether weights can be handed over as a file."""
+        config = self.vllm_config.weight_transfer_config  # type: ignore[attr-defined]
+        return {"backend": None if config is None else config.backend}
+
+    def rllm_can_read(self, path: str) -> dict[str, Any]:
+        """Whether this worker sees a file that the trainer wrote."""
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123
+                return {"bytes": len(file.read())}
+        except OSError as error:
+            return {"error": str(error)}
+
+
+def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            yield name, file.get_tensor(name)
+
+
+def _repack_tied_head(model: Any) -> None:
+    """On CPUs an output head that shares the embedding keeps a packed copy of it, which a reload leaves as it was."""
+    if not current_platform.is_cpu() or not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        return
+    head = _inner(getattr(model, "lm_head", None))
+    embedding = _inner(getattr(getattr(model, "model", None), "embed_tokens", None))
+    if head is not None and embedding is not None and getattr(head, "quant_method", None) is not None:
+        head.weight = embedding.weight
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _inner(layer: Any) -> Any:
+    """The layer itself, where LoRA has wrapped it."""
+    return getattr(layer, "base_layer", layer)
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)

@@ -1,0 +1,97 @@
+"""A server as a process of ours: started under a guard, its output in a file, stopped with all that it started."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rllm.inference.vllm import guard
+
+_TAIL_BYTES = 4000
+_STOP_TIMEOUT_S = guard.STOP_TIMEOUT_S + 10.0
+
+REMEDIES = {
+    r"Address already in use|address already in use": "another program has the port: leave out vllm.port, or free it",
+    r"Model architectures? .* (?:is|are) not supported|No model architectures|does not recognize this architecture|"
+    r"Cannot find model module": "this vLLM does not know the model: use another version of it (vllm.command), or "
+    "model.engine=embedded",
+    r"Head size \d+ is not supported|head_size .*not supported|Unsupported head size": "vLLM has no attention for this "
+    "model's head size here: train it with model.engine=embedded",
+    r"Free memory on device|No available memory for the cache blocks|out of memory|OutOfMemoryError|"
+    r"Not enough memory": "it does not fit into memory: lower vllm.gpu_memory or model.max_length; on a CPU set the "
+    "environment variable VLLM_CPU_KVCACHE_SPACE (GiB) lower",
+    r"invalid tool call parser|Invalid tool parser|tool_call_parser": "this vLLM has no such parser of tool calls: see "
+    "model.tool_parser",
+    r"unrecognized arguments|invalid choice": "this vLLM does not take these arguments: see vllm.args, or use a newer one",
+    r"No module named": "vLLM's environment is incomplete: start it by hand with the command in the log",
+    r"is greater than the derived max_model_len": "the model has no room for so many tokens: lower model.max_length",
+    r"PackageNotFoundError|No package metadata": "vLLM's environment has no metadata of a package `vllm`: reinstall it",
+}
+"""What a log says, and what helps."""
+
+
+class ServerProcess:
+    """A program that serves until it is stopped, or until this process ends in whatever way."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, scratch: Path | None = None
+    ) -> None:
+        """Start it; its output is appended to `log`, and `scratch` is removed if we die."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with log.open("ab") as output:
+            output.write(f"$ {' '.join(command)}\n".encode())
+            output.flush()
+            self._log_start = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, str(scratch or ""), *command],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the guard, which leads the process group."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """`None` while it runs."""
+        return self._process.poll()
+
+    def tail(self) -> str:
+        """The end of what it has said."""
+        with self.log.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(self._log_start, size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
+    def why_it_ended(self) -> str:
+        """What its log says about it, and what helps."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            said = file.read().decode(errors="replace")
+        known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, said)), None)
+        helps = f"{known}. " if known else ""
+        return f"{helps}The end of its log ({self.log}):\n{self.tail().rstrip()}"
+
+    def stop(self) -> None:
+        """End it and all that it started. Repeatable."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT_S)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()

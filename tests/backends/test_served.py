@@ -1,0 +1,163 @@
+"""Weights on their way to a server, and what each thing that can go wrong with them looks like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.algorithms.grpo import GRPO
+from rllm.backends.local.backend import LocalBackend
+from rllm.backends.local.proof import Likelihoods, check_moved
+from rllm.backends.local.served import ServedSampler
+from rllm.errors import WeightSyncError
+from rllm.inference.vllm.handover import FileTransfer
+from rllm.inference.vllm_server import VLLMServer
+
+from .model_server import ModelServer
+
+HANDOVER = """/pause /start_weight_update /update_weights /finish_weight_update /reset_prefix_cache /update_weight_version
+    /resume /v1/completions /v1/completions""".split()
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def server(make_model: Callable[..., Any]) -> Iterator[ModelServer]:
+    server = ModelServer(make_model())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def trained_with(make_backend: Callable[..., LocalBackend], tmp_path: Path) -> Callable[..., LocalBackend]:
+    """`trained_with(server)`: a backend whose sampler is that server."""
+
+    def make(server: ModelServer, model: Any = None, **options: Any) -> LocalBackend:
+        def serve(loaded: Any, adapter: Any) -> ServedSampler:
+            return ServedSampler(
+                VLLMServer.join(server.url, watch_interval_s=0.05),
+                FileTransfer(),
+                loaded.model,
+                loaded.tokenizer,
+                adapter=adapter,
+                served_name="policy",
+                scratch=tmp_path / "weights",
+                **options,
+            )
+
+        return make_backend(model, serve=serve, lr=0.01)
+
+    return make
+
+
+def improve(backend: LocalBackend, groups: Callable[..., Any]) -> None:
+    backend.update(groups(), GRPO())
+
+
+def test_the_weights_are_handed_over_at_the_start_and_after_every_update(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
+) -> None:
+    backend = trained_with(server)
+    assert server.calls == ["/v1/models", *HANDOVER]
+    for version in (1, 2):
+        server.calls.clear()
+        improve(backend, groups)
+        assert backend.publish() == version
+        assert server.calls == HANDOVER
+        assert server.weight_version.endswith(f":{version}")
+        weights, theirs = backend.model.state_dict(), server.model.state_dict()
+        assert all(torch.equal(weight, theirs[name]) for name, weight in weights.items())
+    assert [path.name.partition("-")[0] for path in (tmp_path / "weights").iterdir()] == ["2"]
+    backend.close()
+    assert not (tmp_path / "weights").exists()
+
+
+def test_an_update_that_changes_nothing_on_the_server_is_tried_once_more(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
+) -> None:
+    backend = trained_with(server)
+    improve(backend, groups)
+    server.ignores = 1
+    assert backend.publish() == 1
+
+
+def test_and_stops_the_run_where_that_does_not_help(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
+) -> None:
+    backend = trained_with(server)
+    improve(backend, groups)
+    server.ignores = 2
+    with pytest.raises(
+        WeightSyncError, match=r"version 1 did not reach the sampler .* tried 2 times: the weights did not"
+    ):
+        backend.publish()
+
+
+def test_a_server_of_another_model_is_found_out_at_the_start(
+    make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
+) -> None:
+    other = ModelServer(make_model(seed=1))
+    other.ignores = 2
+    with pytest.raises(WeightSyncError, match="version 0 did not reach the sampler"):
+        trained_with(other)
+    other.close()
+
+
+def test_cached_states_of_the_old_weights_are_found_out(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
+) -> None:
+    backend = trained_with(server)
+    improve(backend, groups)
+    server.keeps_cache = True
+    with pytest.raises(WeightSyncError, match="still uses cached states of the old ones"):
+        backend.publish()
+
+
+def test_a_server_that_was_started_anew_is_given_its_weights_before_it_is_asked_again(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
+) -> None:
+    backend = trained_with(server)
+    improve(backend, groups)
+    backend.publish()
+    known = server.weight_version
+    # The trainer goes on; what is given back are the weights that were published.
+    published = {name: weight.clone() for name, weight in backend.model.state_dict().items()}
+    improve(backend, groups)
+    server.start_anew()
+    deadline = time.monotonic() + PATIENCE_S
+    while server.weight_version != known:
+        assert time.monotonic() < deadline, "nobody noticed"
+        time.sleep(0.02)
+    sampler: Any = backend._sampler
+    sampler.server.await_ready()
+    theirs = server.model.state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in published.items())
+    assert sampler.server.num_restarts == 1
+
+
+def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
+) -> None:
+    backend = trained_with(server, sleeps=True)
+    server.calls.clear()
+    backend.score(groups())
+    improve(backend, groups)
+    assert server.calls == ["/sleep"]
+    backend.publish()
+    assert server.calls == ["/sleep", "/wake_up", *HANDOVER]
+
+
+def likelihoods(trainer: list[float], sampler: list[float]) -> Likelihoods:
+    return Likelihoods(torch.tensor(trainer), torch.tensor(sampler))
+
+
+def test_a_movement_is_told_from_what_separates_the_kernels() -> None:
+    before = likelihoods([-1.0, -2.0], [-1.1, -1.9])
+    check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 anyway
+    check_moved(before, likelihoods([-3.0, -2.0], [-2.9, -2.1]))
+    with pytest.raises(WeightSyncError, match=r"moved the trainer's .* by 1.4, and the sampler's by 0"):
+        check_moved(before, likelihoods([-3.0, -2.0], [-1.1, -1.9]))

@@ -1,0 +1,139 @@
+"""`model.engine=vllm`: what becomes of each setting of the server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.backends.local.serving import Served, check_serving, open_server
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.inference.vllm_server import free_port
+from rllm.trainer.config import TrainConfig, load_config
+
+STAND_IN = Path(__file__).parents[1] / "inference" / "vllm" / "stand_in.py"
+
+
+def configured(folder: Path, *overrides: str) -> TrainConfig:
+    return load_config(
+        [
+            "model.path=m",
+            "model.engine=vllm",
+            "model.device=cpu",
+            f"run_dir={folder / 'run'}",
+            f"vllm.command={sys.executable} {STAND_IN} {folder}",
+            *overrides,
+        ]
+    )
+
+
+@contextmanager
+def opened(config: TrainConfig) -> Iterator[Served]:
+    served = open_server(config)
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def arguments_of(folder: Path) -> list[str]:
+    [line] = (folder / "starts").read_text().splitlines()
+    arguments: list[str] = json.loads(line.partition(" ")[2])
+    return arguments
+
+
+def value_of(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_all_that_a_user_writes_is_the_engine(tmp_path: Path) -> None:
+    with opened(configured(tmp_path)) as served:
+        arguments = arguments_of(tmp_path)
+        assert arguments[:2] == ["serve", "m"]
+        assert value_of(arguments, "--dtype") == "float32"  # the trainer's, on a CPU
+        assert arguments[-1] == "GPUs=all"
+        assert (tmp_path / "run" / "vllm.log").exists()
+        assert served.server.start_timeout_s == 600.0
+        assert served.scratch.exists()
+        assert "/sleep" not in (tmp_path / "calls").read_text()
+    assert not served.scratch.exists()
+
+
+def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
+    port, sync_dir = free_port(), tmp_path / "sync"
+    config = configured(
+        tmp_path,
+        f"vllm.port={port}",
+        "vllm.devices=2,3",
+        "vllm.dtype=bfloat16",
+        "vllm.gpu_memory=0.3",
+        "vllm.reasoning_parser=qwen3",
+        'vllm.args=["--tensor-parallel-size=2"]',
+        "vllm.sleep=always",
+        "vllm.start_timeout_s=99",
+        "vllm.max_restarts=5",
+        f"vllm.sync_dir={sync_dir}",
+        "model.max_length=512",
+        "model.tool_parser=hermes",
+        "model.lora_rank=4",
+    )
+    with opened(config) as served:
+        arguments = arguments_of(tmp_path)
+        assert value_of(arguments, "--port") == str(port)
+        assert value_of(arguments, "--dtype") == "bfloat16"
+        assert value_of(arguments, "--gpu-memory-utilization") == "0.3"
+        assert value_of(arguments, "--reasoning-parser") == "qwen3"
+        assert value_of(arguments, "--max-model-len") == "512"
+        assert value_of(arguments, "--tool-call-parser") == "hermes"
+        assert value_of(arguments, "--max-lora-rank") == "8"
+        assert "--enable-sleep-mode" in arguments
+        assert arguments[-2:] == ["--tensor-parallel-size=2", "GPUs=2,3"]
+        assert "/sleep" in (tmp_path / "calls").read_text()  # until the trainer has its model
+        assert served.server.start_timeout_s == 99.0
+        assert served.server._max_restarts == 5
+        assert served.scratch.parent == sync_dir
+
+
+def test_a_server_is_joined(tmp_path: Path) -> None:
+    with opened(configured(tmp_path)) as ours:
+        config = load_config(["model.engine=vllm", f"vllm.url={ours.server.url}", f"run_dir={tmp_path / 'other'}"])
+        with opened(config) as joined:
+            assert joined.server.control.models() == ["policy"]
+            assert joined.server.pid is None
+            assert joined.scratch.parent == tmp_path / "other"
+        assert ours.server.control.is_healthy()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["vllm.port=8000"], r"vllm\.port=8000 would have no effect without a server; set model\.engine=vllm, too"),
+        (["vllm.largest_gap=0.1"], r"vllm\.largest_gap=0\.1 would have no effect"),
+        (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.args=[x]"], r"vllm\.args.* on a server that runs already"),
+        (["model.engine=vllm", "vllm.command=/no/such"], "there is no such program"),
+        (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.sleep=always", "rollout.max_staleness=1"], "take turns"),
+    ],
+)
+def test_what_cannot_be_or_would_do_nothing_is_refused(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_serving(load_config(overrides))
+
+
+def test_without_vllm_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="needs vLLM, which is not installed here"):
+        check_serving(load_config(["model.engine=vllm"]))
+
+
+def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer: Any) -> None:
+    from rllm.backends.local.proof import Probe
+
+    assert Probe(make_model(), tokenizer).largest_gap == 1e-3
+    assert Probe(make_model().bfloat16(), tokenizer).largest_gap == 0.3
+    assert Probe(make_model(), tokenizer, largest_gap=0.05).largest_gap == 0.05
+    assert len(Probe(make_model(), tokenizer, max_length=40).ids) == 38

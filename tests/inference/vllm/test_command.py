@@ -1,0 +1,97 @@
+"""The command line and the environment that a server is started with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.inference.vllm.command import PLUGIN, ServeOptions, serve_arguments, serve_environment, vllm_command
+
+
+def options(**changes: Any) -> ServeOptions:
+    return ServeOptions(**{"model": "Qwen/Qwen3-0.6B", "port": 8001, **changes})
+
+
+def value_of(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_a_server_gives_the_log_probabilities_of_what_it_sampled_from_and_has_no_defaults_of_its_own() -> None:
+    arguments = serve_arguments(options(dtype="float32", tool_parser="hermes"))
+    assert arguments[:2] == ["serve", "Qwen/Qwen3-0.6B"]
+    assert value_of(arguments, "--logprobs-mode") == "processed_logprobs"
+    assert value_of(arguments, "--generation-config") == "vllm"
+    assert value_of(arguments, "--host") == "127.0.0.1"
+    assert value_of(arguments, "--port") == "8001"
+    assert value_of(arguments, "--dtype") == "float32"
+    assert value_of(arguments, "--tool-call-parser") == "hermes"
+    assert value_of(arguments, "--served-model-name") == "policy"
+    assert "--enable-auto-tool-choice" in arguments
+    assert not {"--max-model-len", "--reasoning-parser", "--enable-lora", "--enable-sleep-mode"} & set(arguments)
+
+
+def test_what_is_asked_for_beyond_that() -> None:
+    arguments = serve_arguments(
+        options(max_length=4096, reasoning_parser="qwen3", gpu_memory=0.4, sleeps=True, extra_args=("--seed=3",))
+    )
+    assert value_of(arguments, "--max-model-len") == "4096"
+    assert value_of(arguments, "--reasoning-parser") == "qwen3"
+    assert value_of(arguments, "--gpu-memory-utilization") == "0.4"
+    assert "--enable-sleep-mode" in arguments
+    assert arguments[-1] == "--seed=3"
+    assert "--gpu-memory-utilization" not in serve_arguments(options(gpu_memory=0.4, on_cpu=True))
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, "1"), (4, "8"), (16, "16"), (100, "128")])
+def test_an_adapter_has_the_policys_name_and_the_model_below_another(rank: int, room: str) -> None:
+    arguments = serve_arguments(options(lora_rank=rank))
+    assert value_of(arguments, "--served-model-name") == "policy-base"
+    assert value_of(arguments, "--max-lora-rank") == room
+
+
+def test_an_adapter_that_no_server_takes() -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora_rank=513: vLLM serves ranks up to 512"):
+        serve_arguments(options(lora_rank=513))
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("--port=80", r"vllm\.port"), ("--logprobs-mode", "processed_logprobs"), ("--dtype=half", r"vllm\.dtype")],
+)
+def test_arguments_that_settings_decide_are_refused(argument: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        options(extra_args=(argument,))
+
+
+def test_the_environment_has_one_file_of_ours_and_what_the_user_decided() -> None:
+    environment = serve_environment(options(on_cpu=True), {"PYTHONPATH": "/ours", "VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert environment["PYTHONPATH"] == str(PLUGIN)
+    assert [path.name for path in PLUGIN.glob("*.py")] == ["rllm_vllm.py"]
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert "VLLM_CPU_KVCACHE_SPACE" not in serve_environment(options(), {})
+    assert serve_environment(options(devices="1,2"), {})["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
+def test_the_program_is_the_one_that_is_named() -> None:
+    assert vllm_command(f"{sys.executable} -m vllm") == [sys.executable, "-m", "vllm"]
+    with pytest.raises(ConfigError, match=r"vllm\.command='/no/such/vllm': there is no such program"):
+        vllm_command("/no/such/vllm")
+
+
+def test_or_one_on_the_path_and_else_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match=r"pip install vllm.*vllm\.command=.*vllm\.url="):
+        vllm_command(None)
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert vllm_command(None) == [str(program)]

@@ -1,0 +1,225 @@
+"""A server's life: started, watched, brought back, stopped; over a program that serves vLLM's routes and has no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference.vllm.command import ServeOptions
+from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload, choose_handover
+from rllm.inference.vllm_server import VLLMServer, free_port
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+PATIENCE_S = 60.0
+
+Start = Callable[..., VLLMServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start(says=["..."], exits=1)`: a server of that behaviour; stopped after the test."""
+    started: list[VLLMServer] = []
+
+    def start_one(
+        *, port: int | None = None, start_timeout_s: float = PATIENCE_S, max_restarts: int = 2, **behaviour: Any
+    ) -> VLLMServer:
+        (tmp_path / "behaviour.json").write_text(json.dumps(behaviour))
+        server = VLLMServer.start(
+            ServeOptions(model="m", port=port or free_port()),
+            command=[sys.executable, str(STAND_IN), str(tmp_path)],
+            log=tmp_path / "run" / "vllm.log",
+            start_timeout_s=start_timeout_s,
+            max_restarts=max_restarts,
+            watch_interval_s=0.05,
+        )
+        started.append(server)
+        return server
+
+    yield start_one
+    for server in started:
+        server.close()
+
+
+def starts(folder: Path) -> list[int]:
+    """The process ids of the starts."""
+    return [int(line.split()[0]) for line in (folder / "starts").read_text().splitlines()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.02)
+
+
+def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
+    server = start(says=["loading the model"])
+    [pid] = starts(tmp_path)
+    assert server.is_ready
+    assert server.control.models() == ["policy"]
+    log = (tmp_path / "run" / "vllm.log").read_text()
+    assert log.startswith("$ ")
+    assert "--logprobs-mode processed_logprobs" in log
+    assert log.endswith("loading the model\n")
+    server.close()
+    server.close()
+    assert not is_running(pid)
+    assert not server.is_ready
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Model architectures ['GhostForCausalLM'] are not supported for now.", "does not know the model"),
+        ("OSError: [Errno 98] Address already in use", "another program has the port"),
+        ("ValueError: Free memory on device (3/24 GiB) is less than desired", r"lower vllm\.gpu_memory"),
+        ("vllm: error: unrecognized arguments: --nonsense", r"see vllm\.args"),
+        ("ValueError: Head size 40 is not supported by CPU attention", "head size"),
+        ("something new", "ended with exit code 3"),
+    ],
+)
+def test_a_server_that_does_not_start_is_told_with_its_log_and_the_remedy(start: Start, said: str, told: str) -> None:
+    with pytest.raises(InferenceError, match=told) as caught:
+        start(says=["first", said], exits=3)
+    assert said in str(caught.value)
+
+
+def test_a_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(InferenceError, match=r"not healthy within vllm\.start_timeout_s=1: raise it") as caught:
+        start(says=["Loading weights 3 %"], hangs=True, start_timeout_s=1.0)
+    assert "Loading weights 3 %" in str(caught.value)
+    assert not any(map(is_running, starts(tmp_path)))
+
+
+def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"vllm\.port={port}: another program listens there"):
+            start(port=port)
+    assert not (tmp_path / "starts").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [("127.0.0.1:8000", "use the address of a server"), ("http://127.0.0.1:1/v1", "there is no vLLM server")],
+)
+def test_an_address_where_there_is_no_server(url: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        VLLMServer.join(url)
+
+
+def test_a_server_that_dies_is_brought_back_with_its_weights(start: Start, tmp_path: Path) -> None:
+    server = start()
+    recovered = threading.Event()
+
+    def recover() -> None:
+        assert not server.is_ready, "no call may go to a server without its weights"
+        server.control.set_weight_version("run:7")
+        recovered.set()
+
+    server.control.set_weight_version("run:7")
+    server.expect("run:7")
+    server.watch(recover)
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    assert recovered.wait(PATIENCE_S)
+    server.await_ready()
+    assert len(starts(tmp_path)) == 2
+    assert server.num_restarts == 1
+    assert server.control.weight_version() == "run:7"
+
+
+def test_a_server_that_has_forgotten_its_weights_is_given_them_again(start: Start) -> None:
+    ours = start()
+    joined = VLLMServer.join(ours.url, watch_interval_s=0.05)
+    recovered = threading.Event()
+
+    def recover() -> None:
+        joined.control.set_weight_version("run:2")
+        recovered.set()
+
+    joined.control.set_weight_version("run:2")
+    joined.expect("run:2")
+    joined.watch(recover)
+    ours.control.set_weight_version("default")  # as a server says that somebody has started anew
+    assert recovered.wait(PATIENCE_S)
+    joined.await_ready()
+    joined.close()
+    assert ours.control.is_healthy(), "a server that was joined is not ours to stop"
+
+
+def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: Path) -> None:
+    server = start(max_restarts=1)
+
+    def recover() -> None:
+        raise InferenceError("it does not take the weights")
+
+    server.watch(recover)
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    eventually(lambda: server.failure is not None)
+    with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: it does not take the weights"):
+        server.await_ready()
+    assert not server.is_ready
+
+
+def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    port = free_port()
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from rllm.inference.vllm.process import ServerProcess\n"
+        f"command = [sys.executable, {str(STAND_IN)!r}, {str(tmp_path)!r}, 'serve', 'm', '--port', '{port}']\n"
+        f"ServerProcess(command, {{}}, Path({str(tmp_path / 'log')!r}), scratch=Path({str(scratch)!r}))\n"
+        "time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        eventually(lambda: (tmp_path / "starts").exists() and bool(starts(tmp_path)))
+    finally:
+        owner.kill()
+        owner.wait()
+    [pid] = starts(tmp_path)
+    eventually(lambda: not is_running(pid))
+    eventually(lambda: not scratch.exists())
+
+
+def test_the_fastest_handover_that_the_server_offers(start: Start) -> None:
+    server = start()
+    assert isinstance(choose_handover(server.control, lora=False), FileTransfer)
+    assert isinstance(choose_handover(server.control, lora=True), LoraLoad)
+
+
+def test_without_our_extension_weights_are_loaded_from_disk(start: Start) -> None:
+    assert isinstance(choose_handover(start(backend=None).control, lora=False), Reload)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "lora", "told"),
+    [
+        (["/pause", "/weight_info"], False, r"lacks /pause, /weight_info \(VLLM_SERVER_DEV_MODE=1\)"),
+        (["/v1/load_lora_adapter"], True, "takes no adapters while it runs"),
+    ],
+)
+def test_a_server_that_takes_no_weights_is_refused(start: Start, lacks: list[str], lora: bool, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        choose_handover(start(lacks=lacks).control, lora=lora)
