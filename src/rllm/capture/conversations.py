@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from rllm.types import Message, Trace, text_of
@@ -153,8 +154,12 @@ class Conversations:
 
         The tokens of one that goes on from another are kept; those of a first one are asked for when they are needed.
         """
+        self.adding(said, trace)()
+
+    def adding(self, said: Said, trace: Trace) -> Callable[[], None]:
+        """`add` for later, which has no hold of the trace."""
         if not trace.response_ids:
-            return
+            return _nothing
         call = _Call(
             trace_id=trace.id,
             before=None,
@@ -166,8 +171,11 @@ class Conversations:
             known, tokens = before[0].token_ids(), [*trace.prompt_ids, *trace.response_ids]
             if tokens[: len(known)] == known:
                 call.before, call.added_ids = before[0], array("q", tokens[len(known) :])
-        self._openings.add(said.opening)
-        self._calls[hash((said.digests[-1], _essence(trace.response)))] = call
+        return partial(self._add, said.opening, hash((said.digests[-1], _essence(trace.response))), call)
+
+    def _add(self, opening: int, digest: int, call: _Call) -> None:
+        self._openings.add(opening)
+        self._calls[digest] = call
 
     def _found(self, said: Said) -> tuple[_Call, int] | None:
         for place in range(len(said.messages), 0, -1):
@@ -193,6 +201,10 @@ class Conversations:
                 if now != written and (parsed := _parsed(written)) is not None and _parsed(now) != parsed:
                     return False
         return True
+
+
+def _nothing() -> None:
+    """Nothing is remembered of an answer without tokens."""
 
 
 def _is_answer(message: Message) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -30,7 +30,7 @@ from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import bounded
 from rllm.gateway.limits import CallLimits
-from rllm.gateway.observed import observers_of
+from rllm.gateway.observed import CallObserver, observers_of
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
@@ -51,15 +51,17 @@ def create_app(
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store)
+    observers = observers_of(config)
     gateway = Gateway(
         store,
         upstream,
         require_tokens=config.require_tokens,
         exact_turns=config.exact_turns,
         redact=config.redact,
+        observed=bool(observers),
     )
     limits = CallLimits.of(config, sessions, store)
-    calls = _call_endpoints(gateway, sessions, config, limits)
+    calls = _call_endpoints(gateway, sessions, config, limits, observers)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -95,10 +97,14 @@ def create_app(
 
 
 def _call_endpoints(
-    gateway: Gateway, sessions: Sessions, config: GatewayConfig, limits: CallLimits | None
+    gateway: Gateway,
+    sessions: Sessions,
+    config: GatewayConfig,
+    limits: CallLimits | None,
+    observers: Sequence[CallObserver],
 ) -> dict[str, CallEndpoint]:
     """What answers model calls, by the end of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers_of(config), limits=limits)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers, limits=limits)
     return {
         "chat/completions": endpoint(ChatDialect(), "chat"),
         "completions": endpoint(CompletionsDialect(), "completions"),

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -88,12 +89,12 @@ class ModelCall:
         drift = self.session.conversations.drift_of(self.said, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
 
-    def keep(self, trace: Trace) -> None:
-        """Let later calls of the session find this one."""
+    def keeping(self, trace: Trace) -> Iterator[Callable[[], None]]:
+        """What, once it is called, lets later calls of the session find this one; it has no hold of the trace."""
         if self.session.lineage is not None:
-            self.session.lineage.add(trace)
+            yield self.session.lineage.adding(trace)
         if self.said is not None and self.session.conversations is not None and trace.error is None:
-            self.session.conversations.add(self.said, trace)
+            yield self.session.conversations.adding(self.said, trace)
 
 
 class Gateway:
@@ -107,7 +108,9 @@ class Gateway:
         require_tokens: bool = False,
         exact_turns: bool = True,
         redact: Redact | None = None,
+        observed: bool = True,
     ) -> None:
+        """`observed`: whether anybody asks calls for their traces once they are over."""
         self.store = store
         self.upstream = upstream
         self.metrics = Metrics()
@@ -115,6 +118,7 @@ class Gateway:
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns
         self._redact = redact
+        self._observed = observed
 
     async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
         """The whole answer, rendered, once its traces are durable.
@@ -128,16 +132,16 @@ class Gateway:
             response["id"] = call.id
             complete_response(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
-            # Before the write, so that the parsed answer is not kept while it is waited for.
             answer = render(response)
-            del response
         except asyncio.CancelledError:
             self._keep_unawaited(call, self._failed(call, sent, ABORTED))
             raise
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error)))
             raise
-        await self._keep(call, traces)
+        kept = self._keep(call, traces)
+        del response, traces
+        await kept
         return answer
 
     async def stream(self, call: ModelCall, encoder: StreamEncoder) -> AsyncGenerator[bytes, None]:
@@ -171,7 +175,9 @@ class Gateway:
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error), rebuilt.response(), timings))
             raise
-        await self._keep(call, traces)
+        kept = self._keep(call, traces)
+        del rebuilt, traces
+        await kept
         yield encoder.finish()
 
     async def count_tokens(self, call: ModelCall) -> int:
@@ -264,31 +270,50 @@ class Gateway:
             traces = self._traces(call, sent, nothing, timings, complete=False)
         return [replace(trace, error=reason, finish_reason=finish_reason) for trace in traces]
 
-    async def _keep(self, call: ModelCall, traces: list[Trace]) -> None:
-        """Return once the traces are durable."""
+    def _keep(self, call: ModelCall, traces: list[Trace]) -> Awaitable[None]:
+        """Begin to write traces; what is returned ends once they are durable.
+
+        Nothing here holds their tokens meanwhile: those of all the calls that wait for one commit do not fit into a processor's
+        cache, and to parse each answer where the last one was takes a tenth less.
+        """
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
-        await self.writes.wait(self.store.add(stored))
-        self._count(call, stored)
+        write = self.store.add(stored)
+        remember = [step for trace in traces for step in call.keeping(trace)]
+        return self._kept(write, self._counting(call, stored), remember, problem)
+
+    async def _kept(
+        self,
+        write: Future[None],
+        count: Callable[[], None],
+        remember: list[Callable[[], None]],
+        problem: RLLMError | None,
+    ) -> None:
+        await self.writes.wait(write)
+        count()
         if problem is not None:
             raise problem
-        for trace in traces:
-            call.keep(trace)
+        for step in remember:
+            step()
 
     def _keep_unawaited(self, call: ModelCall, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""
         if self._redact is not None:
             traces, _ = redacted(traces, self._redact)
         self.store.add(traces).add_done_callback(_log_failure)
-        self._count(call, traces)
+        self._counting(call, traces)()
 
-    def _count(self, call: ModelCall, traces: list[Trace]) -> None:
-        call.traces.extend(traces)
-        if (first_token_s := traces[0].timings.get("first_token_s")) is not None:
-            self.metrics.first_token_seconds.observe(first_token_s)
-        self.metrics.traces += len(traces)
-        self.metrics.failed_traces += sum(trace.error is not None for trace in traces)
-        self.metrics.prompt_tokens += len(traces[0].prompt_ids)
-        self.metrics.response_tokens += sum(len(trace.response_ids) for trace in traces)
+    def _counting(self, call: ModelCall, traces: list[Trace]) -> Callable[[], None]:
+        """What counts traces, once it is called; it has a hold of them only where calls are observed."""
+        if self._observed:
+            call.traces.extend(traces)
+        return partial(
+            self.metrics.count_traces,
+            num_traces=len(traces),
+            num_failed=sum(trace.error is not None for trace in traces),
+            num_prompt_tokens=len(traces[0].prompt_ids),
+            num_response_tokens=sum(len(trace.response_ids) for trace in traces),
+            first_token_s=traces[0].timings.get("first_token_s"),
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from rllm.types import Trace
 
 
@@ -13,9 +16,16 @@ class Lineage:
 
     def add(self, trace: Trace) -> None:
         """Remember a call as a possible parent; one without tokens cannot be continued."""
-        if trace.response_ids:
-            tokens = (*trace.prompt_ids, *trace.response_ids)
-            self._by_length.setdefault(len(tokens), {})[hash(tokens)] = trace.id
+        self.adding(trace)()
+
+    def adding(self, trace: Trace) -> Callable[[], None]:
+        """`add` for later, which has no hold of the trace."""
+        tokens = (*trace.prompt_ids, *trace.response_ids)
+        return partial(self._add, len(tokens) if trace.response_ids else 0, hash(tokens), trace.id)
+
+    def _add(self, length: int, tokens_hash: int, trace_id: str) -> None:
+        if length:
+            self._by_length.setdefault(length, {})[tokens_hash] = trace_id
 
     def parent_of(self, prompt_ids: list[int]) -> str | None:
         """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""

@@ -54,6 +54,23 @@ class Metrics:
         self.requests[dialect, mode, status] += 1
         self.seconds[mode].observe(seconds)
 
+    def count_traces(
+        self,
+        *,
+        num_traces: int,
+        num_failed: int,
+        num_prompt_tokens: int,
+        num_response_tokens: int,
+        first_token_s: float | None,
+    ) -> None:
+        """Count the traces of one call."""
+        self.traces += num_traces
+        self.failed_traces += num_failed
+        self.prompt_tokens += num_prompt_tokens
+        self.response_tokens += num_response_tokens
+        if first_token_s is not None:
+            self.first_token_seconds.observe(first_token_s)
+
     def render(self, *, store_pending: int, replicas: ReplicaSet | None = None) -> str:
         """All of it, as `GET /metrics` answers."""
         lines = [*self._requests(), *self._traces(), *self._latencies(), *_upstreams(replicas)]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
 from rllm.store.codec import pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
-from rllm.store.turns import PackedTrace, draft_of, pack, unpack_document_of
+from rllm.store.turns import HEAD, PackedTrace, draft_of, pack, unpack_document_of
 from rllm.types import StepCredit, Trace
 
 SCHEMA = 2
@@ -20,17 +20,7 @@ SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 Row: TypeAlias = tuple[Any, ...]
 
 TRACE_COLUMNS = (
-    "id",
-    "call_id",
-    "choice_index",
-    "parent_id",
-    "model",
-    "finish_reason",
-    "weight_version",
-    "template_hash",
-    "logprobs_kind",
-    "started_at",
-    "error",
+    *HEAD[1:],
     "prompt_ids",
     "response_ids",
     "logprobs",
@@ -96,20 +86,10 @@ SELECT_SESSIONS = (
 
 def trace_to_row(packed: PackedTrace) -> Row:
     """The session's id, and the values of `TRACE_COLUMNS`."""
-    trace = packed.trace
+    *head, error = packed.draft.head
     return (
-        trace.session_id,
-        trace.id,
-        trace.call_id,
-        trace.choice_index,
-        trace.parent_id,
-        trace.model,
-        trace.finish_reason,
-        trace.weight_version,
-        trace.template_hash,
-        trace.logprobs_kind,
-        trace.started_at,
-        trace.error and plain_text(trace.error),
+        *head,
+        error and plain_text(error),
         packed.prompt_ids,
         packed.response_ids,
         packed.draft.logprobs,

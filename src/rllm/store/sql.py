@@ -156,8 +156,8 @@ class _Adding:
     def __call__(self, connection: SqlConnection, batches: list[list[Draft]]) -> list[None]:
         now = time.time()
         drafts = list(chain.from_iterable(batches))
-        connection.ensure_sessions({draft.trace.session_id: now for draft in drafts})
-        packed = _checked(connection, [pack(draft, self._known.base_of(draft.trace)) for draft in drafts])
+        connection.ensure_sessions({draft.session_id: now for draft in drafts})
+        packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts])
         if not connection.insert_traces([_row(item, seq) for item, seq in packed]):
             for draft in drafts:
                 _put(connection, draft)
@@ -184,15 +184,15 @@ def _row(packed: PackedTrace, base: int | None) -> Row:
 
 def _put(connection: SqlConnection, draft: Draft) -> None:
     """Insert one trace, whole, or put it in the place of the one that has its id."""
-    trace, alone = draft.trace, pack(draft)
-    found = connection.execute(rows.FIND_TRACE, (trace.session_id, trace.id)).fetchone()
+    alone = pack(draft)
+    found = connection.execute(rows.FIND_TRACE, (draft.session_id, draft.id)).fetchone()
     if found is None:
         connection.execute(rows.insert_traces(1), _row(alone, None))
         return
     [seq] = found
-    if connection.execute(rows.IS_A_BASE, (trace.session_id, seq)).fetchone() is not None:
-        stored = connection.execute(rows.select_traces(connection.schema), (trace.session_id,)).fetchall()
-        for child in rows.rows_to_rewrite(stored, trace.session_id, seq):
+    if connection.execute(rows.IS_A_BASE, (draft.session_id, seq)).fetchone() is not None:
+        stored = connection.execute(rows.select_traces(connection.schema), (draft.session_id,)).fetchall()
+        for child in rows.rows_to_rewrite(stored, draft.session_id, seq):
             connection.execute(rows.UPDATE_TRACE, child)
     connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(alone)[1:], seq))
 

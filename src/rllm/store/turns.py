@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from rllm.store.codec import (
@@ -24,6 +25,22 @@ from rllm.store.codec import (
 )
 from rllm.types import Trace
 
+HEAD = (
+    "session_id",
+    "id",
+    "call_id",
+    "choice_index",
+    "parent_id",
+    "model",
+    "finish_reason",
+    "weight_version",
+    "template_hash",
+    "logprobs_kind",
+    "started_at",
+    "error",
+)
+"""The fields of text and numbers, each of which has a column of its own."""
+_head_of = attrgetter(*HEAD)
 _REPEATED = ("tools", "sampling", "requested_sampling", "metadata")
 """Fields of the document that turns often have in common as a whole."""
 _OWN = ("response", "timings", "weight_updates")
@@ -58,10 +75,11 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A trace as bytes, so that later changes to its messages cannot reach it; what others have too is still in it."""
+    """A trace as bytes, so that later changes to its messages cannot reach it, and none of its objects is held; what others
+    have too is still in it."""
 
-    trace: Trace
-    """Only its fields of text and numbers are read from here on."""
+    head: tuple[Any, ...]
+    """The values of `HEAD`."""
     prompt: bytes
     response: bytes
     """Token ids, 4 bytes each."""
@@ -71,6 +89,21 @@ class Draft:
     """The document as JSON: each message, and each other field."""
     document: bytes | None = None
     """The whole document, packed, where JSON cannot hold it as it is: nothing is left out of it, or builds upon it."""
+
+    @property
+    def session_id(self) -> str:
+        session_id: str = self.head[0]
+        return session_id
+
+    @property
+    def id(self) -> str:
+        trace_id: str = self.head[1]
+        return trace_id
+
+    @property
+    def parent_id(self) -> str | None:
+        parent_id: str | None = self.head[4]
+        return parent_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +120,6 @@ class PackedTrace:
     document: bytes
 
     @property
-    def trace(self) -> Trace:
-        return self.draft.trace
-
-    @property
     def digest(self) -> bytes | None:
         return self.turn.digest if self.turn else None
 
@@ -101,12 +130,12 @@ class KnownTurns:
 
     _sessions: OrderedDict[str, OrderedDict[str, Turn]] = field(default_factory=OrderedDict)
 
-    def base_of(self, trace: Trace) -> Turn | None:
+    def base_of(self, draft: Draft) -> Turn | None:
         """The turn that this trace continues, else the latest of its session."""
-        turns = self._sessions.get(trace.session_id)
+        turns = self._sessions.get(draft.session_id)
         if not turns:
             return None
-        return turns.get(trace.parent_id or "") or next(reversed(turns.values()))
+        return turns.get(draft.parent_id or "") or next(reversed(turns.values()))
 
     def learn(self, packed: Iterable[PackedTrace]) -> None:
         """Remember traces as the latest of their sessions."""
@@ -138,8 +167,10 @@ def draft_of(trace: Trace) -> Draft:
         fields = {name: to_json(value) for name, value in _fields_of(trace).items()}
     except (TypeError, ValueError, RecursionError):
         document = pack_document({"messages": trace.messages, **_fields_of(trace)})
-        return Draft(trace=trace, prompt=prompt, response=response, logprobs=logprobs, document=document)
-    return Draft(trace=trace, prompt=prompt, response=response, logprobs=logprobs, messages=messages, fields=fields)
+        return Draft(head=_head_of(trace), prompt=prompt, response=response, logprobs=logprobs, document=document)
+    return Draft(
+        head=_head_of(trace), prompt=prompt, response=response, logprobs=logprobs, messages=messages, fields=fields
+    )
 
 
 def pack(draft: Draft, base: Turn | None = None) -> PackedTrace:
@@ -198,14 +229,13 @@ def _fields_of(trace: Trace) -> dict[str, Any]:
 
 
 def _turn_of(draft: Draft) -> Turn:
-    trace = draft.trace
     prompt_hash, ids_hash = _hash(draft.prompt), _hash(draft.prompt + draft.response)
     message_hashes = b"".join(map(_hash, [*draft.messages, draft.fields["response"]]))
     field_hashes = {name: _hash(draft.fields[name]) for name in _REPEATED if name in draft.fields}
     named_hashes = b"".join(name.encode() + value for name, value in field_hashes.items())
     return Turn(
-        session_id=trace.session_id,
-        id=trace.id,
+        session_id=draft.session_id,
+        id=draft.id,
         digest=_hash(prompt_hash + ids_hash + message_hashes + named_hashes),
         num_prompt_ids=len(draft.prompt) // 4,
         num_ids=(len(draft.prompt) + len(draft.response)) // 4,
