@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from rllm.inference.local.kv_cache import SlotCache
+from rllm.inference.local.stems import StemAttention
 
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
@@ -28,7 +29,7 @@ def suits(model: Any) -> bool:
 
 
 class ShortForward:
-    """Callable as (tokens [B], positions [B], mask [B, 1, 1, L], cache) -> logits [B, V]."""
+    """Callable as (tokens [B], positions [B], mask [B, 1, 1, L], cache, number of positions, stems) -> logits [B, V]."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -43,16 +44,22 @@ class ShortForward:
         self._sin[..., : self._half] *= -1
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: SlotCache
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: SlotCache,
+        num_positions: int,
+        stems: StemAttention | None,
     ) -> torch.Tensor:
-        if len(self._cos) < cache.num_columns:
-            self._make_rotations(cache.num_columns)
+        if len(self._cos) < num_positions:
+            self._make_rotations(2 * num_positions)
         body = self._model.model
         cos, sin = self._cos[positions], self._sin[positions]
         hidden: torch.Tensor = body.embed_tokens(tokens)
         for index, layer in enumerate(body.layers):
             normed = _normed(layer.input_layernorm, hidden)
-            hidden = hidden + self._attended(layer.self_attn, index, normed, cos, sin, mask, cache)
+            hidden = hidden + self._attended(layer.self_attn, index, normed, cos, sin, mask, cache, stems)
             hidden = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
         logits: torch.Tensor = self._model.lm_head(_normed(body.norm, hidden))
         return logits
@@ -66,6 +73,7 @@ class ShortForward:
         sin: torch.Tensor,
         mask: torch.Tensor,
         cache: SlotCache,
+        stems: StemAttention | None,
     ) -> torch.Tensor:
         batch, dim = len(hidden), attention.head_dim
         query = attention.q_proj(hidden).view(batch, -1, dim)
@@ -78,7 +86,10 @@ class ShortForward:
         keys, values = cache.update(both[:, heads:], attention.v_proj(hidden).view(batch, groups, dim), index)
         # The queries that share a key stand as a sequence of their own, so that the keys need not be repeated.
         grouped = both[:, :heads].unflatten(1, (groups, heads // groups))
-        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=attention.scaling)
+        if stems is None:
+            attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=attention.scaling)
+        else:
+            attended = stems.attend(index, grouped, keys, values, mask, attention.scaling)
         out: torch.Tensor = attention.o_proj(attended.reshape(batch, -1))
         return out
 

@@ -1,4 +1,9 @@
-"""Batched decoding with the slot cache, and with prefixes that are computed once: for models with plain full attention."""
+"""Batched decoding with slot caches, and with prefixes that are computed once: for models with plain full attention.
+
+Sequences that are equal so far are one *row* of the batch until they part, as the samples of one prompt are at first. A
+prompt's keys lie in a slot of their own while they are computed. Those of a long one stay there, as the *stem* of all rows
+that begin with it; those of a short one are copied in front of the row's own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from rllm.inference.local.decoder import Added, last_logits_only
 from rllm.inference.local.kv_cache import CacheShape, SlotCache
 from rllm.inference.local.prefix_cache import BLOCK, Block, PrefixCache
 from rllm.inference.local.short_forward import ShortForward
+from rllm.inference.local.stems import ROWS, Group, StemAttention
 
 _PREFILL_TOKENS = 2048
 """Tokens of one prefill pass, padding included."""
@@ -19,17 +25,44 @@ _PREFILL_WASTE = 1.25
 """Sequences prefilled together differ in length by at most this factor, and a block."""
 _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix to be computed if it then saves at least this many tokens."""
-
-
-_ROWS = 4
+STEM_TOKENS = 256
+"""Shorter prompts are copied to each row: reading them again costs less than an operation more."""
 _NARROW, _WIDE = 128, 512
-"""On a CPU, products of a multiple of 4 rows, and sums over up to 128 or a multiple of 512 columns, are computed in the
+"""On a CPU, products of a multiple of `ROWS` rows, and sums over up to 128 or a multiple of 512 columns, are computed in the
 same order whatever else is in the batch. So what is sampled follows from weights, prompt and seed, to the last bit; a
 single rounding of another kind would choose another token about once in a million."""
 
 
+@dataclass(eq=False, slots=True)
+class _Prompt:
+    """A prompt whose states are held, up to its last token."""
+
+    place: int
+    """Its slot of the prompts."""
+    tokens: tuple[int, ...]
+    num_rows: int = 0
+    """How many rows read it as their stem."""
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """A row of the batch: one sequence, or several that are equal so far."""
+
+    place: int
+    """Its slot of the rows."""
+    stem: _Prompt | None
+    length: int
+    """Number of tokens in its own slot."""
+    num_sequences: int = 1
+
+    @property
+    def position(self) -> int:
+        """Of the next token."""
+        return self.length + (len(self.stem.tokens) if self.stem else 0)
+
+
 class SlotDecoder:
-    """Batched decoding with a slot cache, and with prefixes that are computed once."""
+    """Batched decoding with slot caches, and with prefixes that are computed once."""
 
     def __init__(
         self,
@@ -46,80 +79,110 @@ class SlotDecoder:
         self._device = shape.device
         heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", shape.num_heads)
         self._queries = heads // shape.num_heads
-        self._cache = SlotCache(shape, max_slots=max_sequences, max_columns=max_length, max_bytes=max_bytes * 3 // 4)
+        self._has_stems = short_forward is not None and shape.device.type == "cpu"
+        limits = {"max_slots": max_sequences, "max_columns": max_length, "max_bytes": max_bytes * 3 // 8}
+        self._prompt_cache, self._cache = SlotCache(shape, **limits), SlotCache(shape, **limits)
         self._prefixes = PrefixCache(shape, max_bytes=max_bytes // 4)
         self._options = last_logits_only(model)
-        self._lengths: list[int] = []
+        self._prompts: list[_Prompt] = []  # by place
+        self._rows: list[_Row] = []  # by place
+        self._sequences: list[_Row] = []
+        self._stems: StemAttention | None = None
+        self._is_new = True  # whether the batch has changed since its last step
         self._make_buffers()
 
     def _make_buffers(self) -> None:
         slots, columns = self._cache.num_slots, self._cache.num_columns
-        self._positions = torch.zeros((slots, 1), dtype=torch.long, device=self._device)
+        self._positions = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._columns = torch.zeros((slots, 1), dtype=torch.long, device=self._device)
         self._mask = torch.full(
             (slots, 1, 1, columns), -torch.inf, dtype=self._cache.shape.dtype, device=self._device
         )  # added to the attention scores: 0 where a column holds a token
         self._mask_start = torch.arange(slots, device=self._device) * columns
-        for slot, length in enumerate(self._lengths):
-            self._mark(slot, length)
+        for row in self._rows:
+            self._mark(row)
 
-    def _mark(self, slot: int, length: int) -> None:
-        self._positions[slot] = length
-        self._mask[slot, ..., :length] = 0
-        self._mask[slot, ..., length:] = -torch.inf
+    def _mark(self, row: _Row) -> None:
+        self._positions[row.place], self._columns[row.place] = row.position, row.length
+        self._mask[row.place, ..., : row.length] = 0
+        self._mask[row.place, ..., row.length :] = -torch.inf
 
     def fits(self, num_sequences: int, length: int) -> bool:
         return self._cache.fits(num_sequences, length)
 
     def add(self, prompts: Sequence[list[int]]) -> list[Added]:
         self._prefixes.begin_round()
-        chosen, twins = self._choose_all(prompts)
-        first = len(self._lengths)
-        batches = _batches(chosen)
-        lengths = [*self._lengths, *(len(item.tokens) for item in (*chosen, *(item for _, item in twins)))]
-        widths = [self._read_width(_width(batch), _ROWS) for batch in batches]
-        self._reserve(len(lengths), max([max(lengths) + 1, *widths]))
-        for slot, item in enumerate(chosen, start=first):
-            self._prefixes.load(item.path, self._cache.states[:, :, slot])
-            self._lengths.append(len(item.tokens))
-            self._mark(slot, len(item.tokens))
-        slot = first + sum(item.num_missing == 0 for item in chosen)
-        for batch in batches:
-            self._prefill(slot, batch)
-            slot += len(batch)
-        for slot, item in enumerate(chosen, start=first):
-            self._prefixes.store(item.made, len(item.path), self._cache.states[:, :, slot])
-        slots = {item.index: slot for slot, item in enumerate(chosen, start=first)}
-        for _, item in twins:
-            self._cache.move(slots[item.index], len(self._lengths), len(item.tokens))
-            self._mark(len(self._lengths), len(item.tokens))
-            self._lengths.append(len(item.tokens))
-        computed = [Added(item.index, item.num_cached) for item in chosen]
-        return [*computed, *(Added(index, len(item.tokens)) for index, item in twins)]
+        self._is_new = True
+        known = {prompt.tokens: prompt for prompt in self._prompts}
+        chosen: dict[tuple[int, ...], _Prefill] = {}
+        members: dict[tuple[int, ...], list[int]] = {}
+        for index, ids in enumerate(prompts):
+            tokens = tuple(ids[:-1])
+            if tokens not in members:
+                members[tokens] = []
+                if tokens not in known and (item := self._choose(tokens)):
+                    chosen[tokens] = item
+            members[tokens].append(index)
+        known |= self._take_in(sorted(chosen.values(), key=lambda item: item.num_missing))
+        self._reserve(len(self._sequences) + len(prompts), 1)
+        added = []
+        for tokens, indices in members.items():
+            if tokens in known:
+                self._sequences += [self._new_row(known[tokens], len(indices))] * len(indices)
+                num_cached = chosen[tokens].num_cached if tokens in chosen else len(tokens)
+                added += [Added(indices[0], num_cached), *(Added(index, len(tokens)) for index in indices[1:])]
+        for prompt in reversed(known.values()):
+            if prompt.num_rows == 0:
+                self._drop_prompt(prompt)
+        return added
 
-    def _choose_all(self, prompts: Sequence[list[int]]) -> tuple[list[_Prefill], list[tuple[int, _Prefill]]]:
-        """The prompts to take in now, by how much of them is missing; and those equal to one of them, with that one."""
-        firsts: dict[tuple[int, ...], _Prefill | None] = {}
-        twins: list[tuple[int, _Prefill]] = []
-        for index, prompt in enumerate(prompts):
-            tokens = tuple(prompt[:-1])
-            if tokens not in firsts:
-                firsts[tokens] = self._choose(index, prompt)
-            elif (item := firsts[tokens]) is not None:
-                twins.append((index, item))
-        chosen = [item for item in firsts.values() if item is not None]
-        return sorted(chosen, key=lambda item: item.num_missing), twins
-
-    def _choose(self, index: int, prompt: list[int]) -> _Prefill | None:
-        tokens = prompt[:-1]
+    def _choose(self, tokens: tuple[int, ...]) -> _Prefill | None:
+        """How a prompt is taken in now; `None` if it should wait for a prefix that another one is about to compute."""
         path = self._prefixes.match(tokens)
         ready = [block for block in path if block.ready]
         if (len(path) - len(ready)) * BLOCK >= _WORTH_WAITING:
             return None
         made = self._prefixes.extend(tokens, path) if len(ready) == len(path) else []
-        return _Prefill(index=index, tokens=tokens, path=ready, made=made)
+        return _Prefill(tokens=tokens, path=ready, made=made)
+
+    def _take_in(self, items: list[_Prefill]) -> dict[tuple[int, ...], _Prompt]:
+        """Compute what is missing of prompts, which are in order of that."""
+        first, batches = len(self._prompts), _batches(items)
+        widths = [self._read_width(_width(batch), ROWS) for batch in batches]
+        lengths = [len(item.tokens) for item in items]
+        self._prompt_cache.reserve(first + len(items), max([1, *lengths, *widths]), first)
+        made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
+        self._prompts += made
+        for place, item in enumerate(items, start=first):
+            self._prefixes.load(item.path, self._prompt_cache.states[:, :, place])
+        place = first + sum(item.num_missing == 0 for item in items)
+        for batch in batches:
+            self._prefill(place, batch)
+            place += len(batch)
+        for place, item in enumerate(items, start=first):
+            self._prefixes.store(item.made, len(item.path), self._prompt_cache.states[:, :, place])
+        return {prompt.tokens: prompt for prompt in made}
+
+    def _new_row(self, prompt: _Prompt, num_sequences: int) -> _Row:
+        length, place = len(prompt.tokens), len(self._rows)
+        if self._has_stems and length >= STEM_TOKENS:
+            row = _Row(place, prompt, 0, num_sequences)
+            prompt.num_rows += 1
+        else:
+            row = _Row(place, None, length, num_sequences)
+        self._append(row, self._prompt_cache, prompt.place)
+        return row
+
+    def _append(self, row: _Row, source: SlotCache, place: int) -> None:
+        """Add a row, whose own states are copied from a slot."""
+        self._reserve(len(self._rows) + 1, row.length + 1)
+        self._rows.append(row)
+        self._cache.states[:, :, row.place, :, : row.length] = source.states[:, :, place, :, : row.length]
+        self._mark(row)
 
     def _reserve(self, slots: int, columns: int) -> None:
-        if self._cache.reserve(slots, columns, len(self._lengths)):
+        if self._cache.reserve(slots, columns, len(self._rows)):
+            self._is_new = True
             self._make_buffers()
 
     def _prefill(self, first: int, batch: list[_Prefill]) -> None:
@@ -129,80 +192,149 @@ class SlotDecoder:
         starts = torch.tensor([[item.num_cached] for item in batch], device=self._device)
         ends = torch.tensor([[len(item.tokens)] for item in batch], device=self._device)
         padded = torch.tensor(
-            [item.tokens[item.num_cached :] + [0] * (longest - item.num_missing) for item in batch],
+            [[*item.tokens[item.num_cached :], *[0] * (longest - item.num_missing)] for item in batch],
             dtype=torch.long,
             device=self._device,
         )
         for offset in range(0, longest, piece):
             inputs = padded[:, offset : offset + piece]  # [N, T]
             columns = starts + torch.arange(offset, offset + inputs.shape[1], device=self._device)
-            num_read = self._cache.aim(first, len(batch), columns, self._read_width(_width(batch), _ROWS))
+            num_read = self._prompt_cache.aim(first, len(batch), columns, self._read_width(_width(batch), ROWS))
             visible = torch.arange(num_read, device=self._device) <= columns.unsqueeze(2)  # [N, T, read]
             mask = torch.zeros_like(visible, dtype=self._mask.dtype).masked_fill_(~visible, -torch.inf)
             # Padding is written behind the sequence, where decoding overwrites it; its positions only have to exist.
-            self._forward(inputs, columns.minimum(ends - 1), mask.unsqueeze(1), **self._options)
+            self._forward(self._prompt_cache, inputs, columns.minimum(ends - 1), mask.unsqueeze(1))
 
     def _forward(
-        self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, **options: Any
+        self, cache: SlotCache, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
         logits: torch.Tensor = self._model(
             input_ids=inputs,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=self._cache,
+            past_key_values=cache,
             use_cache=True,
-            **options,
+            **self._options,
         ).logits
         return logits
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        count, rows = len(tokens), _even(len(tokens))
-        width = self._read_width(max(self._lengths) + 1, self._queries)
+        self._part(tokens)
+        count, rows = len(self._rows), _even(len(self._rows))
+        width = self._read_width(max(row.length for row in self._rows) + 1, self._queries)
         self._reserve(rows, width)
-        positions = self._positions[:rows]
-        positions[count:] = 0  # of slots that are not in use
-        self._mask.view(-1).index_fill_(0, self._mask_start[:rows] + positions[:, 0], 0)
-        num_read = self._cache.aim(0, rows, positions, width)
-        inputs = torch.tensor([*tokens, *[0] * (rows - count)], device=self._device)
-        mask = self._mask[:rows, ..., :num_read]
-        if self._short_forward is not None:
-            logits = self._short_forward(inputs, positions[:, 0], mask, self._cache)
-        else:
-            logits = self._forward(inputs.unsqueeze(1), positions, mask)[:, -1]
+        if self._is_new:
+            self._look_at_batch()
+        inputs = [0] * rows
+        for row, token in zip(self._sequences, tokens, strict=True):
+            inputs[row.place] = token
+        positions, columns = self._positions[:rows], self._columns[:rows]
+        positions[count:], columns[count:] = 0, 0  # of slots that are not in use
+        self._mask.view(-1).index_fill_(0, self._mask_start[:rows] + columns[:, 0], 0)
+        num_read = self._cache.aim(0, rows, columns, width)
+        logits = self._logits(torch.tensor(inputs, device=self._device), positions, self._mask[:rows, ..., :num_read])
         positions += 1
-        self._lengths = [length + 1 for length in self._lengths]
-        return logits[:count]
+        columns += 1
+        for row in self._rows:
+            row.length += 1
+        return logits.index_select(0, self._places)
+
+    def _logits(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self._short_forward is None:
+            return self._forward(self._cache, inputs.unsqueeze(1), positions.unsqueeze(1), mask)[:, -1]
+        most = 1 + max(row.position for row in self._rows)
+        return self._short_forward(inputs, positions, mask, self._cache, most, self._stems)
+
+    def _part(self, tokens: Sequence[int]) -> None:
+        """Give rows of their own to sequences that go on with another token than the first of their row."""
+        if len(self._rows) == len(self._sequences):
+            return
+        first: dict[_Row, int] = {}
+        others: dict[tuple[_Row, int], _Row] = {}
+        for number, (row, token) in enumerate(zip(self._sequences, tokens, strict=True)):
+            if first.setdefault(row, token) == token:
+                continue
+            row.num_sequences -= 1
+            if (other := others.get((row, token))) is None:
+                self._is_new = True
+                other = others[row, token] = _Row(len(self._rows), row.stem, row.length, 0)
+                self._append(other, self._cache, row.place)
+                if row.stem:
+                    row.stem.num_rows += 1
+            other.num_sequences += 1
+            self._sequences[number] = other
+
+    def _look_at_batch(self) -> None:
+        """Where each sequence's logits are, and which rows share a stem."""
+        self._is_new = False
+        self._places = torch.tensor([row.place for row in self._sequences], device=self._device)
+        members: dict[_Prompt, list[int]] = {}
+        for row in self._rows:
+            if row.stem:
+                members.setdefault(row.stem, []).append(row.place)
+        states = self._prompt_cache.states
+        groups = [Group(states[:, :, stem.place, :, : len(stem.tokens)], rows) for stem, rows in members.items()]
+        self._stems = StemAttention(groups, self._queries) if groups else None
 
     def _read_width(self, columns: int, queries: int) -> int:
         """How many columns attention reads so that a row's result does not depend on the lengths of the others."""
-        if self._device.type != "cpu" or columns <= _NARROW or queries < _ROWS:
+        if self._device.type != "cpu" or columns <= _NARROW or queries < ROWS:
             return columns
         return -(-columns // _WIDE) * _WIDE
 
     def remove(self, number: int, ids: Sequence[int]) -> None:
-        known = ids[: self._lengths[number]]
+        row = self._sequences[number]
+        self._remember(row, ids[: row.position])
+        last = self._sequences.pop()
+        if number < len(self._sequences):
+            self._sequences[number] = last
+        self._is_new = True
+        row.num_sequences -= 1
+        if row.num_sequences == 0:
+            self._drop_row(row)
+
+    def _remember(self, row: _Row, known: Sequence[int]) -> None:
+        """Keep the states of a row's tokens for later prompts that begin with them."""
         self._prefixes.begin_round()
         path = self._prefixes.match(known)
         made = self._prefixes.extend(known, path)
-        self._prefixes.store(made, len(path), self._cache.states[:, :, number])
-        last = len(self._lengths) - 1
-        length = self._lengths.pop()
-        if number < last:
-            self._lengths[number] = length
-            self._cache.move(last, number, length)
-            self._mark(number, length)
+        if not made:
+            return
+        states = self._cache.states[:, :, row.place]
+        if row.stem:
+            stem = self._prompt_cache.states[:, :, row.stem.place, :, : len(row.stem.tokens)]
+            states = torch.cat([stem, states[:, :, :, : row.length]], dim=3)
+        self._prefixes.store(made, len(path), states)
+
+    def _drop_row(self, row: _Row) -> None:
+        last = self._rows.pop()
+        if last is not row:
+            self._cache.move(last.place, row.place, last.length)
+            self._rows[row.place], last.place = last, row.place
+            self._mark(last)
+        if row.stem:
+            row.stem.num_rows -= 1
+            if row.stem.num_rows == 0:
+                self._drop_prompt(row.stem)
+
+    def _drop_prompt(self, prompt: _Prompt) -> None:
+        last = self._prompts.pop()
+        if last is not prompt:
+            self._prompt_cache.move(last.place, prompt.place, len(last.tokens))
+            self._prompts[prompt.place], last.place = last, prompt.place
 
     def clear(self) -> None:
-        self._lengths.clear()
+        for held in (self._prompts, self._rows, self._sequences):
+            held.clear()
+        self._is_new = True
         self._prefixes.clear()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prefill:
-    """A sequence that is being taken in."""
+    """A prompt that is being taken in."""
 
-    index: int
-    tokens: list[int]
+    tokens: tuple[int, ...]
     """Those whose states the slot is to hold."""
     path: list[Block]
     """The blocks that are known."""
@@ -242,5 +374,5 @@ def _width(batch: list[_Prefill]) -> int:
 
 
 def _even(rows: int) -> int:
-    """The next multiple of `_ROWS`."""
-    return max(-(-rows // _ROWS), 1) * _ROWS
+    """The next multiple of `ROWS`."""
+    return max(-(-rows // ROWS), 1) * ROWS

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from rllm.inference.local.decoder import plain_logits
+from rllm.inference.local.decoders import choose_decoder
+from rllm.inference.local.slot_decoder import STEM_TOKENS
+from rllm.inference.local.stems import Group, StemAttention
+
+LIMITS = {"max_sequences": 8, "max_length": 1024, "max_bytes": 1 << 26}
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+def test_attention_to_stem_and_own_keys_is_attention_to_both(num_queries: int) -> None:
+    groups, dim, columns = 2, 16, 32
+    new = torch.Generator().manual_seed(num_queries)
+    stems = [torch.randn(2, 2, groups, length, dim, generator=new) for length in (5, 300)]
+    members, own = [[3, 0], [4, 1, 5]], [1, 7, 4, 30, 2, 9]  # sequence 2 has no stem
+    query = torch.randn(6, groups, num_queries, dim, generator=new)
+    states = torch.randn(2, 6, groups, columns, dim, generator=new)
+    mask = torch.where(torch.arange(columns) < torch.tensor(own)[:, None], 0.0, -torch.inf)[:, None, None]
+    attention = StemAttention([Group(*item) for item in zip(stems, members, strict=True)], num_queries)
+    for layer in range(2):
+        out = attention.attend(layer, query, *states, mask, 0.3)
+        for number in range(6):
+            seen = states[:, number, :, : own[number]]
+            for stem, those in zip(stems, members, strict=True):
+                seen = torch.cat([stem[layer], seen], dim=2) if number in those else seen
+            torch.testing.assert_close(out[number], scaled_dot_product_attention(query[number], *seen, scale=0.3))
+
+
+@pytest.mark.parametrize("length", [20, STEM_TOKENS + 20])
+@torch.no_grad()
+def test_equal_sequences_are_one_row_until_they_part(new_model: Any, length: int) -> None:
+    model = new_model("Qwen3")
+    decoder: Any = choose_decoder(model, **LIMITS)
+    prompts = [[5 + (start + i) % 200 for i in range(length)] for start in (0, 0, 7, 0)]
+    sequences = [list(prompts[added.index]) for added in decoder.add(prompts)]
+    said = [[11, 11, 11, 11], [12, 12, 13, 12], [14, 15, 14, 14]]
+    num_rows = []
+    for tokens in [[sequence[-1] for sequence in sequences], *said]:
+        logits = decoder.step(tokens)
+        num_rows.append(len(decoder._rows))
+        if tokens in said:
+            for sequence, token in zip(sequences, tokens, strict=True):
+                sequence.append(token)
+        expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert num_rows == [2, 2, 3, 4]
+    for number in (1, 0, 1, 0):  # the last one takes the number of the one that goes
+        decoder.remove(number, sequences[number])
+        sequences[number] = sequences[-1]
+        sequences.pop()
+        if sequences:
+            logits = decoder.step([9] * len(sequences))
+            sequences = [[*sequence, 9] for sequence in sequences]
+            expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert (decoder._rows, decoder._prompts) == ([], [])
+
+
+@torch.no_grad()
+def test_a_later_sibling_finds_the_stem(new_model: Any) -> None:
+    model = new_model("Qwen3")
+    decoder: Any = choose_decoder(model, **LIMITS)
+    ids = [5 + i % 200 for i in range(STEM_TOKENS + 3)]
+    decoder.add([ids])
+    decoder.step(ids[-1:])
+    (added,) = decoder.add([ids])
+    assert added.num_cached == len(ids) - 1
+    assert len(decoder._prompts) == 1
+    logits = decoder.step([9, ids[-1]])
+    torch.testing.assert_close(logits[:1], plain_logits(model, [*ids, 9]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits[1:], plain_logits(model, ids), atol=1e-4, rtol=1e-4)
