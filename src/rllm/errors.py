@@ -11,7 +11,8 @@
     ├── TokenMismatchError(ValueError)       ids, mask, logprobs disagree; fatal: this is the promise
     ├── StoreError
     ├── CheckpointError
-    └── WeightSyncError
+    ├── WeightSyncError
+    └── WorkerError                      a training worker failed, died or ran out of memory
 
 Users raise plain Python errors; `with boundary(EnvError, "env.step")` types them once, at the border. Every message says
 what was wrong, the value seen, and the remedy. All of them survive pickling, because Ray sends them between processes.
@@ -104,6 +105,10 @@ class CheckpointError(RLLMError):
 
 class WeightSyncError(RLLMError):
     """A weight update did not reach the sampler."""
+
+
+class WorkerError(RLLMError):
+    """A process that trains failed, died, ran out of memory or does not answer."""
 
 
 @contextmanager

@@ -236,6 +236,12 @@ ELSEWHERE = {
             *("sleep", "start_timeout_s", "max_restarts", "sync_dir"),
         )
     },
+    "verl.workers_per_node": "../backends/verl/test_settings.py::test_what_a_run_asks_of_a_cluster",
+    "verl.num_nodes": "../backends/verl/test_settings.py::test_what_a_run_asks_of_a_cluster",
+    "verl.ray_address": "../backends/verl/test_cluster.py::test_nobody_there_is_told_with_the_key_and_the_remedy",
+    "verl.policy_loss": "../backends/verl/test_settings.py::test_a_setting_is_said_in_verls_words",
+    "verl.overrides": "../backends/verl/test_settings.py::test_a_key_of_verls_is_handed_on",
+    "verl.timeout_s": "../verl/test_workers.py::test_workers_that_take_too_long",
     "teacher.path": "teachers/test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
     "teacher.url": "teachers/test_teacher.py::test_a_teacher_and_its_use_belong_together",
 }

@@ -101,7 +101,7 @@ def test_every_rule_leads_somewhere() -> None:
     known = set(leaves(TrainConfig().model_dump()))
     for rule in TABLE.values():
         if isinstance(rule, Sets):
-            assert rule.setting in known or rule.setting.startswith("algorithm.")
+            assert rule.setting in known or rule.setting.startswith(("algorithm.", "verl.overrides."))
         elif isinstance(rule, PartOf):
             assert isinstance(TABLE[rule.switch], Refused | Sets)
 
@@ -296,3 +296,21 @@ def test_the_log_says_nothing_of_what_was_not_set(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.DEBUG):
         load_config({"rllm": {"workflow": {"use_workflow": False, "name": None}}})
     assert not caplog.records
+
+
+def test_machinery_of_verl_is_for_the_backend_verl() -> None:
+    keys = [
+        "trainer.n_gpus_per_node=4",
+        "trainer.nnodes=2",
+        "actor_rollout_ref.actor.strategy=megatron",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    ]
+    config = load_config(keys, ["backend=verl"])
+    assert (config.verl.workers_per_node, config.verl.num_nodes) == (4, 2)
+    assert (config.optim.offload, config.model.reference_offload) == (True, True)
+    actor = {"fsdp_config": {"param_offload": True}, "ulysses_sequence_parallel_size": 2}
+    assert config.verl.overrides == {"model_engine": "megatron", "actor_rollout_ref": {"actor": actor}}
+    assert load_config(keys) == TrainConfig(), "of the local backend they change nothing"

@@ -13,7 +13,10 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.inference.engine import InferenceEngine
 
-BACKENDS: Mapping[str, str] = {"local": "rllm.backends.local.backend:LocalBackend"}
+BACKENDS: Mapping[str, str] = {
+    "local": "rllm.backends.local.backend:LocalBackend",
+    "verl": "rllm.backends.verl.backend:VerlBackend",
+}
 """Short names for `backend`."""
 
 

@@ -29,6 +29,7 @@ def check(config: Any) -> None:
     lora_settings(config)
     critic_settings(config)
     check_serving(config)
+    refuse_changes(config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too")
 
 
 def optimizer_settings(config: Any) -> OptimizerSettings:

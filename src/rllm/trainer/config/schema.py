@@ -258,6 +258,25 @@ class GatewaySettings(Section):
     OTEL_EXPORTER_OTLP_ENDPOINT."""
 
 
+class VerlConfig(Section):
+    """verl's workers on Ray, for backend=verl."""
+
+    workers_per_node: PositiveInt = 1
+    """Processes on each node that hold the model in pieces: one a GPU, or with model.device=cpu one a core."""
+    num_nodes: PositiveInt = 1
+    """Nodes to train on."""
+    ray_address: str | None = None
+    """The Ray cluster, as host:port, or auto for the one on this machine; None takes the one that RAY_ADDRESS names, else
+    starts one that ends with the run."""
+    policy_loss: str | None = None
+    """A policy loss of verl's own, by its name there, such as vanilla or gspo, in the place of the algorithm's."""
+    timeout_s: PositiveFloat = 3600.0
+    """The longest that the workers may take for one call: loading the model, one update, a checkpoint."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """verl's own keys for its workers, as in its ppo_trainer.yaml: verl.overrides.actor_rollout_ref.actor.fsdp_config...;
+    one that a setting of rllm decides is refused."""
+
+
 class TrainConfig(Section):
     """A training run."""
 
@@ -296,5 +315,6 @@ class TrainConfig(Section):
     sft: SFTConfig = Field(default_factory=SFTConfig)
     teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    verl: VerlConfig = Field(default_factory=VerlConfig)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
     """Where metrics go."""

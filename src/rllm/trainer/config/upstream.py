@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import yaml
 
 from rllm.errors import ConfigError
-from rllm.trainer.config.upstream_keys import TABLE, Ignored, PartOf, Refused, Rule, Sets
+from rllm.trainer.config.upstream_keys import TABLE, ForVerl, Ignored, PartOf, Refused, Rule, Sets
 
 PUBLISHED = Path(__file__).with_name("agent_ppo_trainer.yaml")
 
@@ -114,6 +114,8 @@ def _hint(key: str) -> str:
 def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translated) -> None:
     rule = _rule(key)
     assert rule is not None, "unknown keys are mistakes already"
+    if isinstance(rule, ForVerl) and result.values.get("backend") != "verl":
+        rule = Ignored()
     match rule:
         case Sets():
             converted = rule.convert(value, given)

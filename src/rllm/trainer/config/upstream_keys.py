@@ -44,6 +44,11 @@ class Ignored:
     """The key concerns the machinery of other backends, and cannot change what is learnt."""
 
 
+@dataclass(frozen=True)
+class ForVerl(Sets):
+    """With backend=verl the key is a setting of ours; other backends have no such machinery, and ignore it."""
+
+
 Rule: TypeAlias = Sets | Refused | PartOf | Ignored
 
 
@@ -182,6 +187,11 @@ def resampling(value: Any, given: Given) -> int | None:
     return _RESAMPLE_ROUNDS if value else None
 
 
+def model_engine(value: Any, given: Given) -> str | None:
+    """What runs the models, by verl's other name for it; FSDP does by default, in its second version."""
+    return None if value in ("fsdp", "fsdp2") else str(value)
+
+
 def trackers(value: Any, given: Given) -> list[Any]:
     """The JSON lines, which other commands read, and the trackers that exist here."""
     return ["jsonl", *(name for name in _names(value) if name != "jsonl" and name not in unknown_trackers(value))]
@@ -199,6 +209,7 @@ def _names(value: Any) -> list[Any]:
 _LATER = "this version cannot do that: leave it off"
 _ARGUMENTS = "pass it to AgentTrainer: {}="
 _IGNORED = Ignored()
+_OVERRIDES = "verl.overrides."
 _KL_LOSS, _KL_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
 _FILTERING, _REJECTION = "rllm.compact_filtering.enable", "rllm.rejection_sample.enable"
 _LORA = "actor_rollout_ref.model.lora_rank"
@@ -222,12 +233,12 @@ TABLE: dict[str, Rule] = {
     "algorithm.kl_ctrl.kl_coef": Sets("algorithm.kl_coef", only_with(_KL_REWARD)),
     "actor_rollout_ref.hybrid_engine": _IGNORED,
     "actor_rollout_ref.model.path": Sets("model.path", text),
-    "actor_rollout_ref.model.use_remove_padding": _IGNORED,
+    "actor_rollout_ref.model.use_remove_padding": ForVerl(f"{_OVERRIDES}actor_rollout_ref.model.use_remove_padding"),
     "actor_rollout_ref.model.enable_gradient_checkpointing": Sets("model.gradient_checkpointing"),
     "actor_rollout_ref.model.lora_rank": Sets("model.lora_rank"),
     "actor_rollout_ref.model.lora_alpha": Sets("model.lora_alpha", only_with(_LORA)),
     "actor_rollout_ref.model.target_modules": Sets("model.lora_targets", lora_targets),
-    "actor_rollout_ref.actor.strategy": _IGNORED,
+    "actor_rollout_ref.actor.strategy": ForVerl(f"{_OVERRIDES}model_engine", model_engine),
     "actor_rollout_ref.actor.optim.lr": Sets("optim.lr"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps": Sets("optim.warmup_steps", at_least_zero),
     "actor_rollout_ref.actor.optim.weight_decay": Sets("optim.weight_decay"),
@@ -244,9 +255,13 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.actor.clip_ratio_low": Sets("algorithm.clip_low"),
     "actor_rollout_ref.actor.clip_ratio_high": Sets("algorithm.clip_high"),
     "actor_rollout_ref.actor.grad_clip": Sets("optim.max_grad_norm"),
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": _IGNORED,
-    "actor_rollout_ref.actor.fsdp_config.param_offload": _IGNORED,
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": _IGNORED,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": ForVerl(
+        f"{_OVERRIDES}actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    ),
+    "actor_rollout_ref.actor.fsdp_config.param_offload": ForVerl(
+        f"{_OVERRIDES}actor_rollout_ref.actor.fsdp_config.param_offload"
+    ),
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": ForVerl("optim.offload"),
     "actor_rollout_ref.rollout.name": _IGNORED,
     "actor_rollout_ref.rollout.mode": _IGNORED,
     "actor_rollout_ref.rollout.n": Sets("rollout.group_size"),
@@ -270,7 +285,7 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Refused(
         (True,), "use actor_rollout_ref.rollout.val_kwargs.temperature=0"
     ),
-    "actor_rollout_ref.ref.fsdp_config.param_offload": _IGNORED,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": ForVerl("model.reference_offload"),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _IGNORED,
     "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": _IGNORED,
     "trainer.total_epochs": Sets("num_epochs", epochs),
@@ -286,8 +301,8 @@ TABLE: dict[str, Rule] = {
     "trainer.test_freq": Sets("eval.every", at_least_zero),
     "trainer.save_freq": Sets("save_every", at_least_zero),
     "trainer.max_actor_ckpt_to_keep": Sets("keep_checkpoints"),
-    "trainer.n_gpus_per_node": _IGNORED,
-    "trainer.nnodes": _IGNORED,
+    "trainer.n_gpus_per_node": ForVerl("verl.workers_per_node"),
+    "trainer.nnodes": ForVerl("verl.num_nodes"),
     "rllm.mask_truncated_samples": Sets("filters.truncated"),
     "rllm.filter_token_mismatch": _IGNORED,
     "rllm.accumulate_reasoning": Refused((False,), _LATER),

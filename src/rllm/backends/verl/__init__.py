@@ -1,0 +1,1 @@
+"""Training on verl's Ray workers: the one place that knows verl."""

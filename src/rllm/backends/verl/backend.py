@@ -1,0 +1,308 @@
+"""Training on verl's Ray workers: policy, reference and critic sharded over processes, driven from here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
+from rllm.backends.base import UpdateResult
+from rllm.backends.schedule import decay_steps, learning_rate
+from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
+from rllm.backends.verl.cluster import Cluster
+from rllm.backends.verl.compose import worker_configs
+from rllm.backends.verl.configure import check, demand_of, environment_of
+from rllm.backends.verl.group import WorkerGroup
+from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
+from rllm.backends.verl.rows import MASK, Rows, at_tokens, numbers
+from rllm.backends.verl.sampler import EmbeddedSampler, Sampler
+from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
+from rllm.errors import ConfigError, WeightSyncError, WorkerError
+from rllm.inference.engine import InferenceEngine
+from rllm.inference.local.loading import load_tokenizer, tokenizer_in
+
+RECOVERY_FILE = "recovery.json"
+BUCKET_BYTES = 2**29
+"""Weights on their way to the sampler at a time."""
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What a resumed run goes on counting from."""
+
+    weight_version: int = 0
+    policy_updates: int = 0
+    critic_updates: int = 0
+    critic_batches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The learning rates of the run; a `Schedule`."""
+
+    lr: float
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    decay: Literal["linear", "cosine"] = "linear"
+
+
+class VerlBackend:
+    """The driver of a group of workers, and the sampler that they publish to."""
+
+    def __init__(self, config: Any, cluster: Cluster, group: WorkerGroup, sampler: Sampler, tokenizer: Any) -> None:
+        self._config = config
+        self._cluster, self._group, self._sampler, self._tokenizer = cluster, group, sampler, tokenizer
+        self._dtype = weights_dtype(config)
+        self._counts = Counts()
+        self._learns_with: Algorithm | None = None
+        self._shares: dict[str, int] = {}
+        optim = config.optim
+        decay = {} if optim.schedule == "constant" else {"decay": optim.schedule}
+        self._rates = {
+            "policy": Rates(lr=optim.lr, warmup_steps=optim.warmup_steps, decay_steps=decay_steps(config), **decay),
+            "critic": Rates(lr=config.critic.lr),
+        }
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """
+        Raises:
+            ConfigError: if a setting cannot be used, or would have no effect.
+            MissingDependencyError: if verl or Ray is not installed.
+        """
+        check(config)
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """The backend of a `TrainConfig`: a cluster with room, workers with their models, and a sampler.
+
+        Raises:
+            ConfigError: if a setting cannot be used, or if the cluster has not what it asks for.
+            WorkerError: if a worker does not get ready.
+        """
+        check(config)
+        configs, demand, environment = worker_configs(config), demand_of(config), environment_of(config)
+        os.environ.update(environment)  # verl runs in this process, too
+        with ExitStack() as stack:
+            cluster = Cluster(config.verl.ray_address, demand, environment)
+            stack.callback(cluster.close)
+            cluster.check_nodes(config.model.path, config.run_dir)
+            sampler = EmbeddedSampler(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")
+            stack.callback(sampler.close)
+            group = WorkerGroup(
+                configs,
+                demand,
+                device="cpu" if on_cpu(config) else "cuda",
+                environment=environment,
+                timeout_s=config.verl.timeout_s,
+            )
+            stack.pop_all()
+        return cls(config, cluster, group, sampler, load_tokenizer(config.model.path).tokenizer)
+
+    @property
+    def inference(self) -> InferenceEngine:
+        return self._sampler.engine
+
+    @property
+    def weight_version(self) -> int:
+        return self._counts.weight_version
+
+    def score(self, batch: Batch) -> Tensor:
+        """[N] log-probabilities under the current weights, without gradient."""
+        return self._told("policy", batch, "log_probs")
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        """[N] log-probabilities under the weights that the run began with.
+
+        Raises:
+            ConfigError: if no divergence from them was asked for.
+        """
+        if self._config.model.lora_rank:
+            return self._told("policy", batch, "log_probs", no_lora_adapter=True)
+        if not needs_reference(self._config):
+            raise ConfigError(
+                "algorithm.kl_coef: the workers have no reference, because it was 0 when they were started"
+            )
+        return self._told("reference", batch, "log_probs")
+
+    def values(self, batch: Batch) -> Tensor:
+        """[N] the critic's estimates.
+
+        Raises:
+            ConfigError: if the algorithm that the workers were started for has no critic.
+        """
+        if not needs_critic(self._config):
+            raise ConfigError("algorithm.name: the workers have no critic; use ppo")
+        return self._told("critic", batch, "values")
+
+    def _told(self, role: str, batch: Batch, name: str, **settings: Any) -> Tensor:
+        """[N] what a model says of the batch's tokens."""
+        if not len(batch):
+            return torch.zeros(0)
+        rows = Rows.dealt(_without_numbers(batch), self._num_shares(role))
+        output = self._group.ask(f"{role}_outputs", self._data(rows, compute_loss=False, **settings))
+        columns = rows.columns()
+        return rows.back(at_tokens(output[name], columns[MASK]).float())
+
+    def _num_shares(self, role: str) -> int:
+        if role not in self._shares:
+            self._shares[role] = self._group.num_shares(role)
+        return self._shares[role]
+
+    def _data(self, rows: Rows, **settings: Any) -> Any:
+        """The TensorDict of some rows, and what verl is told beside."""
+        from verl.utils import tensordict_utils
+
+        num_rows = len(rows.order)
+        return tensordict_utils.get_tensordict(
+            {**rows.columns(), "row": torch.arange(num_rows)},
+            non_tensor_dict={"temperature": rows.batch.temperature, "calculate_entropy": False, **settings},
+        )
+
+    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+        """One optimiser step for each minibatch of each epoch.
+
+        Raises:
+            ConfigError: if the batch lacks what the algorithm needs.
+            WorkerError: if a worker fails.
+        """
+        check_batch(batch, algorithm)
+        if len(batch) == 0:
+            return UpdateResult()
+        self._learn_with(algorithm)
+        optim, has_critic = self._config.optim, batch.returns is not None
+        self._counts.critic_batches += has_critic
+        policy_waits = has_critic and self._counts.critic_batches <= self._config.critic.warmup_steps
+        if batch.old_logprobs is None and (policy_waits or optim.num_minibatches * optim.num_epochs > 1):
+            batch = replace(batch, old_logprobs=self.score(batch))
+        learnt, judged = Progress(name="policy"), Progress(name="critic")
+        seen = batch.old_logprobs
+        for part, scale in minibatches(batch, num_minibatches=optim.num_minibatches, num_epochs=optim.num_epochs):
+            part = replace(part, weights=part.weights * scale)
+            if has_critic:
+                self._step("critic", part, judged)
+            if not policy_waits:
+                logprobs = self._step("policy", part, learnt)
+                seen = logprobs if seen is None else seen
+        assert seen is not None, "the batch was scored, or its only update began with it"
+        num_tokens = batch.num_tokens * optim.num_epochs
+        num_forward = sum(len(sequence.ids) - 1 for sequence in batch.sequences)
+        told = {**learnt.metrics(num_tokens), **judged.metrics(num_tokens)}
+        rate = learning_rate(self._rates["policy"], self._counts.policy_updates)
+        optimizer = {"optim/lr": rate, "optim/num_updates": float(len(learnt.norms))}
+        return UpdateResult(
+            metrics={**told, **batch_metrics(batch, seen, num_forward=num_forward), **optimizer}, logprobs=seen
+        )
+
+    def _learn_with(self, algorithm: Algorithm) -> None:
+        """Tell the workers what to minimise, where it is not what they know."""
+        if algorithm != self._learns_with:
+            self._group.ask("learn_with", algorithm, self._config.verl.policy_loss is not None)
+            self._learns_with = algorithm
+
+    def _step(self, role: Literal["policy", "critic"], part: Batch, progress: Progress) -> Tensor:
+        """One optimiser step of a role; returns the log-probabilities [N] before it, those of the critic's being zeros."""
+        count = getattr(self._counts, f"{role}_updates") + 1
+        setattr(self._counts, f"{role}_updates", count)
+        rows = Rows.dealt(part, self._num_shares(role))
+        data = self._data(
+            rows,
+            calculate_entropy=role == "policy",
+            lr=learning_rate(self._rates[role], count),
+            mini_batch_size=len(rows.order),
+            epochs=1,
+            seed=0,
+            dataloader_kwargs={"shuffle": False},
+        )
+        told = dict(self._group.ask(f"update_{role}", data)["metrics"])
+        sums = {
+            name: sum(values)
+            for name, values in told.items()
+            if "/" in name and not name.startswith(("rllm/", "perf/"))
+        }
+        progress.note(Counter({**sums, "loss": sum(told[LOSS])}), float(told["grad_norm"][0]))
+        return rows.back(_in_order(told[ROWS], told[LOGPROBS], rows)) if role == "policy" else torch.zeros(0)
+
+    def publish(self) -> int:
+        """Hand all weights to the sampler, which goes on with them.
+
+        Raises:
+            WeightSyncError: if they are not numbers, or did not arrive.
+            WorkerError: if a worker fails.
+        """
+        self._sampler.publish(self._weights(), self.weight_version + 1)
+        self._counts.weight_version += 1
+        return self.weight_version
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights by name, from the workers, as many at a time as make up a bucket."""
+        is_last = False
+        while not is_last:
+            answers = self._group.ask("next_weights", BUCKET_BYTES, self._dtype)
+            weights, is_last = answers[0]
+            for name, weight in weights.items():
+                if not weight.sum(dtype=torch.float32).isfinite():
+                    raise WeightSyncError(
+                        f"the update made {name} infinite or NaN, so it was not published: lower optim.lr or "
+                        "optim.max_grad_norm, and resume from the last checkpoint"
+                    )
+                yield name, weight
+
+    def save(self, folder: Path) -> None:
+        """An ordinary Hugging Face folder (with LoRA: of peft), written by the first worker; in `verl/` what its pieces need
+        to go on exactly, and in `recovery.json` the counts. All workers must see the folder."""
+        self._group.ask("save", str(folder.absolute()), self._dtype)
+        self._tokenizer.save_pretrained(folder)
+        (folder / RECOVERY_FILE).write_text(json.dumps(asdict(self._counts)))
+
+    def load(self, folder: Path) -> None:
+        """Take up weights, optimisers and counts from a folder that `save` wrote.
+
+        Raises:
+            ConfigError: if the folder is of another model, or incomplete.
+        """
+        try:
+            counts = Counts(**json.loads((folder / RECOVERY_FILE).read_text()))
+            saved = tokenizer_in(folder)
+            if saved.get_vocab() != self._tokenizer.get_vocab() or saved.chat_template != self._tokenizer.chat_template:
+                raise ValueError("its tokenizer is not the one in model.path: has that model been replaced?")
+            self._group.ask("load", str(folder.absolute()))
+        except (OSError, ValueError, TypeError, WorkerError) as error:
+            raise ConfigError(
+                f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        self._counts = counts
+        self._sampler.publish(self._weights(), counts.weight_version)
+
+    def close(self) -> None:
+        """End the workers, and the cluster if it was started here."""
+        self._sampler.close()
+        self._group.close()
+        self._cluster.close()
+
+
+def _without_numbers(batch: Batch) -> Batch:
+    """Only the tokens of a batch, for models that are asked about them."""
+    nothing: dict[str, Any] = dict.fromkeys(numbers(batch))
+    return replace(batch, **nothing)
+
+
+def _in_order(micro_batches: Sequence[Tensor], logprobs: Sequence[Tensor], rows: Rows) -> Tensor:
+    """What micro-batches told of their sampled tokens, row after row."""
+    sizes = rows.num_sampled()
+    of_row: dict[int, Tensor] = {}
+    for indices, values in zip(micro_batches, logprobs, strict=True):
+        pieces = values.split([sizes[index] for index in indices.tolist()])
+        of_row.update(zip(indices.tolist(), pieces, strict=True))
+    return torch.cat([of_row[row] for row in range(len(rows.order))]).float()

@@ -1,0 +1,93 @@
+"""What can be said against a configuration before a cluster is joined, and what else of it the backend needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllm.algorithms import ALGORITHMS
+from rllm.backends.verl.cluster import Demand, check_address
+from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
+from rllm.backends.verl.versions import check_versions
+from rllm.errors import ConfigError
+from rllm.inference.local.loading import check_source
+from rllm.parser.tool_parser import tool_parser
+from rllm.registry import resolve
+
+
+def check(config: Any) -> None:
+    """
+    Raises:
+        ConfigError: naming the setting, its value and the remedy.
+        MissingDependencyError: if verl or Ray is not installed.
+    """
+    check_settings(config)
+    check_versions()
+    from rllm.backends.verl.compose import compose
+
+    compose(config)
+    check_address(config.verl.ray_address)
+
+
+def check_settings(config: Any) -> None:
+    """The part that needs neither verl nor Ray.
+
+    Raises:
+        ConfigError: naming the setting, its value and the remedy.
+    """
+    check_source(config.model.path)
+    tool_parser(config.model.tool_parser)
+    on_cpu(config)
+    user_keys(config)
+    name = config.algorithm.get("name", "grpo")
+    if not config.model.lora_rank:
+        _refuse_changes(
+            config.model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank"
+        )
+    elif needs_critic(config):
+        raise ConfigError(
+            f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"
+        )
+    if not needs_critic(config):
+        _refuse_changes(config.critic, "critic", type(config.critic).model_fields, f"because {name} has no critic")
+    if config.verl.policy_loss is not None:
+        _check_policy_loss(config, name)
+
+
+def _check_policy_loss(config: Any, name: str) -> None:
+    kind = resolve(name, ALGORITHMS, kind="algorithm.name")
+    if kind.demonstrated:
+        raise ConfigError(
+            f"verl.policy_loss={config.verl.policy_loss!r}: {name} has no probability ratio that it is a loss of; leave it out"
+        )
+
+
+def demand_of(config: Any) -> Demand:
+    """What the run needs of a cluster."""
+    verl = config.verl
+    return Demand(
+        num_nodes=verl.num_nodes,
+        workers_per_node=verl.workers_per_node,
+        resource="CPU" if on_cpu(config) else "GPU",
+    )
+
+
+def environment_of(config: Any) -> dict[str, str]:
+    """Variables of every process that runs verl, this one included."""
+    always = {"VERL_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+    if not on_cpu(config):
+        return always
+    return {
+        **always,
+        "VERL_USE_EXTERNAL_MODULES": "rllm.backends.verl.platform_cpu",
+        "VERL_PLATFORM": "cpu",
+        # verl lists its FSDP engines under the GPUs they were written for; they run on any device that torch knows.
+        "VERL_ENGINE_DEVICE": "cuda",
+    }
+
+
+def _refuse_changes(section: Any, prefix: str, names: Any, why: str) -> None:
+    defaults = type(section)()
+    for name in names:
+        value = getattr(section, name)
+        if value != getattr(defaults, name):
+            raise ConfigError(f"{prefix}.{name}={value!r} would have no effect {why}")

@@ -1,0 +1,167 @@
+"""The workers as one: what they are asked, within a deadline, and what their failures mean."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from rllm.backends.verl.cluster import Demand
+from rllm.errors import RLLMError, WorkerError
+
+WORK = {
+    "policy_outputs": "score a batch",
+    "reference_outputs": "score a batch with the reference",
+    "critic_outputs": "judge a batch",
+    "update_policy": "update the policy",
+    "update_critic": "update the critic",
+    "next_weights": "gather the weights",
+    "save": "write a checkpoint",
+    "load": "read a checkpoint",
+}
+"""What a method of the workers does, in words."""
+NOTICE_S = 10.0
+"""How long Ray may take to notice that a process is gone."""
+_NODE = re.compile(r"\bip[=:]\s*([0-9a-fA-F.:]+[0-9a-fA-F])")
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory")
+_KILLED_FOR_MEMORY = ("running low on memory", "NODE_OUT_OF_MEMORY")
+"""What is said by those that ran out of memory themselves, and by Ray, of those that it ended for it."""
+_SMALLER = "lower optim.micro_batch_tokens, set model.gradient_checkpointing or optim.offload, or use more workers"
+
+
+class WorkerGroup:
+    """One process of verl's for each device, which hold a model in pieces."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, Any],
+        demand: Demand,
+        *,
+        device: str,
+        environment: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """Start the processes and let them load their models.
+
+        Raises:
+            WorkerError: if one of them dies, or does not get ready in time.
+        """
+        import ray
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        from rllm.backends.verl.worker import TrainingProcess
+
+        on_gpus = demand.resource == "GPU"
+        self._timeout_s = timeout_s
+        self._pool = RayResourcePool(
+            [demand.workers_per_node] * demand.num_nodes, use_gpu=on_gpus, max_colocate_count=1
+        )
+        self._group: Any = None
+        self.size = demand.workers_per_node * demand.num_nodes
+        made = RayClassWithInitArgs(ray.remote(TrainingProcess), configs=dict(configs), device=device)
+
+        def start() -> None:
+            self._group = RayWorkerGroup(
+                self._pool, made, device_name=device, use_gpu=on_gpus, worker_env=dict(environment)
+            )
+            self._group.build()
+
+        try:
+            self._in_time("start the workers and load the model", start)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of all workers, and wait.
+
+        Raises:
+            WorkerError: if one of them raises, dies, or takes longer than `verl.timeout_s`.
+        """
+        return self._in_time(WORK.get(method, "get ready"), lambda: getattr(self._group, method)(*arguments))
+
+    def num_shares(self, role: str) -> int:
+        """Among how many workers the rows for a role are divided: with tensor or sequence parallelism fewer than there are."""
+        ranks = self.ask("_query_dispatch_info", role)
+        return int(max(ranks)) + 1
+
+    def _in_time(self, what: str, work: Callable[[], Any]) -> Any:
+        outcome: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # handed to whoever waits
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, name=f"rllm verl: {what}", daemon=True).start()
+        try:
+            return outcome.result(self._timeout_s)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is what it "
+                "takes; `ray stack` on their nodes shows what they wait for"
+            ) from error
+        except RLLMError:
+            raise
+        except Exception as error:
+            raise WorkerError(_explained(what, self._death() or error)) from error
+
+    def _death(self) -> Exception | None:
+        """What Ray says of a worker that is gone; those that waited for it only say that they were left alone."""
+        import ray
+
+        workers = [] if self._group is None else self._group.workers
+        signs = [worker.__ray_ready__.remote() for worker in workers]
+        done, _ = ray.wait(signs, num_returns=len(signs), timeout=NOTICE_S) if signs else ([], [])
+        for sign in done:
+            try:
+                ray.get(sign)
+            except ray.exceptions.RayActorError as error:
+                death: Exception = error
+                return death
+        return None
+
+    def close(self) -> None:
+        """End the processes and give their devices back. Repeatable."""
+        import ray
+        from ray.util import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        for worker in [] if self._group is None else self._group.workers:
+            ray.kill(worker)
+        for group in self._pool.pgs or ():
+            remove_placement_group(group)
+        self._group, self._pool.pgs = None, None
+
+
+def _explained(what: str, error: Exception) -> str:
+    """Which worker failed, where, and what helps."""
+    import ray.exceptions
+
+    told, where = str(error), _node_of(error)
+    is_dead = isinstance(error, ray.exceptions.RayActorError)
+    if any(sign in told for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
+        return f"a worker of verl{where} ran out of memory when it was to {what}: {_SMALLER} ({_told(told)})"
+    if is_dead:
+        return (
+            f"a worker of verl{where} died when it was to {what}: see its log in Ray's folder (worker-*.err), and resume from "
+            f"the last checkpoint; if the log gives no reason, the system may have killed it for its memory: {_SMALLER} "
+            f"({_told(told)})"
+        )
+    return f"a worker of verl{where} failed to {what}: {_told(told)}"
+
+
+def _node_of(error: Exception) -> str:
+    """The node, as far as Ray says."""
+    found = _NODE.search(str(error))
+    return f" on node {found.group(1)}" if found else ""
+
+
+def _told(text: str) -> str:
+    """The line of a traceback that says what was wrong: its last one that is not empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "no reason given"

@@ -1,0 +1,132 @@
+"""What verl's workers minimise: our algorithms' losses, or a policy loss of verl's own. Runs in the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rllm.algorithms.base import Algorithm, Sums
+from rllm.algorithms.batch import Aggregation, Batch
+from rllm.algorithms.losses import importance_weights
+from rllm.backends.verl.rows import MASK, at_tokens, batch_of
+
+LOSS, LOGPROBS, ROWS = "rllm/loss", "rllm/logprobs", "rllm/rows"
+"""Metrics of a micro-batch: its loss, the log-probabilities before the update, and the rows that they are of."""
+
+AGGREGATIONS: dict[Aggregation, str] = {
+    "token-mean": "token-mean",
+    "seq-mean-token-mean": "seq-mean-token-mean",
+    "seq-mean-token-sum": "seq-mean-token-sum",
+    "fixed-length": "seq-mean-token-sum-norm",
+}
+"""Our names of means, and verl's."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss of a policy, as verl calls it: once for each micro-batch.
+
+    verl averages gradients over its data-parallel workers, and sums them over micro-batches. The weights of a batch are
+    shares of the whole, so what is given back is the sum times the number of workers.
+    """
+
+    algorithm: Algorithm
+    verl_config: Any = None
+    """verl's configuration of an actor, if its own `policy_loss.loss_mode` is to be minimised."""
+
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        logprobs, entropy = (at_tokens(model_output[name], data[MASK]) for name in ("log_probs", "entropy"))
+        batch = aligned(batch_of(data), logprobs)
+        loss, sums = self.loss(logprobs, batch, entropy)
+        sums = {**sums, "policy/entropy": entropy.detach().sum()}
+        told = {LOGPROBS: logprobs.detach().cpu(), ROWS: data["row"].cpu()}
+        return loss * data["dp_size"], {**reported(loss, sums), **told}
+
+    def loss(self, logprobs: Tensor, batch: Batch, entropy: Tensor) -> tuple[Tensor, Sums]:
+        """The loss of (a part of) a batch, and sums over its tokens."""
+        if self.verl_config is None:
+            return self.algorithm.loss(logprobs, batch, entropy)
+        # Without advantages, what is left of our loss is what holds the policy: its divergence and its entropy.
+        rest, sums = self.algorithm.loss(logprobs, replace(batch, advantages=torch.zeros_like(logprobs)), entropy)
+        surrogate, told = surrogate_of_verl(logprobs, batch, self.algorithm, self.verl_config)
+        kept = {name: value for name, value in sums.items() if name not in ("policy/clip_fraction", "policy/ratio")}
+        return surrogate + rest, {**kept, **told}
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """The loss of a critic, likewise."""
+
+    algorithm: Algorithm
+
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        values = at_tokens(model_output["values"], data[MASK])
+        loss, sums = self.algorithm.value_loss(values, aligned(batch_of(data), values))
+        return loss * data["dp_size"], reported(loss, sums)
+
+
+def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, config: Any) -> tuple[Tensor, Sums]:
+    """The policy loss of verl that `config.policy_loss.loss_mode` names, as the mean that the batch's weights are of."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    config.global_batch_info.update(sizes_of_whole(batch, algorithm), dp_size=1)
+    correction = None
+    if algorithm.correction != "none":
+        assert batch.sampler_logprobs is not None, "the policy's own tokens are corrected for"
+        correction = importance_weights(
+            old,
+            batch.sampler_logprobs,
+            batch.sequence_of,
+            level=algorithm.correction_level,
+            cap=algorithm.correction_cap,
+            mode=algorithm.correction,
+        )
+    loss, told = get_policy_loss_fn(config.policy_loss.loss_mode)(
+        old_log_prob=padded(old, batch),
+        log_prob=padded(logprobs, batch),
+        advantages=padded(batch.advantages, batch),
+        response_mask=padded(torch.ones_like(logprobs, dtype=torch.bool), batch),
+        loss_agg_mode=AGGREGATIONS[algorithm.aggregation],
+        config=config,
+        rollout_is_weights=None if correction is None else padded(correction, batch),
+    )
+    share = len(logprobs)  # verl tells means of its micro-batch, and here sums are told
+    return loss, {name.replace("actor/", "policy/"): torch.tensor(float(value)) * share for name, value in told.items()}
+
+
+def sizes_of_whole(batch: Batch, algorithm: Algorithm) -> dict[str, Any]:
+    """How many tokens and sequences the loss is a mean over, told from the weights, which are shares of it."""
+    length = algorithm.fixed_length
+    if not batch.num_tokens:
+        return {"batch_num_tokens": 1.0, "global_batch_size": 1.0, "loss_scale_factor": length}
+    weight, own_length = float(batch.weights[0]), int((batch.sequence_of == batch.sequence_of[0]).sum())
+    divisors = {"token-mean": 1, "seq-mean-token-mean": own_length, "seq-mean-token-sum": 1, "fixed-length": length}
+    count = 1.0 / (weight * (divisors[algorithm.aggregation] or 1))
+    return {"batch_num_tokens": count, "global_batch_size": count, "loss_scale_factor": length}
+
+
+def padded(values: Tensor, batch: Batch) -> Tensor:
+    """[sequences, longest answer] of values [N], with zeros behind the end of shorter ones."""
+    counts = torch.bincount(batch.sequence_of, minlength=len(batch)).tolist()
+    rows: Tensor = torch.nn.utils.rnn.pad_sequence(values.split(counts), batch_first=True)
+    return rows
+
+
+def aligned(batch: Batch, estimates: Tensor) -> Batch:
+    """The batch with its numbers at least as precise as the estimates are."""
+
+    def precise(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value.to(torch.promote_types(value.dtype, estimates.dtype))
+
+    return replace(batch, **{item.name: precise(getattr(batch, item.name)) for item in fields(batch) if item.init})
+
+
+def reported(loss: Tensor, sums: Sums) -> dict[str, Any]:
+    """What is told of a micro-batch: sums, which the driver adds up."""
+    return {LOSS: float(loss.detach()), **{name: float(value) for name, value in sums.items()}}

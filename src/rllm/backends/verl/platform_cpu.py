@@ -1,0 +1,116 @@
+"""CPUs as a platform of verl's, so that a machine without GPUs trains too, over gloo.
+
+verl imports this module in every process that has `VERL_USE_EXTERNAL_MODULES=rllm.backends.verl.platform_cpu`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+NAME = "cpu"
+
+
+def _device_module() -> types.ModuleType:
+    """`torch.cpu`, and what verl expects of such a module beside: memory is that of the process, and nothing is cached."""
+    module = types.ModuleType("rllm_verl_cpu")
+    vars(module).update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
+    nothing = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_device")
+    used = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    vars(module).update(dict.fromkeys(nothing, _nothing), **dict.fromkeys(used, _memory_used))
+    vars(module).update(
+        mem_get_info=lambda *_: (_memory("SC_AVPHYS_PAGES"), _memory("SC_PHYS_PAGES")),
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        set_rng_state=lambda state, *_: torch.set_rng_state(state),
+        get_device_name=lambda *_: NAME,
+        current_device=lambda: torch.device(NAME),
+    )
+    return module
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """For a device that keeps no cache and has no index."""
+
+
+def _memory_used(*_: Any) -> int:
+    """At most, so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory(pages: str) -> int:
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@PlatformRegistry.register(platform=NAME)
+class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    """One device without an index, that needs no synchronising, and no resource of Ray's beside CPUs."""
+
+    device_name = NAME
+    vendor_name = NAME
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        """A device: verl takes it for the argument of `Tensor.to`."""
+        return torch.device(NAME)
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """There is but one."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing runs on its own."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The system's allocator has none."""
+
+    def empty_cache(self) -> None:
+        """There is none."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return (None, None)
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        """There is none."""
+
+    def profiler_stop(self) -> None:
+        """There is none."""
+
+    def ray_resource_name(self) -> str:
+        return "CPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None

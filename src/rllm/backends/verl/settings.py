@@ -1,0 +1,225 @@
+"""A `TrainConfig` in verl's words: which keys of verl's our settings decide, and which a user may set beside them.
+
+The one place that says how the two vocabularies correspond. Imports neither verl nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rllm.algorithms import ALGORITHMS
+from rllm.backends.verl.losses import AGGREGATIONS
+from rllm.errors import ConfigError
+from rllm.registry import resolve
+
+ACTOR, REFERENCE, MODEL, CRITIC = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.model",
+    "critic",
+)
+ENGINE = "model_engine"
+"""verl's key for what runs the models: `dp` is FSDP; the others, such as `megatron`, are handed on as they are."""
+
+UNBOUNDED = 1e9
+"""A dual clip that no ratio reaches, for verl's losses, which always have one."""
+
+ELSEWHERE = {
+    "algorithm": "advantages are estimated by rllm: set algorithm.name and its settings",
+    "data": "tasks come from the datasets that AgentTrainer is given",
+    "trainer": "the training loop is rllm's: see num_steps, save_every, eval.every, verl.num_nodes and verl.workers_per_node",
+    "reward": "rewards come from the agent",
+    "actor_rollout_ref.rollout": "rollouts are made by rllm's runner: see the sections rollout and eval",
+}
+"""Sections of verl's that drive parts of it which are not used here, and what decides instead."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A key of verl's whose value a setting of ours decides."""
+
+    setting: str
+    """Of ours."""
+    value: Any
+
+
+def verl_keys(config: Any) -> dict[str, Ours]:
+    """What our settings make of verl's keys, by key.
+
+    Raises:
+        ConfigError: if a setting of ours cannot be said in verl's words.
+    """
+    engine = _given(config).get(ENGINE, "dp")
+    keys = {**_model(config), **_policy(config), **_critic(config)}
+    if config.verl.policy_loss is not None:
+        keys |= _loss(config)
+    if engine == "dp":
+        keys |= _fsdp(config)
+    return keys
+
+
+def user_keys(config: Any) -> dict[str, Any]:
+    """The keys of verl's own that the user sets under `verl.overrides`, with dots.
+
+    Raises:
+        ConfigError: naming the key, if a setting of ours decides it otherwise, or if it would have no effect here.
+    """
+    given, ours = _given(config), verl_keys(config)
+    for key, value in given.items():
+        section = next((name for name in ELSEWHERE if key == name or key.startswith(f"{name}.")), None)
+        if section is not None:
+            raise ConfigError(
+                f"verl.overrides.{key}={value!r} would have no effect: {ELSEWHERE[section]}; leave it out"
+            )
+        if key in ours and ours[key].value != value:
+            decides = ours[key]
+            raise ConfigError(
+                f"verl.overrides.{key}={value!r} contradicts {decides.setting}, which makes it {decides.value!r}: set "
+                f"{decides.setting} instead, and leave the override out"
+            )
+    return given
+
+
+def on_cpu(config: Any) -> bool:
+    """Whether the workers are to use CPUs; a GPU each is the default.
+
+    Raises:
+        ConfigError: if another device is named.
+    """
+    device = config.model.device
+    if device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(
+            f"model.device={device!r}: verl's workers have a GPU each, whichever Ray gives them: use auto, or cpu for none"
+        )
+    return bool(device == "cpu")
+
+
+def weights_dtype(config: Any) -> str:
+    """The number format of the model that is sampled from and saved; what is trained is kept in float32."""
+    dtype: str = config.model.dtype
+    if dtype == "auto":
+        return "float32" if on_cpu(config) else "bfloat16"
+    return dtype
+
+
+def needs_critic(config: Any) -> bool:
+    """Whether the algorithm judges tokens."""
+    return bool(resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name").needs_values)
+
+
+def needs_reference(config: Any) -> bool:
+    """Whether a second model is needed; with LoRA the policy without its adapter is the reference."""
+    return bool(config.algorithm.get("kl_coef")) and not config.model.lora_rank
+
+
+def _given(config: Any) -> dict[str, Any]:
+    return dict(_leaves(config.verl.overrides))
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _model(config: Any) -> dict[str, Ours]:
+    model = config.model
+    alpha = model.lora_alpha
+    if model.lora_rank and alpha != int(alpha):
+        raise ConfigError(f"model.lora_alpha={alpha}: verl takes whole numbers only, such as {round(alpha) or 1}")
+    keys = {
+        "path": Ours("model.path", model.path),
+        "enable_gradient_checkpointing": Ours("model.gradient_checkpointing", model.gradient_checkpointing),
+    }
+    lora = {
+        "lora_rank": Ours("model.lora_rank", model.lora_rank),
+        "lora_alpha": Ours("model.lora_alpha", int(alpha)),
+        "target_modules": Ours("model.lora_targets", model.lora_targets),
+    }
+    policy = {f"{MODEL}.{name}": ours for name, ours in {**keys, **lora}.items()}
+    return policy | {f"{CRITIC}.model.{name}": ours for name, ours in {**keys, **lora}.items()}
+
+
+def _policy(config: Any) -> dict[str, Ours]:
+    optim = config.optim
+    tokens = Ours("optim.micro_batch_tokens", optim.micro_batch_tokens)
+    return {
+        **_optimizer(ACTOR, config, lr=Ours("optim.lr", optim.lr)),
+        f"{ACTOR}.optim.clip_grad": Ours("optim.max_grad_norm", optim.max_grad_norm),
+        f"{ACTOR}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
+        f"{ACTOR}.ppo_max_token_len_per_gpu": tokens,
+        f"{ACTOR}.ppo_epochs": Ours("optim.num_epochs", optim.num_epochs),
+        f"{REFERENCE}.log_prob_use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
+        f"{REFERENCE}.log_prob_max_token_len_per_gpu": tokens,
+    }
+
+
+def _critic(config: Any) -> dict[str, Ours]:
+    tokens = Ours("optim.micro_batch_tokens", config.optim.micro_batch_tokens)
+    return {
+        **_optimizer(CRITIC, config, lr=Ours("critic.lr", config.critic.lr)),
+        f"{CRITIC}.optim.clip_grad": Ours("critic.max_grad_norm", config.critic.max_grad_norm),
+        f"{CRITIC}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
+        f"{CRITIC}.ppo_max_token_len_per_gpu": tokens,
+        f"{CRITIC}.ppo_epochs": Ours("optim.num_epochs", config.optim.num_epochs),
+    }
+
+
+def _optimizer(part: str, config: Any, *, lr: Ours) -> dict[str, Ours]:
+    """verl's schedule stays a constant: the learning rate of each update is told to the workers (`backends.schedule`)."""
+    optim = config.optim
+    return {
+        f"{part}.optim.lr": lr,
+        f"{part}.optim.weight_decay": Ours("optim.weight_decay", optim.weight_decay),
+        f"{part}.optim.betas": Ours("optim.beta1 and optim.beta2", [optim.beta1, optim.beta2]),
+        f"{part}.optim.lr_warmup_steps": Ours("optim.warmup_steps", 0),
+        f"{part}.optim.lr_warmup_steps_ratio": Ours("optim.warmup_steps", 0.0),
+        f"{part}.optim.total_training_steps": Ours("num_steps", config.num_steps),
+    }
+
+
+def _loss(config: Any) -> dict[str, Ours]:
+    """What verl's own policy losses read; ours read the algorithm itself."""
+    algorithm = _algorithm(config)
+    low, high, dual = algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
+    return {
+        f"{ACTOR}.policy_loss.loss_mode": Ours("verl.policy_loss", config.verl.policy_loss),
+        f"{ACTOR}.clip_ratio": Ours("algorithm.clip_low", low),
+        f"{ACTOR}.clip_ratio_low": Ours("algorithm.clip_low", low),
+        f"{ACTOR}.clip_ratio_high": Ours("algorithm.clip_high", high),
+        f"{ACTOR}.clip_ratio_c": Ours("algorithm.dual_clip", UNBOUNDED if dual is None else dual),
+        f"{ACTOR}.loss_agg_mode": Ours("algorithm.aggregation", AGGREGATIONS[algorithm.aggregation]),
+    }
+
+
+def _algorithm(config: Any) -> Any:
+    """The algorithm with the settings that were given for it; the trainer has checked them."""
+    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
+    kind = resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name")
+    if settings.get("aggregation", kind.aggregation) == "fixed-length":
+        settings.setdefault("fixed_length", config.rollout.max_tokens)
+    return kind(**settings)
+
+
+def _fsdp(config: Any) -> dict[str, Ours]:
+    """FSDP's second version, in the formats that the model's settings name."""
+    computed = "bf16" if weights_dtype(config) == "bfloat16" or config.optim.autocast else "fp32"
+    formats = {"param_dtype": computed, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    engines = {f"{ACTOR}.fsdp_config": ACTOR, f"{REFERENCE}.fsdp_config": REFERENCE, f"{CRITIC}.fsdp": CRITIC}
+    keys: dict[str, Ours] = {}
+    for engine, part in engines.items():
+        keys[f"{part}.strategy"] = keys[f"{engine}.strategy"] = Ours("verl.overrides.model_engine", "fsdp2")
+        keys[f"{engine}.model_dtype"] = Ours("model.dtype", "fp32")
+        keys |= {f"{engine}.mixed_precision.{name}": Ours("model.dtype", value) for name, value in formats.items()}
+        keys[f"{engine}.optimizer_offload"] = Ours("optim.offload", config.optim.offload)
+        keys[f"{engine}.entropy_checkpointing"] = Ours("algorithm.entropy_coef", True)
+        if on_cpu(config):
+            keys[f"{engine}.use_torch_compile"] = Ours("model.device", False)
+    keys[f"{REFERENCE}.fsdp_config.param_offload"] = Ours("model.reference_offload", config.model.reference_offload)
+    # On CPUs verl's frozen engine would ask for pinned memory, which only a GPU gives.
+    keys[f"{REFERENCE}.fsdp_config.forward_only"] = Ours("model.device", not on_cpu(config))
+    return keys

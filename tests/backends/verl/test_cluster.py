@@ -1,0 +1,42 @@
+"""The address of a cluster, looked at before anything else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rllm.backends.verl.cluster import check_address
+from rllm.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.parametrize("address", [None, "auto", "local"])
+def test_no_address_is_left_to_ray(address: str | None) -> None:
+    check_address(address)
+
+
+def test_somebody_who_listens_will_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        check_address(f"127.0.0.1:{listener.getsockname()[1]}")
+
+
+def test_nobody_there_is_told_with_the_key_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(
+        ConfigError, match=rf"verl.ray_address='127.0.0.1:{port}': nothing answers there.*`ray start --head`"
+    ):
+        check_address(f"127.0.0.1:{port}")
+    monkeypatch.setenv("RAY_ADDRESS", f"ray://127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS='ray://127"):
+        check_address(None)
+
+
+def test_what_is_no_address() -> None:
+    with pytest.raises(ConfigError, match=r"verl.ray_address='head': use host:port, such as 10\.0\.0\.1:6379, or auto"):
+        check_address("head")

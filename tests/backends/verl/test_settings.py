@@ -1,0 +1,163 @@
+"""What our settings are in verl's words; nothing of verl is needed to tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.backends.local.configure import check as check_local
+from rllm.backends.verl.configure import check_settings, demand_of, environment_of
+from rllm.backends.verl.settings import needs_reference, user_keys, verl_keys, weights_dtype
+from rllm.errors import ConfigError
+from rllm.trainer.config import TrainConfig, load_config
+
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+
+SAID: dict[str, tuple[Any, str, Any]] = {
+    # setting: (value, verl's key, verl's value); by default it is another
+    "model.path": ("other", f"{MODEL}.path", "other"),
+    "model.gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing", True),
+    "model.lora_rank": (3, f"{MODEL}.lora_rank", 3),
+    "model.lora_alpha": (6.0, f"{MODEL}.lora_alpha", 6),
+    "model.lora_targets": (["q_proj"], f"{MODEL}.target_modules", ["q_proj"]),
+    "model.dtype": ("float32", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "fp32"),
+    "model.reference_offload": (True, "actor_rollout_ref.ref.fsdp_config.param_offload", True),
+    "model.device": ("cpu", f"{ACTOR}.fsdp_config.use_torch_compile", False),
+    "optim.lr": (0.5, f"{ACTOR}.optim.lr", 0.5),
+    "optim.weight_decay": (0.25, f"{ACTOR}.optim.weight_decay", 0.25),
+    "optim.beta1": (0.5, f"{ACTOR}.optim.betas", [0.5, 0.999]),
+    "optim.beta2": (0.75, f"{ACTOR}.optim.betas", [0.9, 0.75]),
+    "optim.max_grad_norm": (3.0, f"{ACTOR}.optim.clip_grad", 3.0),
+    "optim.micro_batch_tokens": (77, f"{ACTOR}.ppo_max_token_len_per_gpu", 77),
+    "optim.num_epochs": (6, f"{ACTOR}.ppo_epochs", 6),
+    "optim.offload": (True, f"{ACTOR}.fsdp_config.optimizer_offload", True),
+    "critic.lr": (0.5, "critic.optim.lr", 0.5),
+    "critic.max_grad_norm": (3.0, "critic.optim.clip_grad", 3.0),
+    "verl.policy_loss": ("gspo", f"{ACTOR}.policy_loss.loss_mode", "gspo"),
+}
+
+
+def config_of(*overrides: str) -> TrainConfig:
+    return load_config(["backend=verl", "model.path=some/model", *overrides])
+
+
+@pytest.mark.parametrize("setting", SAID)
+def test_a_setting_is_said_in_verls_words(setting: str) -> None:
+    value, key, said = SAID[setting]
+    before, after = verl_keys(config_of()), verl_keys(config_of(f"{setting}={value}"))
+    assert key not in before or before[key].value != said
+    assert after[key].value == said
+
+
+def test_what_verls_own_losses_read() -> None:
+    algorithm = ["algorithm.name=dapo", "algorithm.clip_low=0.1", "algorithm.aggregation=seq-mean-token-mean"]
+    keys = verl_keys(config_of("verl.policy_loss=vanilla", *algorithm))
+    names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")
+    assert [keys[f"{ACTOR}.{name}"].value for name in names] == [0.1, 0.28, 1e9, "seq-mean-token-mean"]
+
+
+def test_numbers_are_computed_in_the_formats_of_the_local_backend() -> None:
+    key = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"
+    formats = {
+        (): ("bfloat16", "bf16"),
+        ("model.device=cpu",): ("float32", "fp32"),
+        ("model.device=cpu", "optim.autocast=true"): ("float32", "bf16"),
+        ("model.device=cpu", "model.dtype=bfloat16"): ("bfloat16", "bf16"),
+    }
+    for overrides, (sampled, computed) in formats.items():
+        config = config_of(*overrides)
+        assert (weights_dtype(config), verl_keys(config)[key].value) == (sampled, computed)
+
+
+def test_a_key_of_verls_is_handed_on() -> None:
+    config = config_of(f"verl.overrides.{ACTOR}.fsdp_config.param_offload=true")
+    assert user_keys(config) == {f"{ACTOR}.fsdp_config.param_offload": True}
+
+
+def test_megatron_has_no_keys_of_fsdp() -> None:
+    config = config_of(
+        "verl.overrides.model_engine=megatron", f"verl.overrides.{ACTOR}.megatron.tensor_model_parallel_size=2"
+    )
+    assert not [key for key in verl_keys(config) if "fsdp" in key]
+    assert user_keys(config)[f"{ACTOR}.megatron.tensor_model_parallel_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            f"verl.overrides.{ACTOR}.optim.lr=0.1",
+            r"verl\.overrides\.actor_rollout_ref\.actor\.optim\.lr=0\.1 contradicts optim\.lr, which makes it 1e-06: set optim\.lr",
+        ),
+        (f"verl.overrides.{ACTOR}.strategy=fsdp", "contradicts verl.overrides.model_engine, which makes it 'fsdp2'"),
+        (
+            "verl.overrides.algorithm.adv_estimator=gae",
+            "would have no effect: advantages are estimated by rllm: set algorithm",
+        ),
+        ("verl.overrides.trainer.nnodes=2", "see num_steps, save_every, eval.every, verl.num_nodes"),
+        ("verl.overrides.actor_rollout_ref.rollout.n=4", "rollouts are made by rllm's runner"),
+        ("model.device=cuda:1", "verl's workers have a GPU each, whichever Ray gives them"),
+        ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank"),
+        ("critic.lr=0.1", "would have no effect because grpo has no critic"),
+        ("model.tool_parser=hermse", "did you mean 'hermes'"),
+        ("model.path=no/such/folder", "there is no such folder"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_settings(config_of(override))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["algorithm.name=sft", "verl.policy_loss=vanilla"], "sft has no probability ratio"),
+        (["model.lora_rank=2", "model.lora_alpha=2.5"], "verl takes whole numbers only, such as 2"),
+        (["algorithm.name=ppo", "model.lora_rank=2"], "here ppo trains all weights: use 0, or backend=local"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_settings(config_of(*overrides))
+
+
+def test_an_override_that_says_the_same_is_taken() -> None:
+    check_settings(config_of("model.path=owner/name", f"verl.overrides.{ACTOR}.optim.lr=1e-6"))
+
+
+def test_what_a_run_asks_of_a_cluster() -> None:
+    gpus = demand_of(config_of("verl.workers_per_node=8", "verl.num_nodes=2"))
+    assert (gpus.workers_per_node, gpus.num_nodes, gpus.resource) == (8, 2, "GPU")
+    assert demand_of(config_of("model.device=cpu")).resource == "CPU"
+    assert "VERL_PLATFORM" not in environment_of(config_of())
+    assert environment_of(config_of("model.device=cpu"))["VERL_PLATFORM"] == "cpu"
+
+
+def test_a_second_model_is_loaded_only_where_a_divergence_is_asked_for() -> None:
+    assert not needs_reference(config_of())
+    assert needs_reference(config_of("algorithm.kl_coef=0.1"))
+    assert not needs_reference(config_of("algorithm.kl_coef=0.1", "model.lora_rank=2")), (
+        "the policy without its adapter"
+    )
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "workers_per_node=2",
+        "num_nodes=2",
+        "ray_address=auto",
+        "policy_loss=vanilla",
+        "timeout_s=5",
+        "overrides.model_engine=megatron",
+    ],
+)
+def test_the_local_backend_refuses_what_is_said_of_verl(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = load_config([f"model.path={tmp_path}", f"verl.{setting}"])
+    with pytest.raises(
+        ConfigError, match=rf"verl\.{setting.partition('=')[0].partition('.')[0]}=.* set backend=verl, too"
+    ):
+        check_local(config)

@@ -1,0 +1,239 @@
+"""The same batches through verl's workers and through the local backend: the numbers agree to float32 error.
+
+One group of two workers, with a policy, a reference and a critic, serves all of these tests; the last of them ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rllm.algorithms.base import Algorithm, Sums
+from rllm.algorithms.batch import Batch
+from rllm.algorithms.cispo import CISPO
+from rllm.algorithms.dapo import DAPO
+from rllm.algorithms.dr_grpo import DrGRPO
+from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.ppo import PPO
+from rllm.algorithms.reinforce import Reinforce
+from rllm.algorithms.sft import SFT
+from rllm.backends.local.backend import LocalBackend
+from rllm.backends.verl.backend import VerlBackend
+from rllm.errors import WorkerError
+from rllm.trainer.config import load_config
+
+from .batches import batch_for
+
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
+
+SETTINGS = [
+    "algorithm.name=ppo",
+    "algorithm.kl_coef=0.1",
+    "model.device=cpu",
+    "optim.lr=1e-3",
+    "optim.num_minibatches=2",
+    "optim.micro_batch_tokens=48",
+    "critic.lr=1e-3",
+]
+
+
+@dataclass
+class Pair:
+    """Two backends of one model."""
+
+    verl: VerlBackend
+    local: LocalBackend
+
+    def begin_anew(self, checkpoints: Path) -> None:
+        """Both as they were when they were made."""
+        self.verl.load(checkpoints / "verl")
+        self.local.load(checkpoints / "local")
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: None, model_folder: Path) -> Iterator[Pair]:
+    config = load_config([f"model.path={model_folder}", *SETTINGS])
+    local = LocalBackend.from_config(config)
+    verl = VerlBackend.from_config(
+        load_config(config, ["backend=verl", "verl.workers_per_node=2", "verl.timeout_s=300"])
+    )
+    yield Pair(verl, local)
+    verl.close()
+    local.close()
+
+
+@pytest.fixture(scope="module")
+def beginning(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of both, before anything was learnt."""
+    folder = tmp_path_factory.mktemp("beginning")
+    batch = batch_for(PPO())
+    pair.local.values(batch)  # makes its critic
+    for name, backend in (("verl", pair.verl), ("local", pair.local)):
+        (folder / name).mkdir()
+        backend.save(folder / name)
+    return folder
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities(pair: Pair, temperature: float) -> None:
+    batch = batch_for(GRPO(), temperature=temperature)
+    close(pair.verl.score(batch), pair.local.score(batch))
+    close(pair.verl.score_reference(batch), pair.local.score_reference(batch))
+
+
+def test_a_new_critic_expects_nothing(pair: Pair) -> None:
+    batch = batch_for(PPO())
+    assert pair.verl.values(batch).tolist() == [0.0] * batch.num_tokens
+
+
+def test_advantages(pair: Pair) -> None:
+    """They are estimated here, from what the workers say."""
+    batch = batch_for(PPO())
+    advantages = []
+    for backend in (pair.verl, pair.local):
+        scored = replace(batch, old_logprobs=backend.score(batch), values=backend.values(batch))
+        advantages.append(PPO(whiten=False).token_advantages(scored)[0])
+    close(*advantages)
+
+
+ALGORITHMS = [
+    GRPO(),
+    GRPO(kl_coef=0.1, entropy_coef=0.01, correction="truncate", dual_clip=3.0),
+    DrGRPO(fixed_length=32),
+    GSPO(clip_low=0.2, clip_high=0.2),
+    CISPO(),
+    DAPO(),
+    Reinforce(correction="mask", correction_level="sequence", correction_cap=8.0),
+    SFT(),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
+def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -> None:
+    """Two steps of two updates each: the second update is off-policy."""
+    pair.begin_anew(beginning)
+    for seed in range(2):
+        batch = batch_for(algorithm, seed=seed)
+        if algorithm.demonstrated:
+            batch = replace(batch, sampler_logprobs=None, advantages=torch.ones(batch.num_tokens))
+        if algorithm.needs_reference:
+            batch.ref_logprobs = pair.local.score_reference(batch)
+        verl, local = (backend.update(batch, algorithm) for backend in (pair.verl, pair.local))
+        assert verl.logprobs is not None
+        assert local.logprobs is not None
+        torch.testing.assert_close(verl.logprobs, local.logprobs, rtol=1e-4, atol=1e-4)
+        assert verl.metrics.keys() == local.metrics.keys()
+        for name in verl.metrics.keys() - {"tokens/forward", "tokens/shared"}:
+            assert verl.metrics[name] == pytest.approx(local.metrics[name], rel=2e-3, abs=2e-4), name
+    batch = batch_for(algorithm, seed=5)
+    torch.testing.assert_close(pair.verl.score(batch), pair.local.score(batch), rtol=1e-3, atol=1e-3)
+
+
+def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
+    pair.begin_anew(beginning)
+    algorithm = PPO(kl_coef=0.1)
+    for seed in range(3):
+        metrics, values = [], []
+        for backend in (pair.verl, pair.local):
+            batch = batch_for(algorithm, seed=seed)
+            batch.old_logprobs, batch.values = backend.score(batch), backend.values(batch)
+            batch.ref_logprobs = backend.score_reference(batch)
+            batch.advantages, batch.returns = algorithm.token_advantages(batch)
+            metrics.append(backend.update(batch, algorithm).metrics)
+            values.append(backend.values(batch))
+        torch.testing.assert_close(*values, rtol=1e-3, atol=1e-3)
+        for name in (
+            "critic/loss",
+            "critic/error",
+            "critic/grad_norm",
+            "critic/value",
+            "policy/loss",
+            "policy/grad_norm",
+        ):
+            assert metrics[0][name] == pytest.approx(metrics[1][name], rel=5e-3, abs=5e-4), name
+
+
+def test_what_is_published_is_what_was_trained(pair: Pair, beginning: Path) -> None:
+    pair.begin_anew(beginning)
+    batch = batch_for(GRPO())
+    pair.verl.update(batch, GRPO())
+    version = pair.verl.weight_version
+    assert (pair.verl.publish(), pair.verl.weight_version) == (version + 1, version + 1)
+    sampled: Any = pair.verl.inference
+    assert sampled.weight_version == version + 1
+    with torch.no_grad():
+        for sequence, logprobs in zip(batch.sequences, by_sequence(pair.verl.score(batch), batch), strict=True):
+            logits = sampled.model(torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
+            said = torch.stack([logits[place - 1, sequence.ids[place]] for place in sequence.sampled_positions()])
+            close(said, logprobs)
+
+
+def by_sequence(values: Tensor, batch: Batch) -> list[Tensor]:
+    return list(values.split(torch.bincount(batch.sequence_of).tolist()))
+
+
+def test_a_checkpoint_is_an_ordinary_folder_and_goes_on_exactly(pair: Pair, beginning: Path, tmp_path: Path) -> None:
+    pair.begin_anew(beginning)
+    batch = batch_for(GRPO())
+    pair.verl.update(batch, GRPO())
+    pair.verl.save(tmp_path)
+    before = pair.verl.score(batch)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(saved).__name__ == "Qwen3ForCausalLM"
+    published = dict(pair.verl._weights())
+    for name, weight in saved.state_dict().items():
+        torch.testing.assert_close(weight, published[name], rtol=0, atol=0)
+    first = pair.verl.update(batch, GRPO()).metrics
+    after = pair.verl.score(batch)
+    pair.verl.load(tmp_path)
+    assert torch.equal(pair.verl.score(batch), before)
+    assert pair.verl.update(batch, GRPO()).metrics == first
+    assert torch.equal(pair.verl.score(batch), after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hungry(GRPO):
+    """Asks for more memory than there is."""
+
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_a_worker_that_runs_out_of_memory_is_told_with_its_node_and_the_remedies(pair: Pair) -> None:
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
+    with pytest.raises(WorkerError, match=r"on node [\d.]+ ran out of memory .*lower optim.micro_batch_tokens"):
+        pair.verl.update(batch_for(GRPO()), Hungry())
+
+
+def test_workers_that_take_too_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.verl._group, "_timeout_s", 0.001)
+    with pytest.raises(WorkerError, match=r"took more than 0.001 s to score a batch: raise verl\.timeout_s"):
+        pair.verl.score(batch_for(GRPO()))
+    monkeypatch.undo()
+    assert len(pair.verl.score(batch_for(GRPO()))), "late, and none the worse for it"
+
+
+def test_a_dead_worker_is_told_with_its_node(pair: Pair) -> None:
+    import ray
+
+    worker = pair.verl._group._group.workers[0]
+    os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"on node [\d.]+ died when it was to .*resume from the last checkpoint"):
+        pair.verl.score(batch_for(GRPO()))
