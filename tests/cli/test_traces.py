@@ -73,6 +73,7 @@ def test_a_session_is_shown_call_by_call(store):
 def test_one_call_is_shown_with_its_messages(store):
     assert "Is [red] a colour?" in run("traces", "show", "first", "a")
     assert json.loads(run("traces", "show", "first", "a", "--json"))["logprobs"] == [-0.5, -0.25]
+    assert json.loads(run("traces", "show", "a", "--json"))["logprobs"] == [-0.5, -0.25]
 
 
 def test_traces_are_exported(store, tmp_path):

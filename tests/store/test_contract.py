@@ -184,6 +184,18 @@ def test_a_conversation_goes_on_after_its_session_was_deleted(store: TraceStore)
     assert store.by_session("s") == [turn_of(2)]
 
 
+def test_one_trace_is_read_with_what_it_goes_on_from_and_without_the_others(store: TraceStore):
+    turns = [turn_of(k) for k in range(5)]
+    for trace in (*turns, trace_of("alone", "t")):
+        store.add([trace]).result()
+    session_id = turns[0].session_id
+    for turn in turns:
+        assert store.trace(session_id, turn.id) == turn
+        assert store.session_of(turn.id) == session_id
+    assert store.session_of("alone") == "t"
+    assert store.trace(session_id, "alone") is store.trace("nobody's", turns[0].id) is store.session_of("nope") is None
+
+
 def test_oldest_first_is_the_other_way_round(store: TraceStore):
     for name in ("one", "two", "three"):
         store.open_session(name, {}).result()

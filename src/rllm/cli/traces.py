@@ -47,8 +47,8 @@ def list_sessions(
 
 @traces.command()
 def show(
-    session: Annotated[str, typer.Argument(help="Session.")],
-    trace: Annotated[str | None, typer.Argument(help="One call of it, by its id.", show_default=False)] = None,
+    session: Annotated[str, typer.Argument(help="Session, or the id of a call.")],
+    trace: Annotated[str | None, typer.Argument(help="One call of the session, by its id.", show_default=False)] = None,
     url: Store = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -56,12 +56,10 @@ def show(
     from rich.markup import escape
 
     with open_existing(url) as store:
+        if trace is None and store.session(session) is None and (owner := store.session_of(session)) is not None:
+            session, trace = owner, session
         found = _known(store, session)
-        calls = store.by_session(found.id)
-    if trace is not None:
-        calls = [call for call in calls if call.id == trace]
-        if not calls:
-            raise ConfigError(f"trace={trace!r} is not in session {session!r}: `rllm traces show {session}` lists them")
+        calls = store.by_session(found.id) if trace is None else _call_of(store, session, trace)
     if as_json:
         _print_json(calls[0].to_dict() if trace else [call.to_dict() for call in calls])
         return
@@ -73,6 +71,13 @@ def show(
     console.print(_table_of(calls))
     for message in [*calls[0].messages, calls[0].response]:
         console.print(f"[bold]{escape(str(message.get('role', '')))}[/]  {escape(_words_of(message))}")
+
+
+def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
+    found = store.trace(session, trace)
+    if found is None:
+        raise ConfigError(f"trace={trace!r} is not in session {session!r}: `rllm traces show {session}` lists them")
+    return [found]
 
 
 @traces.command()

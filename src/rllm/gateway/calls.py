@@ -143,8 +143,8 @@ class CallEndpoint:
         """The traces of these answers, as far as the session has them."""
         if session_id is None:
             return {}
-        traces = await asyncio.to_thread(self.gateway.store.by_session, session_id)
-        return {trace.id: trace for trace in traces if trace.id in ids}
+        found = [await asyncio.to_thread(self.gateway.store.trace, session_id, trace_id) for trace_id in ids]
+        return {trace.id: trace for trace in found if trace is not None}
 
     async def _complete(
         self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, attempt: Attempt | None

@@ -58,6 +58,14 @@ class TraceStore(Protocol):
         so change none of them."""
         ...
 
+    def trace(self, session_id: str, trace_id: str) -> Trace | None:
+        """One trace of a session, or `None` if it is unknown; the others are not read."""
+        ...
+
+    def session_of(self, trace_id: str) -> str | None:
+        """A session that has a trace of this id; it is looked for among all of them."""
+        ...
+
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
         """Keep what the trainer decided about steps; the last word on a (trace, training step) pair stands."""
         ...

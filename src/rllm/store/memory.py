@@ -69,6 +69,17 @@ class MemoryTraceStore:
             session = self._sessions.get(session_id)
             return list(session.traces.values()) if session else []
 
+    def trace(self, session_id: str, trace_id: str) -> Trace | None:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(session_id)
+            return session.traces.get(trace_id) if session else None
+
+    def session_of(self, trace_id: str) -> str | None:
+        with self._lock:
+            self._check_open()
+            return next((name for name, session in self._sessions.items() if trace_id in session.traces), None)
+
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
         with self._lock:
             self._check_open()

@@ -73,6 +73,19 @@ def select_traces(schema: int) -> str:
     return f"SELECT seq, {base}, {', '.join(TRACE_COLUMNS[:-1])}, {digest} FROM traces WHERE session = {SESSION}"
 
 
+def select_trace(schema: int) -> str:
+    """Likewise the row of one trace of a session, and those without which it cannot be read."""
+    if schema < 2:
+        return f"{select_traces(schema)} AND id = ?"
+    return (
+        f"WITH RECURSIVE wanted (seq, base) AS (SELECT seq, base FROM traces WHERE session = {SESSION} AND id = ? "
+        "UNION ALL SELECT traces.seq, traces.base FROM traces JOIN wanted ON traces.seq = wanted.base) "
+        f"SELECT seq, base, {', '.join(TRACE_COLUMNS)} FROM traces WHERE seq IN (SELECT seq FROM wanted)"
+    )
+
+
+SELECT_SESSION_OF = "SELECT id FROM sessions WHERE seq = (SELECT session FROM traces WHERE id = ? LIMIT 1)"
+
 SELECT_CREDITS = (
     f"SELECT {', '.join(f'credits.{name}' for name in CREDIT_COLUMNS)} FROM credits "
     "LEFT JOIN traces ON traces.session = credits.session AND traces.id = credits.trace_id "

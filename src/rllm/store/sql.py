@@ -114,7 +114,17 @@ class SqlTraceStore(ABC):
         return [rows.row_to_session(row) for row in found]
 
     def by_session(self, session_id: str) -> list[Trace]:
-        found = self._read(rows.select_traces(self._schema), session_id)
+        return self._traces(self._read(rows.select_traces(self._schema), session_id), session_id)
+
+    def trace(self, session_id: str, trace_id: str) -> Trace | None:
+        found = self._traces(self._read(rows.select_trace(self._schema), session_id, trace_id), session_id)
+        return next((trace for trace in found if trace.id == trace_id), None)
+
+    def session_of(self, trace_id: str) -> str | None:
+        found = self._read(rows.SELECT_SESSION_OF, trace_id)
+        return found[0][0] if found else None
+
+    def _traces(self, found: list[Any], session_id: str) -> list[Trace]:
         try:
             return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
         except UNREADABLE as error:
