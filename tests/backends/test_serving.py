@@ -16,6 +16,8 @@ from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
 
+from ..inference.endpoint import endpoint
+
 STAND_IN = Path(__file__).parents[1] / "inference" / "vllm" / "stand_in.py"
 
 
@@ -100,13 +102,31 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
 
 
 def test_a_server_is_joined(tmp_path: Path) -> None:
-    with opened(configured(tmp_path)) as ours:
-        config = load_config(["model.engine=vllm", f"vllm.url={ours.server.url}", f"run_dir={tmp_path / 'other'}"])
-        with opened(config) as joined:
-            assert joined.server.control.models() == ["policy"]
+    with endpoint(models=["ours"]) as url:
+        settings = ["model.engine=vllm", f"vllm.url={url}", f"run_dir={tmp_path}"]
+        with opened(load_config(settings)) as joined:
+            assert joined.server.control.models() == ["ours"]
             assert joined.server.pid is None
-            assert joined.scratch.parent == tmp_path / "other"
-        assert ours.server.control.is_healthy()
+            assert joined.scratch.parent == tmp_path
+        assert not joined.scratch.exists()
+
+
+@pytest.mark.parametrize(
+    ("abilities", "told"),
+    [
+        ({"gives_ids": False}, "token ids: .*; use a server that returns token ids"),
+        ({"routes": []}, "new weights: this server takes no new weights.*; start it"),
+        ({"kind": "raw"}, "kind of log-probabilities: raw.*processed_logprobs"),
+    ],
+)
+def test_a_server_that_cannot_be_trained_with_is_refused_at_once(
+    abilities: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with endpoint(**abilities) as url:
+        settings = ["model.engine=vllm", f"vllm.url={url}", "rollout.temperature=0.7", f"run_dir={tmp_path}"]
+        with pytest.raises(ConfigError, match=told):
+            open_server(load_config(settings))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,31 @@
-"""A real vLLM on the CPU, over a small random model; started once. `make test-vllm` installs it."""
+"""A real vLLM on the CPU, over a small random model. `make test-vllm` installs it.
+
+One server runs at a time: a start takes half a minute, and a server two gigabytes.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..ports import free_port
+from rllm.backends.local.adapter import Adapter
+from rllm.backends.local.served import ServedSampler
+from rllm.inference.vllm.command import ServeOptions
+from rllm.inference.vllm.handover import Handover, choose_handover
+from rllm.inference.vllm_server import VLLMServer, free_port
 
 START_S = 900.0
-FLAGS = """--served-model-name policy --host 127.0.0.1 --dtype float32 --enforce-eager --logprobs-mode processed_logprobs
-    --enable-auto-tool-choice --tool-call-parser hermes""".split()
+ARGUMENTS = ("--enforce-eager",)
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # gigabytes; else a share of all memory
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less to start
 }
@@ -36,54 +35,117 @@ ENVIRONMENT = {
 class VLLM:
     """The server, and the model that it serves."""
 
-    url: str
-    """Up to and including `/v1`."""
+    server: VLLMServer
     folder: Path
     model: Any
     tokenizer: Any
 
+    @property
+    def url(self) -> str:
+        """Up to and including `/v1`."""
+        return self.server.url
+
+    @contextmanager
+    def sampler(
+        self,
+        model: Any,
+        scratch: Path,
+        *,
+        adapter: Adapter | None = None,
+        handover: Handover | None = None,
+    ) -> Iterator[ServedSampler]:
+        """A sampler of this model on the server, which stays."""
+        server = VLLMServer.join(self.url)
+        sampler = ServedSampler(
+            server,
+            handover or choose_handover(server.control, lora=adapter is not None),
+            model,
+            self.tokenizer,
+            adapter=adapter,
+            served_name="policy",
+            scratch=scratch,
+        )
+        try:
+            yield sampler
+        finally:
+            sampler.close()
+
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLM]:
-    from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
-
-    command = Path(os.environ.get("RLLM_TEST_VLLM", ".vllm")) / "bin" / "vllm"
+def vllm_command() -> str:
+    """The program of the environment that `make test-vllm` installs."""
+    command = Path(os.environ.get("RLLM_TEST_VLLM", ".vllm")).absolute() / "bin" / "vllm"
     assert command.exists(), f"{command} is not there: run `make test-vllm`"
-    folder = tmp_path_factory.mktemp("vllm")
-    tokenizer = train_tokenizer(["the user asks the assistant, and the assistant answers\n"] * 50, vocab_size=600)
-    # Heads of 32: vLLM's attention on CPUs has no others that are as small.
-    recipe = TinyPolicyRecipe(hidden_size=128, num_layers=2, num_heads=4, num_key_value_heads=2, intermediate_size=256)
-    model = new_model(tokenizer, recipe)
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    port = free_port()
-    log = folder / "vllm.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [command, "serve", folder / "model", "--port", str(port), *FLAGS],
-            env={**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **ENVIRONMENT},
-            stdout=output,
-            stderr=subprocess.STDOUT,
+    return str(command)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+class Servers:
+    """Starts servers, and stops the one before."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+
+        self._command = command
+        self._folder = folder
+        self._current = ExitStack()
+        self._running: tuple[int, VLLM] | None = None
+        self.tokenizer = train_tokenizer(
+            ["the user asks the assistant, and the assistant answers\n"] * 50, vocab_size=600
         )
-    try:
-        _await(process, f"http://127.0.0.1:{port}/health", log)
-        yield VLLM(url=f"http://127.0.0.1:{port}/v1", folder=folder / "model", model=model.eval(), tokenizer=tokenizer)
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Heads of 32: vLLM's attention on CPUs has no others that are as small.
+        sizes: dict[str, Any] = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "intermediate_size": 256}
+        self.new_model: Callable[[int], Any] = lambda seed: new_model(
+            self.tokenizer, TinyPolicyRecipe(seed=seed, **sizes)
+        ).eval()
+        self.model = self.new_model(0)
+        self.model.save_pretrained(folder / "model")
+        self.tokenizer.save_pretrained(folder / "model")
+
+    def serve(self, *, lora_rank: int = 0) -> VLLM:
+        """A server of the model, with its first weights."""
+        if self._running is None or self._running[0] != lora_rank:
+            self.close()
+            options = ServeOptions(
+                model=str(self._folder / "model"),
+                port=free_port(),
+                dtype="float32",
+                lora_rank=lora_rank,
+                on_cpu=True,
+                extra_args=ARGUMENTS,
+            )
+            server = VLLMServer.start(
+                options, command=[self._command], log=self._folder / "vllm.log", start_timeout_s=START_S
+            )
+            self._current.callback(server.close)
+            vllm = VLLM(server=server, folder=self._folder / "model", model=self.model, tokenizer=self.tokenizer)
+            self._running = (lora_rank, vllm)
+        running = self._running[1]
+        if not lora_rank:
+            with running.sampler(copy.deepcopy(self.model), self._folder / "first") as sampler:
+                sampler.hand_over(0)
+        return running
+
+    def close(self) -> None:
+        """Stop the one that runs."""
+        self._running = None
+        self._current.close()
 
 
-def _await(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    sys.stderr.write(log.read_text(errors="replace")[-5000:])
-    pytest.fail("vLLM did not start; its log is above")
+@pytest.fixture(scope="session")
+def servers(vllm_command: str, environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(vllm_command, tmp_path_factory.mktemp("vllm"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def vllm(servers: Servers) -> VLLM:
+    return servers.serve()

@@ -104,6 +104,25 @@ def test_several_choices_and_stop_strings(vllm: VLLM, served: tuple[GatewayServe
         assert_exact(vllm, trace)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_and_their_results(vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore], stream: bool) -> None:
+    gateway, store = served
+    tool = {"name": "look_up", "arguments": '{"item": "fig"}'}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+    offered = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": tool}]}
+    for more in ([], [called, {"role": "tool", "tool_call_id": "c", "content": "7"}]):
+        messages = [*messages, *more]
+        body = {"model": "policy", "messages": messages, "tools": offered, "max_tokens": 16, "n": 2, "stream": stream}
+        httpx.post(f"{gateway.session_url('s')}/chat/completions", json=body, timeout=300).raise_for_status()
+    traces = store.by_session("s")
+    assert len(traces) == 4
+    assert "look_up" in vllm.tokenizer.decode(traces[0].prompt_ids)
+    assert '"fig"' in vllm.tokenizer.decode(traces[3].prompt_ids)
+    for trace in traces:
+        assert_exact(vllm, trace)
+
+
 def assert_exact(vllm: VLLM, trace: Trace) -> None:
     """The stored log-probabilities are those of a plain forward pass in float32, at the temperature of the call."""
     assert trace.error is None

@@ -9,6 +9,7 @@ import typer
 
 from rllm import __version__
 from rllm.cli.demo import demo
+from rllm.cli.doctor import doctor
 from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
 from rllm.cli.gateway import gateway
@@ -31,6 +32,7 @@ app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(explain)
 app.command()(gateway)
+app.command()(doctor)
 app.add_typer(traces)
 app.add_typer(store)
 

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from rllm.demo.tasks import CAREFUL, SLOPPY, Clerk, conversations
-from rllm.testing.tiny_policy import tiny_policy
+from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.testing.warmup import OnProgress
 from rllm.types import Message
 
 
-def demo_policy(system: str, tools: Sequence[Mapping[str, Any]], on_progress: OnProgress | None = None) -> Path:
-    """The folder of the demo's model, built on first use."""
+def demo_policy(
+    system: str,
+    tools: Sequence[Mapping[str, Any]],
+    on_progress: OnProgress | None = None,
+    *,
+    recipe: TinyPolicyRecipe | None = None,
+) -> Path:
+    """The folder of the demo's model, built on first use; with another recipe, of one of another size."""
     speech = partial(_speech, system=system)
-    return tiny_policy(partial(speech, CAREFUL), partial(speech, SLOPPY), tools, on_progress=on_progress)
+    return tiny_policy(partial(speech, CAREFUL), partial(speech, SLOPPY), tools, recipe=recipe, on_progress=on_progress)
 
 
 def _speech(clerk: Clerk, seed: int, *, system: str) -> Iterator[list[Message]]:

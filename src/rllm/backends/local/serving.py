@@ -13,6 +13,7 @@ from rllm.backends.local.adapter import Adapter
 from rllm.backends.local.refusals import refuse_changes
 from rllm.backends.local.served import ServedSampler
 from rllm.errors import ConfigError
+from rllm.inference.capabilities import check_trainable
 from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype
 from rllm.inference.vllm.command import ServeOptions, vllm_command
 from rllm.inference.vllm.handover import choose_handover
@@ -86,17 +87,20 @@ def open_server(config: Any) -> Served:
     """Start the server of a configuration, or join it.
 
     Raises:
-        ConfigError: if there is none to join, or the port is in use.
+        ConfigError: if there is none to join, or it cannot be trained with, or the port is in use.
         InferenceError: if it does not start.
         MissingDependencyError: if there is no vLLM to start.
     """
     vllm = config.vllm
     run_dir = config.run_dir or Path("runs")
-    scratch = _scratch(config, run_dir)
     limits = {"start_timeout_s": vllm.start_timeout_s, "max_restarts": vllm.max_restarts}
     if vllm.url is not None:
-        server = VLLMServer.join(vllm.url, api_key=os.environ.get("OPENAI_API_KEY"), **limits)
+        key = os.environ.get("OPENAI_API_KEY")
+        check_trainable(vllm.url, api_key=key, temperature=config.rollout.temperature)
+        server = VLLMServer.join(vllm.url, api_key=key, **limits)
+        scratch = _scratch(config, run_dir)
     else:
+        scratch = _scratch(config, run_dir)
         server = VLLMServer.start(
             _options(config, port=vllm.port or free_port()),
             command=vllm_command(vllm.command),

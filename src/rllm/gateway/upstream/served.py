@@ -42,13 +42,21 @@ class ServedUpstream(HTTPUpstream):
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         self._check_ready()
-        return {**await super().complete(call), FACTS_KEY: self._facts}
+        try:
+            return {**await super().complete(call), FACTS_KEY: self._facts}
+        except UpstreamError as error:
+            _note_death(error)
+            raise
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         self._check_ready()
-        async with aclosing(super().stream(call)) as batches:
-            async for first, *rest in batches:
-                yield [{**first, FACTS_KEY: self._facts}, *rest]
+        try:
+            async with aclosing(super().stream(call)) as batches:
+                async for first, *rest in batches:
+                    yield [{**first, FACTS_KEY: self._facts}, *rest]
+        except UpstreamError as error:
+            _note_death(error)
+            raise
 
     async def check(self) -> None:
         self._check_ready()
@@ -59,6 +67,12 @@ class ServedUpstream(HTTPUpstream):
             raise UpstreamError(
                 f"the upstream {self.base_url} is being brought back with the current weights", fault="unreachable"
             )
+
+
+def _note_death(error: UpstreamError) -> None:
+    """vLLM answers with an error when its engine has died, and ends then: the call may be made again of the one after it."""
+    if error.fault == "call" and error.status_code >= 500 and "EngineCore" in str(error):
+        error.fault = "broke_off"
 
 
 class ServedEngine:

@@ -99,6 +99,10 @@ def serve_arguments(options: ServeOptions) -> list[str]:
         given["--gpu-memory-utilization"] = str(options.gpu_memory)
     if options.sleeps:
         given["--enable-sleep-mode"] = None
+    if options.on_cpu and not any("chunked-prefill" in argument for argument in options.extra_args):
+        given["--no-enable-chunked-prefill"] = (
+            None  # on CPUs, vLLM 0.32 dies of a seeded call whose prompt comes in chunks
+        )
     if options.lora_rank:
         given |= {"--enable-lora": None, "--max-lora-rank": str(_room_for(options.lora_rank))}
     words = [word for flag, value in given.items() for word in ((flag,) if value is None else (flag, value))]

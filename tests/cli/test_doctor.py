@@ -1,0 +1,66 @@
+"""`rllm doctor --endpoint`: what a person reads, and the exit code that a script does."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from rllm import cli
+
+from ..inference.endpoint import endpoint
+
+
+def doctor(monkeypatch, capsys, *arguments):
+    """Its exit code, and what it printed on stdout and stderr."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["rllm", "doctor", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    return code, *capsys.readouterr()
+
+
+def test_a_server_that_will_do(monkeypatch, capsys):
+    with endpoint() as url:
+        code, out, _ = doctor(monkeypatch, capsys, "--endpoint", url)
+    assert code == 0
+    assert out.splitlines()[0] == f"{url} (policy)"
+    assert "  ok    token ids                  2 ids, each with its log-probability" in out
+    assert "fix:" not in out
+    assert out.splitlines()[-1] == f"It can be trained with: model.engine=vllm vllm.url={url}"
+
+
+def test_a_server_that_will_not(monkeypatch, capsys):
+    with endpoint(gives_ids=False, takes_tools=False) as url:
+        code, out, _ = doctor(monkeypatch, capsys, "--endpoint", url)
+    assert code == 1
+    assert "  lacks token ids" in out
+    assert "        fix: use a server that returns token ids and log-probabilities" in out
+    assert "  note  tools" in out
+    assert "VLLM_SERVER_DEV_MODE=1" in out
+    assert "vllm serve MODEL --served-model-name policy" in out
+
+
+def test_for_programs(monkeypatch, capsys):
+    with endpoint(key="secret", models=["a", "b"]) as url:
+        code, out, err = doctor(monkeypatch, capsys, "--endpoint", url, "--model", "b", "--api-key", "secret", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["model"], told["can_train"]) == ("b", True)
+    assert {finding["name"]: finding["ok"] for finding in told["findings"]}["tools"] is True
+    assert "token ids" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [([], "name a server, as in --endpoint"), (["--endpoint", "nowhere"], "use the address of a server")],
+)
+def test_what_is_no_server_at_all(monkeypatch, capsys, arguments, told):
+    code, _, err = doctor(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert told in err

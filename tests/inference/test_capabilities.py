@@ -1,0 +1,109 @@
+"""What is found out about servers of every kind, by asking them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.inference.capabilities import Capabilities, Finding, check_trainable, probe
+
+from .endpoint import endpoint
+
+
+def found(**abilities: Any) -> Capabilities:
+    with endpoint(**abilities) as url:
+        return probe(url)
+
+
+def of(capabilities: Capabilities, name: str) -> Finding:
+    [finding] = [finding for finding in capabilities.findings if finding.name == name]
+    return finding
+
+
+def test_a_server_that_can_do_everything() -> None:
+    capabilities = found()
+    assert capabilities.can_train
+    assert {finding.name: finding.said for finding in capabilities.findings} == {
+        "models": "policy",
+        "token ids": "2 ids, each with its log-probability",
+        "streamed ids": "2 ids and 2 log-probabilities in 3 chunks, with the prompt's",
+        "token-id prompts": "3 ids were taken as they are",
+        "tools": "they may be offered",
+        "n > 1": "2 answers to n=2",
+        "kind of log-probabilities": "processed: at temperature 0.5 they differ 2.00 times as much as at 1",
+        "new weights": "by transfer, while it runs",
+    }
+    assert not any(finding.fix for finding in capabilities.findings)
+    assert capabilities.to_dict()["can_train"] is True
+
+
+@pytest.mark.parametrize(
+    ("abilities", "name", "said", "fix"),
+    [
+        ({"gives_ids": False}, "token ids", "token_ids", "vLLM 0.10.2 or newer"),
+        ({"routes": []}, "new weights", "this server takes no new weights", "start it as `rllm doctor"),
+        ({"models": []}, "models", "none", "--model NAME"),
+    ],
+)
+def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+    capabilities = found(**abilities)
+    assert not capabilities.can_train
+    assert [finding.name for finding in capabilities.missing] == [name]
+    assert said in of(capabilities, name).said
+    assert fix in of(capabilities, name).fix
+
+
+@pytest.mark.parametrize(
+    ("abilities", "name", "said", "fix"),
+    [
+        ({"streams_ids": False}, "streamed ids", "0 ids and 2 log-probabilities", "agents that stream"),
+        ({"takes_token_prompts": False}, "token-id prompts", "prompt must be a string", "rendered anew and forked"),
+        ({"takes_tools": False}, "tools", "--enable-auto-tool-choice", "--tool-call-parser"),
+        ({"num_choices": 1}, "n > 1", "1 answers", "ask as often"),
+        (
+            {"kind": "raw"},
+            "kind of log-probabilities",
+            "raw: at temperature 0.5 they differ 1.00",
+            "rollout.temperature=1",
+        ),
+    ],
+)
+def test_what_training_only_misses(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+    capabilities = found(**abilities)
+    assert capabilities.can_train
+    finding = of(capabilities, name)
+    assert not finding.ok
+    assert said in finding.said
+    assert fix in finding.fix
+
+
+def test_raw_log_probabilities_do_at_temperature_one_only() -> None:
+    with endpoint(kind="raw") as url:
+        check_trainable(url, temperature=1.0)
+        with pytest.raises(
+            ConfigError, match=r"cannot be trained with:\n  kind of log-probabilities: raw: .*processed_logprobs"
+        ):
+            check_trainable(url, temperature=0.7)
+
+
+def test_a_server_that_needs_a_key() -> None:
+    with endpoint(key="secret") as url:
+        assert "no key" in of(probe(url), "models").said
+        assert probe(url, api_key="secret").can_train
+
+
+def test_a_model_that_is_not_served() -> None:
+    with endpoint() as url:
+        capabilities = probe(url, model="other")
+    assert of(capabilities, "models").fix == "ask for one that it serves: --model policy"
+    assert not capabilities.can_train
+
+
+def test_nobody_at_the_address() -> None:
+    capabilities = probe("http://127.0.0.1:1/v1")
+    assert [finding.name for finding in capabilities.missing] == ["models"]
+    assert "cannot be reached" in capabilities.findings[0].said
+    with pytest.raises(ConfigError, match="use the address of a server"):
+        probe("localhost:8000")

@@ -1,0 +1,179 @@
+"""Weights on their way to a real vLLM that goes on running; and every way in which they may fail to arrive, found out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rllm.backends.local.adapter import Adapter, LoraSettings
+from rllm.backends.local.served import ServedSampler
+from rllm.errors import WeightSyncError
+from rllm.gateway.upstream.base import UpstreamCall
+from rllm.gateway.upstream.route import Route
+from rllm.inference.vllm.control import VLLMControl
+from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload
+
+from .conftest import VLLM, Servers
+
+pytestmark = pytest.mark.vllm
+ROUNDING = 1e-4
+
+
+def changed(model: Any, *, by: float = 0.02, seed: int = 0) -> Any:
+    """The model after what could be an update."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(by * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def logprobs_of(model: Any, ids: list[int], num_sampled: int) -> Tensor:
+    """A plain forward pass."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, -num_sampled - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[-num_sampled:])[:, None])[:, 0]
+
+
+class Forgets:
+    """Says that it hands over, and does not, so many times."""
+
+    name = "forgets"
+
+    def __init__(self, real: FileTransfer | LoraLoad, times: int) -> None:
+        self.real = real
+        self.times = times
+
+    def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
+        if self.times:
+            self.times -= 1
+        else:
+            self.real.send(control, folder, served_name)
+
+
+def test_weights_arrive_in_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
+    model = copy.deepcopy(vllm.model)
+    with vllm.sampler(model, tmp_path / "weights") as sampler:
+        sampler.hand_over(0)
+        for version in (1, 2, 3):
+            changed(model, seed=version)
+            sampler.hand_over(version)
+            assert sampler.weight_version == version
+            assert vllm.server.control.weight_version().endswith(f":{version}")
+            assert sampler._published is not None
+            assert sampler._published.found.gap < ROUNDING
+
+
+def test_an_answer_in_the_making_goes_on_under_the_new_weights(vllm: VLLM, tmp_path: Path) -> None:
+    before, model = copy.deepcopy(vllm.model), copy.deepcopy(vllm.model)
+    with vllm.sampler(model, tmp_path / "weights") as sampler:
+        sampler.hand_over(0)
+        ids, told, route = asyncio.run(answer_with_an_update(sampler, model))
+    assert (route.weight_version, route.updated_to) == (0, 1)
+    old, new = (logprobs_of(each, ids, len(told)) for each in (before, model))
+    of_old = (torch.tensor(told) - old).abs() < ROUNDING
+    num_old = int(of_old.cumprod(0).sum())
+    assert 0 < num_old < len(told) - 1
+    torch.testing.assert_close(torch.tensor(told)[num_old:], new[num_old:], atol=ROUNDING, rtol=0)
+
+
+async def answer_with_an_update(sampler: ServedSampler, model: Any) -> tuple[list[int], list[float], Route]:
+    """Ids of prompt and answer, log-probabilities of the answer, and its way; after some tokens the weights change."""
+    upstream = sampler.inference.new_upstream()
+    asked = {"messages": [{"role": "user", "content": "and?"}], "max_tokens": 800, "ignore_eos": True, "stream": True}
+    call = UpstreamCall(id="call", request=upstream.prepare(asked), route=Route())
+    prompt: list[int] = []
+    answer: list[int] = []
+    told: list[float] = []
+    update = None
+    async with aclosing(upstream.stream(call)) as batches:
+        async for batch in batches:
+            for chunk in batch:
+                prompt = prompt or chunk.get("prompt_token_ids") or []
+                for choice in chunk["choices"]:
+                    answer += choice.get("token_ids") or []
+                    told += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
+            if len(answer) > 5 and update is None:
+                update = asyncio.create_task(asyncio.to_thread(lambda: (changed(model), sampler.hand_over(1))))
+    assert update is not None
+    await update
+    await upstream.close()
+    return [*prompt, *answer], told, call.route
+
+
+def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
+    model = copy.deepcopy(vllm.model)
+    handover = Forgets(FileTransfer(), times=0)
+    with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
+        sampler.hand_over(0)
+        changed(model)
+        handover.times = 1
+        sampler.hand_over(1)  # which takes two tries
+        assert handover.times == 0
+        changed(model, seed=1)
+        handover.times = 2
+        with pytest.raises(
+            WeightSyncError, match=r"version 2 did not reach the sampler .* tried 2 times: the weights did"
+        ):
+            sampler.hand_over(2)
+
+
+def test_an_update_too_small_for_the_limit_is_found_out_by_its_direction(vllm: VLLM, tmp_path: Path) -> None:
+    model = copy.deepcopy(vllm.model)
+    handover = Forgets(FileTransfer(), times=0)
+    with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
+        sampler.hand_over(0)
+        changed(model, by=1e-5)  # moves log-probabilities by some 1e-5, where 1e-3 is taken for rounding
+        handover.times = 2
+        with pytest.raises(WeightSyncError, match="moved the trainer's log-probabilities of a probe by"):
+            sampler.hand_over(1)
+
+
+def test_a_reload_that_leaves_a_tied_head_as_it_was_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
+    """On CPUs vLLM keeps a packed copy of the head, which its own reload does not renew."""
+    model = changed(copy.deepcopy(vllm.model))
+    with (
+        vllm.sampler(model, tmp_path / "weights", handover=Reload()) as sampler,
+        pytest.raises(WeightSyncError, match="differ from the trainer's by"),
+    ):
+        sampler.hand_over(1)
+    with vllm.sampler(model, tmp_path / "weights") as sampler:
+        assert isinstance(sampler._handover, FileTransfer)
+        sampler.hand_over(1)
+
+
+def test_adapters_arrive_and_those_that_do_not_are_found_out(servers: Servers, tmp_path: Path) -> None:
+    vllm = servers.serve(lora_rank=4)
+    model = copy.deepcopy(vllm.model)
+    adapter = Adapter(model, LoraSettings(rank=4, alpha=8.0))
+    handover = Forgets(LoraLoad(), times=0)
+    with vllm.sampler(model, tmp_path / "weights", adapter=adapter, handover=handover) as sampler:
+        sampler.hand_over(0)
+        for version in (1, 2):
+            changed(model, seed=version)
+            sampler.hand_over(version)
+            assert sampler._published is not None
+            assert sampler._published.found.gap < ROUNDING
+        changed(model, seed=3)
+        handover.times = 2
+        with pytest.raises(WeightSyncError, match="version 3 did not reach the sampler"):
+            sampler.hand_over(3)
+
+
+def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Path) -> None:
+    vllm = servers.serve(lora_rank=4)
+    model = servers.new_model(1)
+    adapter = Adapter(model, LoraSettings(rank=4, alpha=8.0))
+    with (
+        vllm.sampler(model, tmp_path / "weights", adapter=adapter) as sampler,
+        pytest.raises(WeightSyncError, match="version 0 did not reach the sampler"),
+    ):
+        sampler.hand_over(0)
