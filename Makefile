@@ -73,8 +73,9 @@ test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the 
 	$(BIN)/python tests/vllm/install.py .vllm
 	@touch $@
 
-test-vllm: $(VENV)/.dev .vllm/.installed  ## The gateway in front of a real vLLM, on the CPU.
-	$(PYTEST) -m vllm tests/vllm
+# One server at a time, so one process.
+test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact capture, new weights, training: some minutes.
+	$(BIN)/pytest -m vllm tests/vllm
 
 .verl: tests/verl/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
