@@ -6,6 +6,7 @@ Ctrl-C works: a shell that starts the suite in the background lets it, and all i
 """
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by then is no garbage, and need not be searched for any."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

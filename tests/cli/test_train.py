@@ -234,7 +234,7 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
     [saved] = (work / "run" / "checkpoints").iterdir()
     steps_done = int(saved.name.removeprefix("step-"))
     assert steps_done >= 2
-    resumed = rllm(*shlex.split(again.partition("rllm ")[2]), f"num_steps={steps_done + 1}", cwd=work)
+    resumed = here(*shlex.split(again.partition("rllm ")[2]), f"num_steps={steps_done + 1}", cwd=work)
     assert resumed.returncode == 0, resumed.stderr
     steps = [json.loads(line)["step"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, steps_done + 2))

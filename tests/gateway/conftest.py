@@ -11,6 +11,7 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.retried import Flight
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
@@ -92,6 +93,20 @@ def serve(end_later):
     with ExitStack() as stack:
         yield partial(start, stack)
         end_later(stack.pop_all())
+
+
+@pytest.fixture
+def departures(monkeypatch):
+    """The requests whose clients have left, as the gateway notices it; no client that asks again does so sooner."""
+    noticed, left_by = [], Flight.left_by
+
+    def note(flight, attempt):
+        goes_on = left_by(flight, attempt)
+        noticed.append(attempt)
+        return goes_on
+
+    monkeypatch.setattr(Flight, "left_by", note)
+    return noticed
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 
 from rllm.capture import SSEDecoder
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.retried import Flight
 from rllm.gateway.server import GatewayServer
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import TURN_END, encode
@@ -463,17 +462,15 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, route, stream, monkeypatch):
+def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, departures, route, stream, monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 60.0)
-    noticed, left = threading.Event(), Flight.left
-    monkeypatch.setattr(Flight, "left", lambda flight, cut: (left(flight, cut), noticed.set())[0])
     engine = HeldEngine()
     served = serve(engine)
     body = {"model": "m", **REQUESTS[route], "stream": stream}
     path = f"/sessions/s/v1/{route}"
     first = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
     served.ask_and_leave(path, json=body, headers=first)
-    assert noticed.wait(60)
+    wait_for(lambda: departures)
     threading.Timer(0.1, engine.go.set).start()
     again = served.post(path, json=body, headers={**first, "x-stainless-retry-count": "1"})
     assert again.status_code == 200

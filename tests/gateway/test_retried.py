@@ -25,11 +25,12 @@ def come_back_whenever_you_like(monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 60.0)
 
 
-def impatient(served, engine, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
+def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
     """A real client that gives up early, and the retry counts that it sent; its request number `go_at` is answered."""
     counts = []
 
     def see(request):
+        wait_for(lambda: len(departures) == len(counts))
         counts.append(request.headers["x-stainless-retry-count"])
         if len(counts) == go_at:
             request.extensions["timeout"]["read"] = 60.0
@@ -46,10 +47,10 @@ def impatient(served, engine, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve, stream):
+def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve, departures, stream):
     engine = HeldEngine()
     served = serve(engine)
-    client, counts = impatient(served, engine, go_at=2)
+    client, counts = impatient(served, engine, departures, go_at=2)
     answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
     text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
     assert text == "hello"
@@ -60,31 +61,32 @@ def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve,
 
 
 @pytest.mark.slow
-def test_a_second_retry_gets_it_too(serve):
+def test_a_second_retry_gets_it_too(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
-    client, counts = impatient(served, engine, go_at=3)
+    client, counts = impatient(served, engine, departures, go_at=3)
     assert client.chat.completions.create(model="m", messages=MESSAGES).choices[0].message.content == "hello"
     assert counts == ["0", "1", "2"]
     assert [trace.error for trace in served.store.by_session("s")] == [None]
     assert engine.num_calls == 1
 
 
-def test_anthropics_client_likewise(serve):
+def test_anthropics_client_likewise(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
-    client, counts = impatient(served, engine, go_at=2, kind=Anthropic)
+    client, counts = impatient(served, engine, departures, go_at=2, kind=Anthropic)
     answer = client.messages.create(model="m", messages=MESSAGES, max_tokens=20)
     assert answer.content[0].text == "hello"
     assert counts == ["0", "1"]
     assert len(served.store.by_session("s")) == engine.num_calls == 1
 
 
-def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve):
+def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
     served.ask_and_leave(json=BODY, headers=headers)
+    wait_for(lambda: departures)
     engine.go.set()
     wait_for(lambda: served.store.by_session("s"))
     again = served.post(json=BODY, headers={**headers, "x-stainless-retry-count": "1"})
@@ -92,7 +94,7 @@ def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve):
     assert (again.json()["id"], engine.num_calls) == (trace.id, 1)
 
 
-def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serve):
+def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serve, departures):
     texts = iter("abc")
     engine = HeldEngine(lambda messages: next(texts))
     served = serve(engine)
@@ -101,6 +103,7 @@ def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serv
     again = {**headers, "x-stainless-retry-count": "1"}
     for _ in range(3):
         served.ask_and_leave(json=BODY, headers=headers)
+    wait_for(lambda: len(departures) == 3)
     engine.go.set()
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(served.post, json=BODY, headers=again) for _ in range(3)]
@@ -134,18 +137,20 @@ def test_a_client_that_leaves_for_good_cancels_its_call_at_once(serve):
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "600"}
     served.ask_and_leave(json=BODY, headers=headers)
     wait_for(lambda: engine.num_cancelled)
-    assert "disconnected" in served.store.by_session("s")[0].error
+    [trace] = wait_for(lambda: served.store.by_session("s"))
+    assert "disconnected" in trace.error
 
 
-def test_a_client_that_does_not_come_back_cancels_its_call_in_the_end(serve, monkeypatch):
+def test_a_client_that_does_not_come_back_cancels_its_call_in_the_end(serve, departures, monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 0.0)
     engine = HeldEngine()
     served = serve(engine)
-    client, _ = impatient(served, engine, go_at=9, timeout=0.5, max_retries=0)
+    client, _ = impatient(served, engine, departures, go_at=9, timeout=0.5, max_retries=0)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="m", messages=MESSAGES)
     wait_for(lambda: engine.num_cancelled)
-    assert "disconnected" in served.store.by_session("s")[0].error
+    [trace] = wait_for(lambda: served.store.by_session("s"))
+    assert "disconnected" in trace.error
 
 
 def test_an_idempotency_key_makes_requests_one_while_the_first_is_under_way_and_for_a_while_after(serve):

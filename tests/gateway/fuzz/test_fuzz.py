@@ -32,7 +32,7 @@ SOMEHOW = settings(
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
-    derandomize=not THOROUGH,
+    derandomize=True,
 )
 
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
