@@ -61,6 +61,16 @@ async def complete(upstream):
     return await upstream.complete(UpstreamCall(id="chatcmpl-abc", request=REQUEST))
 
 
+async def test_headers_of_the_call_go_along_and_replace_none_of_ours():
+    server = Server([FRAMED])
+    headers = {"traceparent": "00-1-2-01", "content-type": "text/plain"}
+    async with server.upstream() as upstream:
+        await upstream.complete(UpstreamCall(id="c", request=REQUEST, headers=headers))
+    head = server.requests[0].partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert b"traceparent: 00-1-2-01" in head
+    assert [line for line in head if line.startswith(b"content-type")] == [b"content-type: application/json"]
+
+
 async def test_connections_are_kept_and_the_call_is_named():
     server = Server([FRAMED], [FRAMED])
     async with server.upstream(api_key="key") as upstream:

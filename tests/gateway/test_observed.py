@@ -6,12 +6,17 @@ They are made once the answer has left, so a test stops the gateway before it lo
 import json
 import logging
 
+import httpx
 import pytest
 
 from rllm import telemetry
+from rllm.gateway.app import create_app
 from rllm.gateway.call_log import JsonFormatter
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk import get_chat_client, session, trajectory
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
 
 from ..telemetry.collector import collecting
 
@@ -67,6 +72,28 @@ def test_without_the_setting_no_call_is_logged(serve, lines):
     served.post()
     served.server.stop()
     assert lines() == []
+
+
+class Listening(EngineUpstream):
+    """Notes the headers that go along with each call."""
+
+    def __init__(self):
+        super().__init__(ScriptedEngine(["hello"]), "m")
+        self.headers = []
+
+    async def complete(self, call):
+        self.headers.append(dict(call.headers))
+        return await super().complete(call)
+
+
+async def test_the_upstream_hears_of_the_trace_that_the_request_is_a_part_of():
+    upstream = Listening()
+    app = create_app(MemoryTraceStore(), upstream)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        for headers in ({"traceparent": TRACEPARENT, "tracestate": "a=b", "authorization": "Bearer sk-secret"}, {}):
+            answer = await client.post("/v1/chat/completions", json=SAID, headers=headers)
+            assert answer.status_code == 200
+    assert upstream.headers == [{"traceparent": TRACEPARENT, "tracestate": "a=b"}, {}]
 
 
 def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):

@@ -160,7 +160,8 @@ class Admin:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(openapi(needs_key=self._config.api_key is not None))
+        has_upstreams = isinstance(self._gateway.upstream, UpstreamPool)
+        return _json(openapi(needs_key=self._config.api_key is not None, has_upstreams=has_upstreams))
 
     async def _healthz(self, request: Request) -> Response:
         return _json({"status": "ok"})

@@ -33,6 +33,7 @@ from rllm.gateway.limits import CallLimits
 from rllm.gateway.observed import CallObserver, observers_of
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
+from rllm.gateway.stored_responses import StoredResponses
 from rllm.gateway.upstream.base import Upstream
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import TraceStore
@@ -68,7 +69,7 @@ def create_app(
         yield
         await upstream.close()
 
-    routes = Admin(gateway, sessions, config, limits).routes()
+    routes = Admin(gateway, sessions, config, limits).routes() + StoredResponses(gateway, sessions, config).routes()
     if isinstance(upstream, UpstreamPool):
         routes += Operator(upstream, config).routes()
     others = Starlette(

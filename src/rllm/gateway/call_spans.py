@@ -9,8 +9,6 @@ from rllm import telemetry
 if TYPE_CHECKING:
     from rllm.gateway.observed import ObservedCall
 
-_CONTEXT = ("traceparent", "tracestate")
-
 
 def record_span(observed: ObservedCall) -> None:
     """Make the call's span, as a part of what its W3C headers name, or else of what its session was opened in."""
@@ -19,15 +17,10 @@ def record_span(observed: ObservedCall) -> None:
         return
     error_type = str(observed.status) if observed.status >= 400 else None
     broken = next((trace.finish_reason for trace in traces if trace.finish_reason in ("abort", "error")), None)
-    own = {
-        name: observed.headers[name.encode()].decode("latin-1")
-        for name in _CONTEXT
-        if name.encode() in observed.headers
-    }
     telemetry.record_call(
         traces,
         operation="text_completion" if observed.dialect == "completions" else "chat",
         error_type=error_type or broken,
-        headers=own or call.session.trace_context,
+        headers=call.trace_context or call.session.trace_context,
         attributes={"rllm.dialect": observed.dialect, "rllm.stream": observed.mode == "stream"},
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway, ModelCall, new_call_id
 from rllm.gateway.dialects import Dialect, StreamEncoder
@@ -22,13 +21,11 @@ from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import (
-    METADATA_HEADER,
     SESSION_HEADER,
     authorization_of,
     authorize,
     headers_of,
     metadata_of,
-    own_session,
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
@@ -37,6 +34,8 @@ from rllm.gateway.notes import notes_of
 from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions
+from rllm.gateway.stored_responses import is_deleted
+from rllm.gateway.trace_context import trace_context_of
 from rllm.types import Trace
 
 _CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
@@ -116,13 +115,11 @@ class CallEndpoint:
         headers = headers_of(scope)
         caller = authorize(authorization_of(headers), self.config.api_key)
         body = await read_body(scope, receive, self.config)
-        elsewhere = session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
-        named = session_named(scope["path_params"].get("session_id"), _text(headers, SESSION_HEADER), elsewhere)
-        caller.check(named)
+        named = session_named(scope["path_params"].get("session_id"), headers, caller)
         if self.limits is not None:
             await self.limits.admit_call(named)
         asked = self.dialect.parse(body)
-        metadata = metadata_of(_text(headers, METADATA_HEADER))
+        metadata = metadata_of(headers)
         session_id, earlier = named, _NOTHING_EARLIER
         if refers_to := self.dialect.refers_to(asked):
             session_id = named or self.sessions.session_of_answer(refers_to[0])
@@ -134,7 +131,13 @@ class CallEndpoint:
         answer.session_id = session.id
         if notes := notes_of(chat, session, headers):
             metadata = {**notes, **metadata}
-        call = ModelCall(asked=chat, session=session, metadata=metadata, id=new_call_id(self.dialect.id_prefix))
+        call = ModelCall(
+            asked=chat,
+            session=session,
+            metadata=metadata,
+            trace_context=trace_context_of(headers),
+            id=new_call_id(self.dialect.id_prefix),
+        )
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)
         return call, asked, attempt_of(headers, named, body)
@@ -144,7 +147,7 @@ class CallEndpoint:
         if session_id is None:
             return {}
         found = [await asyncio.to_thread(self.gateway.store.trace, session_id, trace_id) for trace_id in ids]
-        return {trace.id: trace for trace in found if trace is not None}
+        return {trace.id: trace for trace in found if trace is not None and not is_deleted(trace)}
 
     async def _complete(
         self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, attempt: Attempt | None
@@ -245,7 +248,3 @@ class _Answer:
         self.status = status
         self.began = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-def _text(headers: dict[bytes, bytes], name: str) -> str:
-    return headers.get(name.encode(), b"").decode("latin-1")

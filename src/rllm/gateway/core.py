@@ -49,6 +49,8 @@ class ModelCall:
     """The agent's own request, as a chat request."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """Its own W3C headers, which go to the upstream as they came."""
     id: str
     """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
     started_at: float = field(default_factory=time.time)
@@ -205,6 +207,7 @@ class Gateway:
             request=sent,
             prompt_ids=await self._continued(call, sent),
             logprob_details=bool(call.asked.get("logprobs")),
+            headers=call.trace_context or call.session.trace_context,
             route=call.route,
         )
 

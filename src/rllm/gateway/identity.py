@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
+from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.errors import GatewayError
 
 SESSION_HEADER = "x-rllm-session"
@@ -103,19 +104,23 @@ def authorization_of(headers: Mapping[bytes, bytes]) -> str:
     return (authorization or (b"Bearer " + key if key else b"")).decode("latin-1")
 
 
-def session_named(path: str | None, header: str | None, key: str | None) -> str | None:
+def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> str | None:
     """The session that a request names, or `None`: then it gets a fresh one.
 
     Raises:
-        GatewayError: 400, if path and header name different sessions. A key is often shared, so the others overrule it.
+        GatewayError: 400, if path and header name different sessions (a key is often shared, so the others overrule it);
+            403, if the key is another session's.
     """
+    header = _text(headers, SESSION_HEADER)
     if path and header and path != header:
         raise GatewayError(
             400,
             f"the URL names the session {path!r} and the header {SESSION_HEADER} names {header!r}: send one of them",
             code="conflicting_session",
         )
-    return path or header or key
+    named = path or header or session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
+    caller.check(named)
+    return named
 
 
 def own_session(headers: Mapping[bytes, bytes]) -> str | None:
@@ -127,12 +132,13 @@ def own_session(headers: Mapping[bytes, bytes]) -> str | None:
     return None
 
 
-def metadata_of(header: str | None) -> dict[str, Any]:
-    """The call's metadata: the header's value, a percent-encoded JSON object.
+def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The call's metadata: a header's value, a percent-encoded JSON object.
 
     Raises:
         GatewayError: 400, if it is anything else.
     """
+    header = _text(headers, METADATA_HEADER)
     if not header:
         return {}
     try:
@@ -149,3 +155,7 @@ def metadata_of(header: str | None) -> dict[str, Any]:
 def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
     """The headers of an ASGI request; of repeated ones, the last."""
     return dict(scope["headers"])
+
+
+def _text(headers: Mapping[bytes, bytes], name: str) -> str:
+    return headers.get(name.encode(), b"").decode("latin-1")

@@ -128,6 +128,19 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     return chat
 
 
+def asked_of(trace: Trace) -> dict[str, Any]:
+    """Of the request that a trace answers, what its response repeats, as far as the trace has it."""
+    asked: dict[str, Any] = {**trace.sampling, **trace.requested_sampling}
+    if trace.metadata.get(INSTRUCTIONS_KEY):
+        asked["instructions"] = trace.messages[0].get("content")
+    functions = [tool.get("function") or {} for tool in trace.tools or ()]
+    return {
+        **_present(asked, "instructions", "temperature", "top_p", "parallel_tool_calls"),
+        "max_output_tokens": asked.get("max_tokens"),
+        "tools": [{"type": "function", "strict": None, **function} for function in functions],
+    }
+
+
 def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
     """The conversation up to and including an earlier answer, without the instructions that were given for it."""
     if previous is None:

@@ -28,6 +28,8 @@ class UpstreamCall:
     logprob_details: bool = True
     """Whether token texts and alternatives are wanted beside the log-probabilities. Where they are not, the bare numbers may
     stand in `logprobs.token_logprobs`."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """To send along, where there is an HTTP request."""
     route: Route = field(default_factory=Route)
     """Whose call it is, and where the upstream notes what became of it on the way."""
 

@@ -171,7 +171,7 @@ class HTTPUpstream:
 
     def _chat(self, call: UpstreamCall) -> Exchange:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
-        headers = {**self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
+        headers = {**call.headers, **self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
         path, request = "/chat/completions", call.request
         if call.prompt_ids is not None and self._tokens is not None:
             path, request = "/completions", self._tokens.completion_request(request, call.prompt_ids)

@@ -1,0 +1,94 @@
+"""`GET` and `DELETE /v1/responses/ID`: earlier answers, by the ids that clients know them by.
+
+A response is made again from its trace. Deleting one hides it from clients; its trace stays, for what was sampled is the
+session's, and goes with the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.core import Gateway
+from rllm.gateway.dialects.responses import asked_of
+from rllm.gateway.dialects.responses_output import from_chat
+from rllm.gateway.errors import GatewayError
+from rllm.gateway.identity import authorization_of, authorize, session_named
+from rllm.gateway.sessions import Sessions
+from rllm.types import Trace
+
+_DELETED_KEY = "rllm.deleted"
+"""In a trace's metadata: a client has deleted the response."""
+
+
+def is_deleted(trace: Trace) -> bool:
+    """Whether clients are not to hear of it any more."""
+    return _DELETED_KEY in trace.metadata
+
+
+class StoredResponses:
+    """A response is found in the session that the request names, or else in the one that its own call was given."""
+
+    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
+        self._gateway = gateway
+        self._sessions = sessions
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        paths = [
+            f"{session}{version}/responses/{{response_id}}"
+            for session in ("", "/sessions/{session_id}")
+            for version in ("/v1", "/v1/v1", "")
+        ]
+        answers = (("GET", self._show), ("DELETE", self._delete))
+        return [Route(path, self._of_trace(answer), methods=[method]) for path in paths for method, answer in answers]
+
+    def _of_trace(
+        self, answer: Callable[[Trace], Awaitable[dict[str, Any]]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            return Response(orjson.dumps(await answer(await self._found(request))), media_type="application/json")
+
+        return answered
+
+    async def _show(self, trace: Trace) -> dict[str, Any]:
+        return from_chat(_chat_of(trace), asked_of(trace))
+
+    async def _delete(self, trace: Trace) -> dict[str, Any]:
+        hidden = replace(trace, metadata={**trace.metadata, _DELETED_KEY: True})
+        await self._gateway.writes.wait(self._gateway.store.add([hidden]))
+        return {"id": trace.id, "object": "response", "deleted": True}
+
+    async def _found(self, request: Request) -> Trace:
+        headers = dict(request.headers.raw)
+        caller = authorize(authorization_of(headers), self._config.api_key)
+        response_id = request.path_params["response_id"]
+        session_id = session_named(request.path_params.get("session_id"), headers, caller)
+        session_id = session_id or self._sessions.session_of_answer(response_id)
+        trace = None
+        if session_id is not None and response_id.startswith("resp_"):
+            trace = await asyncio.to_thread(self._gateway.store.trace, session_id, response_id)
+        if trace is None or not trace.response or is_deleted(trace):
+            raise GatewayError(
+                404,
+                f"Response with id '{response_id}' not found: it is none of this session, or it was deleted.",
+                code="response_not_found",
+            )
+        return trace
+
+
+def _chat_of(trace: Trace) -> dict[str, Any]:
+    """The chat completion that the response was made of, as far as the trace has it."""
+    logprobs = {"content": None}
+    choice = {"index": 0, "message": trace.response, "finish_reason": trace.finish_reason, "logprobs": logprobs}
+    usage = {"prompt_tokens": len(trace.prompt_ids), "completion_tokens": len(trace.response_ids)}
+    created = int(trace.started_at)
+    return {"id": trace.id, "created": created, "model": trace.model, "choices": [choice], "usage": usage}
