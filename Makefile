@@ -81,8 +81,8 @@ test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact captu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-verl: $(VENV)/.dev .verl  ## Train on real workers of verl on Ray, on the CPU: some minutes.
-	PYTHONPATH=$(CURDIR)/.verl $(PYTEST) -m verl tests/verl
+test-verl: $(VENV)/.dev .verl .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
+	PYTHONPATH=$(CURDIR)/.verl $(BIN)/pytest -m verl tests/verl
 
 $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<

@@ -61,7 +61,9 @@ def learnt(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
     """All that a step's metrics say of learning, by step."""
     of_learning = ("rollout/", "policy/", "critic/", "optim/", "tokens/")
     return {
-        line["step"]: {name: value for name, value in line.items() if name.startswith(of_learning)}
+        line["step"]: {
+            name: value for name, value in line.items() if name.startswith(of_learning) and "per_second" not in name
+        }
         for line in lines
         if "policy/loss" in line
     }

@@ -144,6 +144,27 @@ def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -
     torch.testing.assert_close(pair.verl.score(batch), pair.local.score(batch), rtol=1e-3, atol=1e-3)
 
 
+def test_verls_own_policy_loss_in_the_place_of_ours(pair: Pair, beginning: Path) -> None:
+    """Its `vanilla` is PPO's, with a dual clip; so ours is the same where that is set."""
+    algorithm = GRPO(
+        kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0, correction="truncate", aggregation="seq-mean-token-mean"
+    )
+    config = pair.verl._config
+    pair.verl._config = load_config(config, ["verl.policy_loss=vanilla"])
+    try:
+        pair.begin_anew(beginning)
+        pair.verl._learns_with = None
+        for seed in range(2):
+            batch = batch_for(algorithm, seed=seed)
+            batch.ref_logprobs = pair.local.score_reference(batch)
+            verl, local = (backend.update(batch, algorithm).metrics for backend in (pair.verl, pair.local))
+            for name in ("policy/loss", "policy/grad_norm", "policy/kl", "policy/entropy"):
+                assert verl[name] == pytest.approx(local[name], rel=2e-3, abs=2e-4), name
+            assert "policy/pg_clipfrac" in verl
+    finally:
+        pair.verl._config, pair.verl._learns_with = config, None
+
+
 def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
     pair.begin_anew(beginning)
     algorithm = PPO(kl_coef=0.1)

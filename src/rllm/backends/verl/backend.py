@@ -25,7 +25,7 @@ from rllm.backends.verl.configure import check, demand_of, environment_of
 from rllm.backends.verl.group import WorkerGroup
 from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
 from rllm.backends.verl.rows import MASK, Rows, at_tokens, numbers
-from rllm.backends.verl.sampler import EmbeddedSampler, Sampler
+from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
@@ -59,9 +59,11 @@ class Rates:
 class VerlBackend:
     """The driver of a group of workers, and the sampler that they publish to."""
 
-    def __init__(self, config: Any, cluster: Cluster, group: WorkerGroup, sampler: Sampler, tokenizer: Any) -> None:
+    def __init__(
+        self, config: Any, cluster: Cluster, group: WorkerGroup, published: PublishedPolicy, tokenizer: Any
+    ) -> None:
         self._config = config
-        self._cluster, self._group, self._sampler, self._tokenizer = cluster, group, sampler, tokenizer
+        self._cluster, self._group, self._published, self._tokenizer = cluster, group, published, tokenizer
         self._dtype = weights_dtype(config)
         self._counts = Counts()
         self._learns_with: Algorithm | None = None
@@ -97,8 +99,8 @@ class VerlBackend:
             cluster = Cluster(config.verl.ray_address, demand, environment)
             stack.callback(cluster.close)
             cluster.check_nodes(config.model.path, config.run_dir)
-            sampler = EmbeddedSampler(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")
-            stack.callback(sampler.close)
+            published = PublishedPolicy(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")
+            stack.callback(published.close)
             group = WorkerGroup(
                 configs,
                 demand,
@@ -107,11 +109,11 @@ class VerlBackend:
                 timeout_s=config.verl.timeout_s,
             )
             stack.pop_all()
-        return cls(config, cluster, group, sampler, load_tokenizer(config.model.path).tokenizer)
+        return cls(config, cluster, group, published, load_tokenizer(config.model.path).tokenizer)
 
     @property
     def inference(self) -> InferenceEngine:
-        return self._sampler.engine
+        return self._published.engine
 
     @property
     def weight_version(self) -> int:
@@ -149,6 +151,7 @@ class VerlBackend:
         """[N] what a model says of the batch's tokens."""
         if not len(batch):
             return torch.zeros(0)
+        self._published.rest()
         rows = Rows.dealt(_without_numbers(batch), self._num_shares(role))
         output = self._group.ask(f"{role}_outputs", self._data(rows, compute_loss=False, **settings))
         columns = rows.columns()
@@ -179,6 +182,7 @@ class VerlBackend:
         check_batch(batch, algorithm)
         if len(batch) == 0:
             return UpdateResult()
+        self._published.rest()
         self._learn_with(algorithm)
         optim, has_critic = self._config.optim, batch.returns is not None
         self._counts.critic_batches += has_critic
@@ -240,7 +244,7 @@ class VerlBackend:
             WeightSyncError: if they are not numbers, or did not arrive.
             WorkerError: if a worker fails.
         """
-        self._sampler.publish(self._weights(), self.weight_version + 1)
+        self._published.publish(self._weights(), self.weight_version + 1)
         self._counts.weight_version += 1
         return self.weight_version
 
@@ -283,11 +287,11 @@ class VerlBackend:
                 f"({type(error).__name__}: {error})"
             ) from error
         self._counts = counts
-        self._sampler.publish(self._weights(), counts.weight_version)
+        self._published.publish(self._weights(), counts.weight_version)
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
-        self._sampler.close()
+        self._published.close()
         self._group.close()
         self._cluster.close()
 

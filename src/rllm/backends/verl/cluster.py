@@ -153,7 +153,7 @@ class Cluster:
                     f"node {name} cannot be used ({_first_line(error)}): install there what is installed here, with "
                     "pip install 'rllm[verl]' in the environment that its `ray start` ran in"
                 ) from error
-            _check_node(name, found)
+            check_node(name, found)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends. Repeatable."""
@@ -212,7 +212,11 @@ def inspected(folders: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _check_node(name: str, found: Mapping[str, Any]) -> None:
+def check_node(name: str, found: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: if what a node told of itself (`inspected`) will not do.
+    """
     for package, installed in found["versions"].items():
         check_version(package, installed, f"on node {name}")
         if installed != version(package):

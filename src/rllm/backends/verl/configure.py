@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.verl.cluster import Demand, check_address
+from rllm.backends.verl.sampler import check_sampler
 from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
 from rllm.backends.verl.versions import check_versions
 from rllm.errors import ConfigError
@@ -25,6 +27,8 @@ def check(config: Any) -> None:
     from rllm.backends.verl.compose import compose
 
     compose(config)
+    if config.verl.policy_loss is not None:
+        _check_known(config.verl.policy_loss, environment_of(config))
     check_address(config.verl.ray_address)
 
 
@@ -38,6 +42,7 @@ def check_settings(config: Any) -> None:
     tool_parser(config.model.tool_parser)
     on_cpu(config)
     user_keys(config)
+    check_sampler(config)
     name = config.algorithm.get("name", "grpo")
     if not config.model.lora_rank:
         _refuse_changes(
@@ -58,6 +63,17 @@ def _check_policy_loss(config: Any, name: str) -> None:
     if kind.demonstrated:
         raise ConfigError(
             f"verl.policy_loss={config.verl.policy_loss!r}: {name} has no probability ratio that it is a loss of; leave it out"
+        )
+
+
+def _check_known(policy_loss: str, environment: dict[str, str]) -> None:
+    """Look the loss up in verl, whose code that imports."""
+    os.environ.update(environment)
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    if policy_loss not in POLICY_LOSS_REGISTRY:
+        raise ConfigError(
+            f"verl.policy_loss={policy_loss!r}: verl has no such loss; use one of {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
         )
 
 

@@ -1,24 +1,73 @@
-"""Where a policy that verl trains is sampled: whatever takes weights by name, tensor by tensor."""
+"""The policy as it was published last, in this process, and what samples from it: the embedded engine, or a server.
+
+The weights of verl's workers come here by name, tensor by tensor. An embedded engine decodes with this very model; a vLLM
+server is given its weights, and has to prove that it has them, by the same code as on the local backend.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rllm.backends.local.sampler import EmbeddedSampler, Sampler
+from rllm.backends.local.serving import check_serving, open_server
 from rllm.errors import WeightSyncError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.loading import load_model
 
 
-class Sampler(Protocol):
-    """Answers from the published weights, which lie elsewhere than those that are trained."""
+def check_sampler(config: Any) -> None:
+    """
+    Raises:
+        ConfigError: if a setting of the sampler cannot be used, or would have no effect.
+        MissingDependencyError: if there is no vLLM to start.
+    """
+    check_serving(_of_whole_weights(config))
+
+
+class PublishedPolicy:
+    """A model that takes weights by name, and a sampler of it."""
+
+    def __init__(self, config: Any, *, dtype: str, device: str) -> None:
+        """The model of a `TrainConfig`, on a torch device or on `auto`, the best there is; and its sampler, ready.
+
+        Raises:
+            ConfigError: if it cannot be loaded, or sampled from.
+            InferenceError: if a server does not start.
+        """
+        with ExitStack() as stack:
+            served = open_server(_of_whole_weights(config)) if config.model.engine == "vllm" else None
+            if served is not None:
+                stack.callback(served.close)
+            loaded = load_model(config.model.path, dtype=dtype, device=device)
+            self._model = loaded.model.requires_grad_(False)
+            if served is not None:
+                self._sampler: Sampler = served.sampler(loaded, None)
+            else:
+                self._sampler = EmbeddedSampler(
+                    loaded,
+                    max_concurrent=config.rollout.max_concurrent,
+                    max_length=config.model.max_length,
+                    tool_parser=config.model.tool_parser,
+                    seed=config.seed,
+                )
+            stack.callback(self._sampler.close)
+            self._sampler.hand_over(0)
+            stack.pop_all()
 
     @property
-    def engine(self) -> InferenceEngine: ...
+    def engine(self) -> InferenceEngine:
+        """Samples from the weights that were published last."""
+        return self._sampler.inference
+
+    def rest(self) -> None:
+        """Leave the memory of the device that both may use to whoever trains, until the next weights come."""
+        with self._sampler.still():
+            pass
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample from these weights from now on.
@@ -30,52 +79,32 @@ class Sampler(Protocol):
         Raises:
             WeightSyncError: if they did not arrive, all of them.
         """
-        ...
+        with self._sampler.still():
+            self._take(weights)
+            self._sampler.hand_over(version)
 
-    def close(self) -> None: ...
-
-
-class EmbeddedSampler:
-    """The embedded engine in this process, on a model of its own."""
-
-    def __init__(self, config: Any, *, dtype: str, device: str) -> None:
-        """The model of a `TrainConfig`, on a torch device or on `auto`, the best there is.
-
-        Raises:
-            ConfigError: if it cannot be loaded.
-        """
-        loaded = load_model(config.model.path, dtype=dtype, device=device)
-        self._model = loaded.model.requires_grad_(False)
-        self.engine = LocalEngine(
-            self._model,
-            loaded.tokenizer,
-            max_concurrent=config.rollout.max_concurrent,
-            max_length=config.model.max_length,
-            tool_parser=config.model.tool_parser,
-            seed=config.seed,
-            device=loaded.device,
-        )
-
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `Sampler`."""
+    def _take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         own = self._model.state_dict()
-        awaited = set(own)
-        with self.engine.paused(), torch.no_grad():
+        awaited = set(own) - _tied(self._model)
+        with torch.no_grad():
             for name, weight in weights:
                 if name not in own or own[name].shape != weight.shape:
                     raise WeightSyncError(
-                        f"verl's workers sent {name} {tuple(weight.shape)}, which the sampler has not"
+                        f"verl's workers sent {name} {tuple(weight.shape)}, and the policy has no such weight"
                     )
                 own[name].copy_(weight)
                 awaited.discard(name)
-            if awaited - _tied(self._model):
-                raise WeightSyncError(
-                    f"verl's workers did not send {sorted(awaited)[0]}, so the sampler has old weights"
-                )
-            self.engine.publish(version)
+        if awaited:
+            raise WeightSyncError(f"verl's workers did not send {min(awaited)}, so the sampler has some old weights")
 
     def close(self) -> None:
-        self.engine.close()
+        """Stop sampling. Repeatable."""
+        self._sampler.close()
+
+
+def _of_whole_weights(config: Any) -> Any:
+    """The configuration of a server that knows nothing of adapters: their weights come added to the others."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora_rank": 0})})
 
 
 def _tied(model: Any) -> set[str]:

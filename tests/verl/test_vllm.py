@@ -1,0 +1,60 @@
+"""Two workers of verl's, sampled from by a real vLLM: it is given the weights after each update, and proves that it has them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rllm.testing.tiny_policy import tiny_policy
+
+from .test_runs import WORKFLOW, rewards, train
+
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less to start
+}
+
+
+@pytest.fixture
+def vllm_command(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The program of the environment that `make test-vllm` installs."""
+    command = Path(os.environ.get("RLLM_TEST_VLLM", ".vllm")).absolute() / "bin" / "vllm"
+    assert command.exists(), f"{command} is not there: run `make test-verl`"
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return str(command)
+
+
+@pytest.fixture
+def wide_policy() -> Path:
+    """The alphabet's, with heads of 32: vLLM's attention on CPUs has no others that are as small."""
+    from learning.alphabet import RECIPE, STARTS_RIGHTLY, conversations
+
+    return tiny_policy(
+        partial(conversations, starts_rightly=1.0),
+        partial(conversations, starts_rightly=STARTS_RIGHTLY),
+        recipe=replace(RECIPE, hidden_size=128),
+    )
+
+
+def test_a_workflow_learns_from_what_vllm_samples(
+    cluster: None, vllm_command: str, wide_policy: Path, tmp_path: Path
+) -> None:
+    settings = ["algorithm.name=grpo", "num_steps=12", "eval.every=0", "save_every=0", "rollout.timeout_s=1800"]
+    served = ["model.engine=vllm", f"vllm.command={vllm_command}", 'vllm.args=["--enforce-eager"]']
+    lines = train(
+        tmp_path / "run", [f"model.path={wide_policy}", *settings, *served, "vllm.start_timeout_s=900"], **WORKFLOW
+    )
+    before, after = rewards(lines)
+    assert after > before + 0.15
+    steps = [line for line in lines if "policy/loss" in line]
+    assert [line["policy/weight_version"] for line in steps] == list(range(1, 13))
+    assert max(line["policy/sampler_gap_max"] for line in steps) < 1e-4
