@@ -82,7 +82,7 @@ with open_store(sys.argv[1]) as store:
 
 def test_several_processes_share_one(postgres_url: str):
     programs = [subprocess.Popen([sys.executable, "-c", WRITE, postgres_url, str(number)]) for number in range(3)]
-    assert [program.wait(60) for program in programs] == [0, 0, 0]
+    assert [program.wait(300) for program in programs] == [0, 0, 0]
     with open_store(postgres_url) as store:
         assert {info.id: info.num_traces for info in store.sessions()} == {
             "shared": 150,
@@ -127,14 +127,18 @@ def test_writers_that_delete_and_write_the_same_sessions_leave_nothing_half_done
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["stopped", "killed"])
 def test_a_server_that_is_restarted_loses_nothing(postgres: Any, postgres_url: str, at_once: bool):
-    with open_store(postgres_url) as store:
+    from rllm.store.postgres import PostgresTraceStore
+
+    with PostgresTraceStore(postgres_url, timeout_s=120.0) as store:
         store.add([trace_of("before")]).result()
         store.by_session("s")
         postgres.stop(at_once=at_once)
         during = [store.add([trace_of(f"during {number}")]) for number in range(3)]
-        threading.Timer(0.3, postgres.start).start()
+        starting = threading.Timer(0.3, postgres.start)
+        starting.start()
         for write in during:
-            write.result(60)
+            write.result(120)
+        starting.join()
         assert [trace.id for trace in store.by_session("s")] == ["before", "during 0", "during 1", "during 2"]
 
 
