@@ -1,12 +1,17 @@
-"""`kill -9` of the gateway, the upstream and the agents under load, in any order: no call is lost whose answer was read."""
+"""`kill -9` of the gateway, its upstreams and the agents under load, a full disk and a locked database, in any order: no call
+is lost whose answer was read."""
 
+import os
 import random
+import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +23,8 @@ from ..ports import free_port
 
 PROGRAMS = str(Path(__file__).with_name("programs.py"))
 TIMEOUT_S = 300
+NUM_RUNS = int(os.environ.get("RLLM_KILL_RUNS", "1"))
+"""Each with an order and times of its own; `make test-kills` has 100."""
 
 
 class Process:
@@ -33,6 +40,10 @@ class Process:
         assert self._process.stdout.readline(), self.command
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def _read(self):
         for line in self._process.stdout:
@@ -65,35 +76,73 @@ def wait_for_calls(agents, num_calls):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("num_rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
-def test_no_acknowledged_call_is_lost(tmp_path, num_rounds):
-    rng = random.Random(num_rounds)
-    database = f"sqlite:///{tmp_path / 'traces.db'}"
-    upstream_port, port = free_port(), free_port()
-    gateway_command = ["-m", "rllm", "gateway", "--upstream", f"http://127.0.0.1:{upstream_port}/v1"]
+class Run:
+    """Agents, a gateway and a pool of two inference servers, and what can befall them."""
+
+    def __init__(self, stack, folder, rng):
+        self.rng = rng
+        self.database = folder / "traces.db"
+        ports = [free_port() for _ in range(2)]
+        self.upstreams = [self._started(stack, Process(PROGRAMS, "upstream", str(port))) for port in ports]
+        port = free_port()
+        replicas = [word for other in ports for word in ("--upstream", f"http://127.0.0.1:{other}/v1")]
+        store = ("--store", f"sqlite:///{self.database}")
+        self.gateway = self._started(stack, Process("-m", "rllm", "gateway", *replicas, "--port", str(port), *store))
+        self.agents = self._started(stack, Agents(PROGRAMS, "agents", f"http://127.0.0.1:{port}", "run1"))
+        self.disasters = [
+            partial(self.restart, self.gateway),
+            partial(self.restart, self.agents),
+            *(partial(self.restart, upstream) for upstream in self.upstreams),
+            self.fill_disk,
+            self.lock_database,
+        ]
+
+    @staticmethod
+    def _started(stack, process):
+        stack.callback(process.kill)
+        return process
+
+    def restart(self, victim):
+        victim.kill()
+        victim.start()
+
+    def fill_disk(self):
+        """Let the gateway's files grow no further for a while: writes beyond fail with `EFBIG`."""
+        files = [self.database, self.database.with_name("traces.db-wal")]
+        size = min(path.stat().st_size for path in files if path.exists())
+        resource.prlimit(self.gateway.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        self.pause(0.3)
+        resource.prlimit(self.gateway.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def lock_database(self):
+        """Another process's long write."""
+        with closing(sqlite3.connect(self.database, isolation_level=None, timeout=TIMEOUT_S)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            self.pause(0.3)
+            connection.execute("ROLLBACK")
+
+    def pause(self, at_most_s):
+        time.sleep(self.rng.random() * at_most_s)
+
+
+@pytest.mark.parametrize("seed", range(NUM_RUNS))
+def test_no_acknowledged_call_is_lost(tmp_path, seed):
+    rng = random.Random(seed)
     with ExitStack() as stack:
-        upstream = Process(PROGRAMS, "upstream", str(upstream_port))
-        stack.callback(upstream.kill)
-        gateway = Process(*gateway_command, "--port", str(port), "--store", database)
-        stack.callback(gateway.kill)
-        agents = Agents(PROGRAMS, "agents", f"http://127.0.0.1:{port}", "run1")
-        stack.callback(agents.kill)
-        victims = [gateway, upstream, agents]
-        for number in range(num_rounds):
-            wait_for_calls(agents, rng.randrange(1, 60))
-            time.sleep(rng.random() * 0.01)
-            victim = victims[number] if number < 3 else rng.choice(victims)
-            victim.kill()
-            victim.start()
-        wait_for_calls(agents, 20)
-    acknowledged = [line.split() for line in agents.lines]
-    with open_store(database) as store:
+        run = Run(stack, tmp_path, rng)
+        for disaster in rng.sample(run.disasters, len(run.disasters)):
+            wait_for_calls(run.agents, rng.randrange(1, 60))
+            run.pause(0.01)
+            disaster()
+        wait_for_calls(run.agents, 20)
+    acknowledged = [line.split() for line in run.agents.lines]
+    with open_store(str(run.database)) as store:
         traces = {
             trace.id: trace
             for session_id in {session_id for session_id, _, _ in acknowledged}
             for trace in store.by_session(session_id)
         }
-    assert len(acknowledged) > 10 * num_rounds
+    assert len({trace_id for _, trace_id, _ in acknowledged}) == len(acknowledged)
     for session_id, trace_id, question in acknowledged:
         trace = traces[trace_id]
         assert (trace.session_id, trace.messages[-1]["content"]) == (session_id, question)
