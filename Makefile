@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz check format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz test-kills check format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ $(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
 
 test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the fast suite does.
 	RLLM_FUZZ_EXAMPLES=300 $(PYTEST) tests/gateway/fuzz
+
+test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
+	RLLM_KILL_RUNS=100 $(BIN)/pytest -n 2 tests/gateway/test_kills.py
 
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
 	$(BIN)/python tests/vllm/install.py .vllm
