@@ -125,7 +125,7 @@ def first_traces(path: Path) -> list[Trace]:
     """Of the first weights, which are those of the model's folder."""
     store = open_store(str(path), read_only=True)
     try:
-        sessions = list(store.sessions())[:40]
+        sessions = store.sessions(limit=40, oldest_first=True)
         traces = [trace for session in sessions for trace in store.by_session(session.id)]
     finally:
         store.close()

@@ -83,7 +83,7 @@ class Replica:
         if self._usable_from < math.inf:
             self._usable_from = math.inf
             logger.warning("upstream %s is down: %s", self.address, error)
-        self.suspect()
+            self.suspect()
 
     def suspect(self) -> None:
         """Have it checked at once."""

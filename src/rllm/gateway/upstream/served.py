@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,6 +23,8 @@ from rllm.ids import new_id
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.openai_engine import output_of_answer
 from rllm.types import Message
+
+_ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
 
 
 class ServedUpstream(HTTPUpstream):
@@ -71,7 +74,7 @@ class ServedUpstream(HTTPUpstream):
 
 def _note_death(error: UpstreamError) -> None:
     """vLLM answers with an error when its engine has died, and ends then: the call may be made again of the one after it."""
-    if error.fault == "call" and error.status_code >= 500 and "EngineCore" in str(error):
+    if error.fault == "call" and error.status_code >= 500 and _ENGINE_DIED.search(str(error)):
         error.fault = "broke_off"
 
 

@@ -1,0 +1,117 @@
+"""The policy on a server: as a gateway's upstream, and as the engine of agents in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.gateway.upstream import EngineUpstream, UpstreamPool
+from rllm.gateway.upstream.base import UpstreamCall
+from rllm.gateway.upstream.served import ServedEngine, upstream_of
+from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+from rllm.testing.tiny_policy import train_tokenizer
+
+ASKED = [{"role": "user", "content": "What is it?"}]
+FACTS = {"logprobs_kind": "processed", "template_hash": "abc"}
+
+
+@pytest.fixture(scope="module")
+def tokens() -> TokenPrompts:
+    return TokenPrompts(train_tokenizer(["a fig"], vocab_size=300))
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(ScriptedEngine(["A fig."] * 4), model="policy") as server:
+        yield server
+
+
+def engine_on(server: ScriptedServer, tokens: TokenPrompts, **options: Any) -> ServedEngine:
+    return ServedEngine(server.base_url, model="policy", tokens=tokens, facts=FACTS, **options)
+
+
+async def test_an_answer_says_which_weights_gave_it_and_what_its_numbers_are(
+    server: ScriptedServer, tokens: TokenPrompts
+) -> None:
+    engine = engine_on(server, tokens)
+    engine.publish(3)
+    output = await engine.get_model_response(ASKED, max_tokens=9, temperature=0.5)
+    assert output.content == "A fig."
+    assert (output.weight_version, output.logprobs_kind, output.template_hash) == (3, "processed", "abc")
+    assert len(output.completion_ids) == len(output.logprobs) == len("A fig.") + 1
+    assert output.sampling["temperature"] == 0.5
+    [request] = server.requests
+    assert (request["model"], request["top_p"], request["max_tokens"]) == ("policy", 1.0, 9)
+    engine.publish(4)
+    assert (await engine.get_model_response(ASKED)).weight_version == 4
+    engine.close()
+
+
+async def test_a_streamed_answer_says_so_too(server: ScriptedServer, tokens: TokenPrompts) -> None:
+    upstream = engine_on(server, tokens).new_upstream()
+    call = UpstreamCall(id="c", request=upstream.prepare({"messages": ASKED, "stream": True}))
+    chunks = [chunk async for batch in upstream.stream(call) for chunk in batch]
+    assert chunks[0]["rllm"] == FACTS
+    assert call.route.weight_version == 0
+    await upstream.close()
+
+
+async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServer, tokens: TokenPrompts) -> None:
+    ready, looked = False, asyncio.Event()
+
+    def is_ready() -> bool:
+        looked.set()
+        return ready
+
+    engine = engine_on(server, tokens, is_ready=is_ready)
+    asked = asyncio.create_task(engine.get_model_response(ASKED))
+    await looked.wait()
+    assert not server.requests
+    ready = True
+    assert (await asked).content == "A fig."
+    engine.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_its_engine_died_of_is_made_again(
+    server: ScriptedServer, tokens: TokenPrompts, stream: bool
+) -> None:
+    server.fault = "error"
+
+    def is_ready() -> bool:
+        if server.requests:
+            server.fault = None
+        return True
+
+    upstream = engine_on(server, tokens, is_ready=is_ready).new_upstream()
+    call = UpstreamCall(id="c", request=upstream.prepare({"messages": ASKED, "stream": stream}))
+    if stream:
+        assert [chunk async for batch in upstream.stream(call) for chunk in batch]
+    else:
+        assert (await upstream.complete(call))["choices"][0]["message"]["content"] == "A fig."
+    assert [retry["fault"] for retry in call.route.retries] == ["broke_off"]
+    await upstream.close()
+
+
+def test_a_later_turn_goes_on_from_the_very_tokens(server: ScriptedServer, tokens: TokenPrompts) -> None:
+    engine = engine_on(server, tokens)
+    template = tokens._template
+    first = [{"role": "user", "content": "a fig"}]
+    known = [*template.render(first), 7, 8]  # as no template would write it
+    messages = [*first, {"role": "assistant", "content": "??"}, {"role": "user", "content": "a fig"}]
+    prompt = engine.continued_prompt(known, messages, 2)
+    assert prompt[: len(known)] == known
+    assert template.render(messages)[-8:] == prompt[-8:]
+    with pytest.raises(ConfigError, match="cannot go on"):
+        engine.continued_prompt(known, [*messages, {"role": "assistant", "content": 5}], 2)
+
+
+def test_a_gateway_in_front_of_it_asks_the_server_itself(server: ScriptedServer, tokens: TokenPrompts) -> None:
+    assert isinstance(upstream_of(engine_on(server, tokens), "policy"), UpstreamPool)
+    assert isinstance(upstream_of(ScriptedEngine(["x"]), "policy"), EngineUpstream)
