@@ -60,7 +60,7 @@ def test_a_subtree_is_one_run_of_tokens(sequences: list[list[int]], min_saved: i
 def test_a_node_belongs_to_several_sequences_only_if_that_saves_enough(
     sequences: list[list[int]], min_saved: int
 ) -> None:
-    tree = build_tree(sequences, min_saved=min_saved)
+    tree = build_tree(sequences, min_saved=min_saved, row_tokens=0)
     for index, node in enumerate(tree.nodes):
         users = sum(index in path for path in tree.paths)
         assert users == 1 or (users - 1) * node.length >= min_saved
@@ -75,8 +75,14 @@ def test_the_samples_of_two_prompts() -> None:
 
 def test_a_first_token_that_many_share_does_not_hide_the_longer_prefixes_of_few() -> None:
     one, other = [1] + [2] * 30, [1] + [3] * 30
-    tree = build_tree([[*one, 4], [*one, 5], [*other, 4], [*other, 5]])
+    tree = build_tree([[*one, 4], [*one, 5], [*other, 4], [*other, 5]], row_tokens=0)
     assert len(tree.ids) == 2 * 31 + 4, "each prompt once, the shared first token twice: one token is not worth a node"
+
+
+def test_what_fits_into_a_row_shares_every_token() -> None:
+    answers = [[7, 1, 1], [7, 1, 2], [7, 2, 2]]
+    tree = build_tree([[5] * 100 + answer for answer in answers])
+    assert tree.ids == [*[5] * 100, 7, 1, 1, 2, 2, 2], "of 309 tokens, which are more than a row, an answer is a few"
 
 
 def test_equal_sequences_share_everything() -> None:

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 MIN_SAVED = 16
 """A shared run becomes a node of its own when that saves at least this many tokens; below it costs more than it saves."""
+ROW_TOKENS = 128
+"""Subtrees of up to this many tokens are computed as one row, in which a node costs nothing: there every run is shared.
+Shorter rows copy the keys above them more often, longer ones compute more pairs that are masked out; twice or half of it
+costs about the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,13 @@ class TokenTree:
         return [position for run in reversed(runs) for position in run]
 
 
-def build_tree(sequences: Sequence[Sequence[int]], *, min_saved: int = MIN_SAVED) -> TokenTree:
+def build_tree(
+    sequences: Sequence[Sequence[int]], *, min_saved: int = MIN_SAVED, row_tokens: int = ROW_TOKENS
+) -> TokenTree:
     """Merge the common prefixes of token sequences. None of them may be empty."""
     tree = TokenTree(paths=[[] for _ in sequences])
     lists, everyone = [list(ids) for ids in sequences], list(range(len(sequences)))
-    _grow(tree, lists, everyone, parent=-1, offset=0, fork=0, min_saved=min_saved)
+    _grow(tree, lists, everyone, parent=-1, offset=0, fork=0, min_saved=min_saved, row_tokens=row_tokens)
     return tree
 
 
@@ -78,6 +84,7 @@ def _grow(
     offset: int,
     fork: int,
     min_saved: int,
+    row_tokens: int,
 ) -> None:
     """Add what lies below `parent`, whose tokens end at `offset`; up to `fork`, which is no earlier, all members agree.
 
@@ -86,14 +93,26 @@ def _grow(
     for branch in _branches(sequences, members, fork):
         end = _end_of_shared(sequences, branch, fork)
         longer = [member for member in branch if len(sequences[member]) > end]
-        if len(branch) == 1 or (len(branch) - 1) * (end - offset) >= min_saved:
+        fits = sum(len(sequences[member]) - offset for member in branch) <= row_tokens
+        if fits or len(branch) == 1 or (len(branch) - 1) * (end - offset) >= min_saved:
             below = _add_node(tree, sequences[branch[0]][offset:end], parent, offset, branch)
-            _grow(tree, sequences, longer, parent=below, offset=end, fork=end, min_saved=min_saved)
+            _grow(
+                tree, sequences, longer, parent=below, offset=end, fork=end, min_saved=min_saved, row_tokens=row_tokens
+            )
         else:
             for member in branch:
                 if len(sequences[member]) == end:
                     _add_node(tree, sequences[member][offset:], parent, offset, [member])
-            _grow(tree, sequences, longer, parent=parent, offset=offset, fork=end, min_saved=min_saved)
+            _grow(
+                tree,
+                sequences,
+                longer,
+                parent=parent,
+                offset=offset,
+                fork=end,
+                min_saved=min_saved,
+                row_tokens=row_tokens,
+            )
 
 
 def _branches(sequences: list[list[int]], members: list[int], fork: int) -> list[list[int]]:

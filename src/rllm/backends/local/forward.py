@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rllm.algorithms.tree import TokenTree, build_tree
-from rllm.backends.local.rows import ROW_TOKENS, passes
+from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
+from rllm.backends.local.rows import passes
 from rllm.backends.local.tree_keys import TreeKeys
 from rllm.inference.local.decoders import has_full_attention
 

@@ -18,11 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rllm.algorithms.tree import TokenTree
+from rllm.algorithms.tree import ROW_TOKENS, TokenTree
 
-ROW_TOKENS = 128
-"""Subtrees share a row up to this many tokens. Shorter rows copy the keys above them more often, longer ones compute more
-pairs that are masked out; twice or half of it costs about the same."""
 PASS_TOKENS = 8192
 """Padded tokens in one pass."""
 PASS_PADDING = 64

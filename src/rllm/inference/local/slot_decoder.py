@@ -15,14 +15,11 @@ import torch
 
 from rllm.inference.local.decoder import Added, last_logits_only
 from rllm.inference.local.kv_cache import CacheShape, SlotCache
-from rllm.inference.local.prefix_cache import BLOCK, Block, PrefixCache
+from rllm.inference.local.prefill import PASS_TOKENS, Intake, Run, even, in_batches, last_column
+from rllm.inference.local.prefix_cache import BLOCK, PrefixCache
 from rllm.inference.local.short_forward import ShortForward
 from rllm.inference.local.stems import ROWS, Group, StemAttention
 
-_PREFILL_TOKENS = 2048
-"""Tokens of one prefill pass, padding included."""
-_PREFILL_WASTE = 1.25
-"""Sequences prefilled together differ in length by at most this factor, and a block."""
 _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix to be computed if it then saves at least this many tokens."""
 STEM_TOKENS = 256
@@ -114,7 +111,7 @@ class SlotDecoder:
         self._prefixes.begin_round()
         self._is_new = True
         known = {prompt.tokens: prompt for prompt in self._prompts}
-        chosen: dict[tuple[int, ...], _Prefill] = {}
+        chosen: dict[tuple[int, ...], Intake] = {}
         members: dict[tuple[int, ...], list[int]] = {}
         for index, ids in enumerate(prompts):
             tokens = tuple(ids[:-1])
@@ -136,29 +133,28 @@ class SlotDecoder:
                 self._drop_prompt(prompt)
         return added
 
-    def _choose(self, tokens: tuple[int, ...]) -> _Prefill | None:
+    def _choose(self, tokens: tuple[int, ...]) -> Intake | None:
         """How a prompt is taken in now; `None` if it should wait for a prefix that another one is about to compute."""
         path = self._prefixes.match(tokens)
         ready = [block for block in path if block.ready]
         if (len(path) - len(ready)) * BLOCK >= _WORTH_WAITING:
             return None
         made = self._prefixes.extend(tokens, path) if len(ready) == len(path) else []
-        return _Prefill(tokens=tokens, path=ready, made=made)
+        return Intake(tokens=tokens, path=ready, made=made)
 
-    def _take_in(self, items: list[_Prefill]) -> dict[tuple[int, ...], _Prompt]:
+    def _take_in(self, items: list[Intake]) -> dict[tuple[int, ...], _Prompt]:
         """Compute what is missing of prompts, which are in order of that."""
-        first, batches = len(self._prompts), _batches(items)
-        widths = [self._read_width(_width(batch), ROWS) for batch in batches]
-        lengths = [len(item.tokens) for item in items]
-        self._prompt_cache.reserve(first + len(items), max([1, *lengths, *widths]), first)
+        first = len(self._prompts)
+        batches = in_batches(Run(place, item.tokens, item.num_cached) for place, item in enumerate(items, start=first))
+        widths = [self._read_width(last_column(batch), ROWS) for batch in batches]
+        columns = max([1, *(len(item.tokens) for item in items), *widths])
+        self._prompt_cache.reserve(first + len(items), columns, first)
         made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
         self._prompts += made
         for place, item in enumerate(items, start=first):
             self._prefixes.load(item.path, self._prompt_cache.states[:, :, place])
-        place = first + sum(item.num_missing == 0 for item in items)
-        for batch in batches:
-            self._prefill(place, batch)
-            place += len(batch)
+        for batch, width in zip(batches, widths, strict=True):
+            self._prefill(batch, width)
         for place, item in enumerate(items, start=first):
             self._prefixes.store(item.made, len(item.path), self._prompt_cache.states[:, :, place])
         return {prompt.tokens: prompt for prompt in made}
@@ -185,24 +181,24 @@ class SlotDecoder:
             self._is_new = True
             self._make_buffers()
 
-    def _prefill(self, first: int, batch: list[_Prefill]) -> None:
-        """Compute the missing states of consecutive slots, in pieces where they are long."""
-        longest = _even(max(item.num_missing for item in batch))
-        piece = _even(_PREFILL_TOKENS // len(batch))
-        starts = torch.tensor([[item.num_cached] for item in batch], device=self._device)
-        ends = torch.tensor([[len(item.tokens)] for item in batch], device=self._device)
+    def _prefill(self, batch: list[Run], width: int) -> None:
+        """Compute the states of the batch's tokens, in pieces where they are long, which read `width` columns."""
+        longest = even(max(run.length for run in batch))
+        piece = even(PASS_TOKENS // len(batch))
+        starts = torch.tensor([[run.start] for run in batch], device=self._device)
+        ends = torch.tensor([[len(run.tokens)] for run in batch], device=self._device)
         padded = torch.tensor(
-            [[*item.tokens[item.num_cached :], *[0] * (longest - item.num_missing)] for item in batch],
+            [[*run.tokens[run.start :], *[0] * (longest - run.length)] for run in batch],
             dtype=torch.long,
             device=self._device,
         )
         for offset in range(0, longest, piece):
             inputs = padded[:, offset : offset + piece]  # [N, T]
             columns = starts + torch.arange(offset, offset + inputs.shape[1], device=self._device)
-            num_read = self._prompt_cache.aim(first, len(batch), columns, self._read_width(_width(batch), ROWS))
+            num_read = self._prompt_cache.aim(batch[0].place, len(batch), columns, width)
             visible = torch.arange(num_read, device=self._device) <= columns.unsqueeze(2)  # [N, T, read]
             mask = torch.zeros_like(visible, dtype=self._mask.dtype).masked_fill_(~visible, -torch.inf)
-            # Padding is written behind the sequence, where decoding overwrites it; its positions only have to exist.
+            # Padding is written behind the run, where later tokens overwrite it; its positions only have to exist.
             self._forward(self._prompt_cache, inputs, columns.minimum(ends - 1), mask.unsqueeze(1))
 
     def _forward(
@@ -220,7 +216,7 @@ class SlotDecoder:
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         self._part(tokens)
-        count, rows = len(self._rows), _even(len(self._rows))
+        count, rows = len(self._rows), even(len(self._rows))
         width = self._read_width(max(row.length for row in self._rows) + 1, self._queries)
         self._reserve(rows, width)
         if self._is_new:
@@ -328,51 +324,3 @@ class SlotDecoder:
             held.clear()
         self._is_new = True
         self._prefixes.clear()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Prefill:
-    """A prompt that is being taken in."""
-
-    tokens: tuple[int, ...]
-    """Those whose states the slot is to hold."""
-    path: list[Block]
-    """The blocks that are known."""
-    made: list[Block]
-    """The blocks to be stored once they are computed."""
-
-    @property
-    def num_cached(self) -> int:
-        return len(self.path) * BLOCK
-
-    @property
-    def num_missing(self) -> int:
-        return len(self.tokens) - self.num_cached
-
-
-def _batches(items: list[_Prefill]) -> list[list[_Prefill]]:
-    """Sequences of rising length, cut where padding them to one length would waste too much."""
-    batches: list[list[_Prefill]] = []
-    for item in items:
-        if item.num_missing == 0:
-            continue
-        batch = batches[-1] if batches else None
-        if (
-            batch is None
-            or item.num_missing > _PREFILL_WASTE * batch[0].num_missing + BLOCK
-            or item.num_missing * (len(batch) + 1) > _PREFILL_TOKENS
-        ):
-            batches.append([item])
-        else:
-            batch.append(item)
-    return batches
-
-
-def _width(batch: list[_Prefill]) -> int:
-    """The columns that prefilling a batch may write."""
-    return max(item.num_cached for item in batch) + _even(max(item.num_missing for item in batch))
-
-
-def _even(rows: int) -> int:
-    """The next multiple of `ROWS`."""
-    return max(-(-rows // ROWS), 1) * ROWS
