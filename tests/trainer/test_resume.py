@@ -246,7 +246,8 @@ def test_what_cannot_be_gone_on_with_leaves_everything_as_it_was(run_trainer: Ru
 def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer) -> None:
     run_trainer()
     free = {"save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}, "rollout": {"max_concurrent": 2}}
-    free |= {"model": {"gradient_checkpointing": True}, "optim": {"offload": True}}
+    free |= {"model": {"gradient_checkpointing": True, "engine": "vllm"}, "optim": {"offload": True}}
+    free |= {"vllm": {"url": "http://127.0.0.1:8000/v1"}}
     explicit = {"algorithm": {"name": "grpo", "clip_high": 0.2}}  # what it was by default
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
 

@@ -45,6 +45,8 @@ MAY_CHANGE = (
     "verl.timeout_s",
     "eval.",
     "gateway.",
+    "model.engine",
+    "vllm.",
 )
 """Settings, and whole sections (`eval.`), that a resumed run may have otherwise: they do not decide what is learned."""
 
