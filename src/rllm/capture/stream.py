@@ -53,7 +53,7 @@ def _plain_events(text: bytes) -> tuple[list[bytes], bytes] | None:
     if end < 0 or b"\r" in text or not text.startswith(b"data: "):
         return None
     payloads = text[6:end].split(b"\n\ndata: ")
-    if text.count(b"\n", 0, end) != 2 * (len(payloads) - 1):
+    if b"\n" in b"".join(payloads):  # A search is several times as fast as a count.
         return None
     return payloads, text[end + 2 :]
 
