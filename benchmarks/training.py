@@ -2,10 +2,10 @@
 
     python benchmarks/training.py [WORKLOAD ...] [--rounds 2] [--steps 3] [--autocast] [--peer-python PATH] [--json]
 
-One step is sampling, scoring and update; `against_trl/workloads.py` has the workloads. Both sides train the same random
-Qwen3 of 3.7 M parameters from the same folder, in float32, with the same number of threads and the same settings of GRPO
-and AdamW. They take turns, because other programs may share the machine; what counts is the median step. Gateway and store
-are measured elsewhere.
+One step is sampling, scoring and update; `against_trl/workloads.py` has the workloads. Both sides train the same Qwen3 of
+3.7 M parameters (random, but for `task`) from the same folder, in float32, with the same number of threads and the same
+settings of GRPO and AdamW. They take turns, because other programs may share the machine; what counts is the median step.
+Gateway and store are measured elsewhere.
 
 `turns` are conversations of five turns. Ours are sampled turn by turn, and each is trained as one sequence. TRL trains a
 prompt and its answer, so it gets the five prompts of each conversation apart, and samples and trains as many answers of the
@@ -87,9 +87,11 @@ def main() -> None:
     options.with_peer = has_peer(options.peer_python)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        build_model(Path(folder))
         for workload in options.workloads or WORKLOADS:
-            results[workload] = measure(workload, folder, options)
+            model = Path(folder, "warm" if WORKLOADS[workload].warm else "random")
+            if not model.exists():
+                build_model(model, warm=WORKLOADS[workload].warm)
+            results[workload] = measure(workload, str(model), options)
             if not options.json:
                 show(workload, results[workload])
     if options.json:

@@ -26,7 +26,7 @@ def train(job: Job, watch: Watch) -> None:
         max_concurrent=workload.num_rollouts,
         seed=job.seed,
     )
-    reward = vowels if job.target is None else correctness
+    reward = correctness if workload.warm or job.target is not None else vowels
     source = questions(workload, job.seed)
     watch.start(backend.model, backend.tokenizer)
     step, go_on = 0, True

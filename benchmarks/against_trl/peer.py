@@ -21,7 +21,7 @@ from .workloads import WORKLOADS, Workload, correctness, turns_apart, vowels
 def train(job: Job, watch: Watch) -> None:
     """Train until the watch says that it is enough."""
     workload = WORKLOADS[job.workload]
-    reward = vowels if job.target is None else correctness
+    reward = correctness if workload.warm or job.target is not None else vowels
 
     def rewards(prompts: list[Any], completions: list[Any], completion_ids: list[Any], **_: Any) -> list[float]:
         watch.num_tokens += sum(map(len, completion_ids))

@@ -21,6 +21,8 @@ class Workload:
     answer_tokens: int
     """At most; a random policy nearly always uses them all."""
     num_turns: int = 1
+    warm: bool = False
+    """Whether the policy has begun to learn the task, and is rewarded for right answers."""
 
     @property
     def num_rollouts(self) -> int:
@@ -34,6 +36,14 @@ WORKLOADS = {
         group_size=8,
         num_digits=7,
         answer_tokens=8,
+    ),
+    "task": Workload(
+        title="as short, by a policy that reverses a third of the strings and is rewarded for it",
+        num_prompts=16,
+        group_size=8,
+        num_digits=7,
+        answer_tokens=8,
+        warm=True,
     ),
     "long": Workload(
         title="4 prompts x 16, 320-token prompts, 64-token answers",
