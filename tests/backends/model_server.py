@@ -16,6 +16,12 @@ ROUTES = """/health /v1/models /weight_info /pause /resume /reset_prefix_cache /
     /start_weight_update /update_weights /finish_weight_update /collective_rpc""".split()
 
 
+TOLD = {
+    "/openapi.json": {"paths": {route: {} for route in ROUTES}},
+    "/v1/models": {"data": [{"id": "policy"}]},
+}
+
+
 class ModelServer:
     """Serves a copy of a model. What it is told to do wrong it does until it is told otherwise."""
 
@@ -70,11 +76,11 @@ class ModelServer:
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path not in ("/health", "/weight_info"):
             self.calls.append(path)
+        if path in TOLD:
+            return TOLD[path]
         match path:
-            case "/openapi.json":
-                return {"paths": {route: {} for route in ROUTES}}
-            case "/v1/models":
-                return {"data": [{"id": "policy"}]}
+            case "/collective_rpc" if body["method"] == "rllm_bits":
+                return {"results": [bits(self.model)]}
             case "/collective_rpc":
                 return {"results": [{"backend": "rllm_file"}]}
             case "/weight_info":
@@ -108,6 +114,19 @@ class ModelServer:
             "token_ids": answer,
             "logprobs": {"token_logprobs": logprobs_of(self.cached, [*ids, *answer])[-len(answer) :]},
         }
+
+
+def bits(model: Any) -> dict[str, Any]:
+    """As the extension gives them; what vLLM joins is not there."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if "q_proj" not in name}
+    return {
+        name: [
+            list(weight.shape),
+            str(weight.dtype),
+            int(weight.view(torch.int16 if weight.element_size() == 2 else torch.int32).sum(dtype=torch.int64)),
+        ]
+        for name, weight in weights.items()
+    }
 
 
 def logprobs_of(model: Any, ids: list[int]) -> list[float]:

@@ -21,7 +21,7 @@ from rllm.inference.vllm_server import VLLMServer
 from .model_server import ModelServer
 
 HANDOVER = """/pause /start_weight_update /update_weights /finish_weight_update /reset_prefix_cache /update_weight_version
-    /resume /v1/completions /v1/completions""".split()
+    /resume /v1/completions /v1/completions /collective_rpc""".split()
 PATIENCE_S = 60.0
 
 
@@ -97,6 +97,20 @@ def test_and_stops_the_run_where_that_does_not_help(
         backend.publish()
 
 
+def test_an_update_that_rounding_would_hide_is_found_out_by_its_bits(
+    make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
+) -> None:
+    model = make_model().bfloat16()
+    server = ModelServer(model)
+    backend = trained_with(server, model)
+    with torch.no_grad():
+        backend.model.model.norm.weight[0] *= 1.01  # one number of thousands, by the least that the format can tell
+    server.ignores = 2
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight is not the trainer's, bit for bit"):
+        backend.publish()
+    server.close()
+
+
 def test_a_server_of_another_model_is_found_out_at_the_start(
     make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
 ) -> None:
@@ -143,6 +157,7 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server, sleeps=True)
+    assert server.calls == ["/v1/models", "/wake_up", *HANDOVER]  # it was asleep while the trainer loaded its model
     server.calls.clear()
     backend.score(groups())
     improve(backend, groups)

@@ -101,6 +101,13 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
         assert served.scratch.parent == sync_dir
 
 
+def test_a_server_that_shares_a_gpu_leaves_the_trainer_room(tmp_path: Path) -> None:
+    with opened(configured(tmp_path, "vllm.devices=0", "vllm.sleep=always")):
+        arguments = arguments_of(tmp_path)
+        assert value_of(arguments, "--gpu-memory-utilization") == "0.4"
+        assert "--enable-sleep-mode" in arguments
+
+
 def test_a_server_is_joined(tmp_path: Path) -> None:
     with endpoint(models=["ours"]) as url:
         settings = ["model.engine=vllm", f"vllm.url={url}", f"run_dir={tmp_path}"]

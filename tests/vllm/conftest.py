@@ -94,7 +94,7 @@ class Servers:
         from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 
         self._command = command
-        self._folder = folder
+        self.folder = folder
         self._current = ExitStack()
         self._running: tuple[int, VLLM] | None = None
         self.tokenizer = train_tokenizer(
@@ -114,7 +114,7 @@ class Servers:
         if self._running is None or self._running[0] != lora_rank:
             self.close()
             options = ServeOptions(
-                model=str(self._folder / "model"),
+                model=str(self.folder / "model"),
                 port=free_port(),
                 dtype="float32",
                 lora_rank=lora_rank,
@@ -122,14 +122,14 @@ class Servers:
                 extra_args=ARGUMENTS,
             )
             server = VLLMServer.start(
-                options, command=[self._command], log=self._folder / "vllm.log", start_timeout_s=START_S
+                options, command=[self._command], log=self.folder / "vllm.log", start_timeout_s=START_S
             )
             self._current.callback(server.close)
-            vllm = VLLM(server=server, folder=self._folder / "model", model=self.model, tokenizer=self.tokenizer)
+            vllm = VLLM(server=server, folder=self.folder / "model", model=self.model, tokenizer=self.tokenizer)
             self._running = (lora_rank, vllm)
         running = self._running[1]
         if not lora_rank:
-            with running.sampler(copy.deepcopy(self.model), self._folder / "first") as sampler:
+            with running.sampler(copy.deepcopy(self.model), self.folder / "first") as sampler:
                 sampler.hand_over(0)
         return running
 

@@ -12,10 +12,13 @@ import torch
 from anthropic import Anthropic
 from openai import OpenAI
 
+from rllm.engine.recorded import RecordedEngine
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import HTTPUpstream
+from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.sdk import session
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY, Trace
 
@@ -119,6 +122,26 @@ def test_tools_and_their_results(vllm: VLLM, served: tuple[GatewayServer, Memory
     assert len(traces) == 4
     assert "look_up" in vllm.tokenizer.decode(traces[0].prompt_ids)
     assert '"fig"' in vllm.tokenizer.decode(traces[3].prompt_ids)
+    for trace in traces:
+        assert_exact(vllm, trace)
+
+
+async def test_agents_of_this_process_ask_it_as_exactly(vllm: VLLM) -> None:
+    store = MemoryTraceStore()
+    facts = {"logprobs_kind": "processed"}
+    engine = ServedEngine(vllm.url, model="policy", tokens=TokenPrompts.load(str(vllm.folder)), facts=facts)
+    recorded = RecordedEngine(engine, store=store)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    with session() as here:
+        for turn in range(3):
+            output = await recorded.get_model_response(messages, max_tokens=20, temperature=0.8, seed=turn)
+            messages += [{"role": "assistant", "content": output.content}, {"role": "user", "content": NEXT}]
+    engine.close()
+    traces = here.llm_calls
+    assert len(traces) == 3
+    for one, other in pairwise(traces):
+        known = [*one.prompt_ids, *one.response_ids]
+        assert other.prompt_ids[: len(known)] == known
     for trace in traces:
         assert_exact(vllm, trace)
 

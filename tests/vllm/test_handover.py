@@ -51,6 +51,7 @@ class Forgets:
     def __init__(self, real: FileTransfer | LoraLoad, times: int) -> None:
         self.real = real
         self.times = times
+        self.shows_bits = real.shows_bits
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         if self.times:
@@ -109,6 +110,19 @@ async def answer_with_an_update(sampler: ServedSampler, model: Any) -> tuple[lis
     return [*prompt, *answer], told, call.route
 
 
+def test_the_server_tells_the_bits_of_its_weights(vllm: VLLM, tmp_path: Path) -> None:
+    model = changed(copy.deepcopy(vllm.model))
+    with vllm.sampler(model, tmp_path / "weights") as sampler:
+        sampler.hand_over(1)
+        assert sampler.probe.check_bits(sampler.server.control) >= 2 * 2 + 1, (
+            "at least the norms of two layers, and the last"
+        )
+        with torch.no_grad():
+            model.model.norm.weight[0] += 1e-6
+        with pytest.raises(WeightSyncError, match=r"model\.norm\.weight is not the trainer's, bit for bit"):
+            sampler.probe.check_bits(sampler.server.control)
+
+
 def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
@@ -126,13 +140,18 @@ def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: P
             sampler.hand_over(2)
 
 
-def test_an_update_too_small_for_the_limit_is_found_out_by_its_direction(vllm: VLLM, tmp_path: Path) -> None:
+def test_an_update_too_small_for_the_limit_is_found_out_by_its_bits_and_its_direction(
+    vllm: VLLM, tmp_path: Path
+) -> None:
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
         sampler.hand_over(0)
         changed(model, by=1e-5)  # moves log-probabilities by some 1e-5, where 1e-3 is taken for rounding
         handover.times = 2
+        with pytest.raises(WeightSyncError, match="is not the trainer's, bit for bit"):
+            sampler.hand_over(1)
+        handover.shows_bits, handover.times = False, 2
         with pytest.raises(WeightSyncError, match="moved the trainer's log-probabilities of a probe by"):
             sampler.hand_over(1)
 

@@ -46,7 +46,7 @@ class VLLMServer:
             watch_interval_s: how often `watch` looks.
         """
         self.control = control
-        self.failure: RLLMError | None = None
+        self.failure: Exception | None = None
         """Why it will not come back."""
         self.num_restarts = 0
         self.start_timeout_s = start_timeout_s
@@ -166,6 +166,9 @@ class VLLMServer:
         """
         if self.is_gone():
             self._set_ready(False)
+            if self._watcher is None:
+                log = "" if self._process is None else f" {self._process.why_it_ended()}"
+                raise InferenceError(f"vLLM at {self.url} is gone.{log}", status_code=503)
         with self._state:
             back = self._state.wait_for(
                 lambda: self._ready or self.failure is not None, timeout=self.start_timeout_s * (self._max_restarts + 1)
@@ -197,16 +200,21 @@ class VLLMServer:
         return self._expected is not None and marker != self._expected
 
     def _watch(self, recover: Callable[[], None]) -> None:
-        while not self._closing.wait(self._watch_interval_s):
-            with self._changing:
-                if self._closing.is_set() or not self.is_gone():
-                    continue
-                self._set_ready(False)
-                if not self._recovered(recover):
-                    return
+        try:
+            while not self._closing.wait(self._watch_interval_s):
+                with self._changing:
+                    if not self._closing.is_set() and self.is_gone():
+                        self._set_ready(False)
+                        self._recover(recover)
+        except Exception as error:  # whoever waits for the server has to hear of it
+            self._give_up(error)
 
-    def _recovered(self, recover: Callable[[], None]) -> bool:
-        """Start it until it is as it was; False if that cannot be."""
+    def _recover(self, recover: Callable[[], None]) -> None:
+        """Start it until it is as it was.
+
+        Raises:
+            InferenceError: if it was started as often as it may be.
+        """
         problem = "it has ended" if self._process is not None else "it was restarted, or cannot be reached"
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
@@ -219,15 +227,18 @@ class VLLMServer:
                 continue
             self._num_slow = 0
             self._set_ready(True)
-            return True
-        self.failure = InferenceError(
+            return
+        raise InferenceError(
             f"vLLM at {self.url} was gone more often than vllm.max_restarts={self._max_restarts}; the last time: {problem}",
             status_code=503,
         )
-        logger.error("%s", self.failure)
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._closing.is_set():
+            logger.error("%s", error)
         with self._state:
+            self.failure = error
             self._state.notify_all()
-        return False
 
     def _names(self, problem: str) -> tuple[str, str, int, int]:
         return self.url, problem.partition("\n")[0], self.num_restarts, self._max_restarts

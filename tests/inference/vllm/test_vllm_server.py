@@ -184,6 +184,27 @@ def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: 
     assert not server.is_ready
 
 
+def test_a_server_that_nobody_brings_back_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    server = start(says=["all is well"])
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    eventually(server.is_gone)
+    with pytest.raises(InferenceError, match=r"is gone\. The end of its log .*\nall is well"):
+        server.await_ready()
+
+
+def test_what_nobody_expected_is_told_to_those_who_wait(start: Start, tmp_path: Path) -> None:
+    server = start()
+
+    def recover() -> None:
+        raise ZeroDivisionError("one by none")
+
+    server.watch(recover)
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    eventually(lambda: server.failure is not None)
+    with pytest.raises(InferenceError, match="vLLM is gone: one by none"):
+        server.await_ready()
+
+
 def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

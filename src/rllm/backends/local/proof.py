@@ -81,6 +81,24 @@ class Probe:
                 f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
             )
 
+    def check_bits(self, control: VLLMControl) -> int:
+        """Compare the weights themselves, as far as the server keeps tensors as they were sent: vLLM joins some, and cuts
+        others among its workers. Returns how many were compared. Kernels that round cannot hide anything from this.
+
+        Raises:
+            WeightSyncError: naming one that is not the trainer's.
+        """
+        ours = {name: (list(weight.shape), str(weight.dtype), weight) for name, weight in self.model.named_parameters()}
+        num_compared = 0
+        for worker in control.weight_bits():
+            for name, (shape, dtype, bits) in worker.items():
+                if name not in ours or ours[name][:2] != (shape, dtype):
+                    continue
+                num_compared += 1
+                if bits_of(ours[name][2]) != bits:
+                    raise WeightSyncError(f"the weights did not arrive: {name} is not the trainer's, bit for bit")
+        return num_compared
+
     def _logprobs(self, ids: list[int]) -> Tensor:
         inputs = torch.tensor([ids], device=self.model.device)
         with torch.no_grad():
@@ -102,6 +120,12 @@ def check_moved(before: Likelihoods, after: Likelihoods) -> None:
             f"the weights did not arrive: the update moved the trainer's log-probabilities of a probe by {moved:.2g}, and "
             f"the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
         )
+
+
+def bits_of(weight: Tensor) -> int:
+    """The sum of its bits as integers, which no order of summing changes."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return int(weight.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def rms(values: Tensor) -> float:

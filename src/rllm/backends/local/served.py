@@ -68,7 +68,7 @@ class ServedSampler:
             adapter: likewise; if there is one, it alone is handed over.
             served_name: what calls ask for.
             scratch: a folder that the server sees, too; emptied as the sampler is closed.
-            sleeps: whether the server rests while the trainer works, as they share a GPU.
+            sleeps: whether the server rests while the trainer works, as they share a GPU; it then rests now.
             max_length: of a prompt and its answer.
             largest_gap: see `Probe`.
         """
@@ -88,7 +88,7 @@ class ServedSampler:
         self._served_name = served_name
         self._scratch = scratch
         self._sleeps = sleeps
-        self._asleep = False
+        self._asleep = sleeps
         self._run_id = new_id()[:8]
         self._published: Published | None = None
 
@@ -120,6 +120,8 @@ class ServedSampler:
                 with self.server.changing():
                     found = self._send(folder, version, expected)
                     self.probe.check_cache(self.server.control, self._served_name)
+                    if self._handover.shows_bits:
+                        self.probe.check_bits(self.server.control)
                     if self._published is not None:
                         check_moved(self._published.found, found)
                     break

@@ -24,6 +24,8 @@ LOG_FILE = "vllm.log"
 _SHARED_MEMORY = Path("/dev/shm")
 _COPIES = 3
 """Sets of weights that there should be room for: the last ones, the new ones, and one more."""
+_SHARE_OF_A_SHARED_GPU = 0.4
+"""What the trainer keeps there stays when the server wakes: weights, gradients, and the optimiser's state."""
 _OF_A_START = ("command", "port", "devices", "dtype", "gpu_memory", "reasoning_parser", "args")
 
 
@@ -126,7 +128,7 @@ def _options(config: Any, *, port: int) -> ServeOptions:
         tool_parser=model.tool_parser,
         reasoning_parser=vllm.reasoning_parser,
         lora_rank=model.lora_rank,
-        gpu_memory=vllm.gpu_memory,
+        gpu_memory=vllm.gpu_memory or (_SHARE_OF_A_SHARED_GPU if _sleeps(config) else None),
         sleeps=_sleeps(config),
         devices=vllm.devices,
         on_cpu=device.type != "cuda" and vllm.devices is None,

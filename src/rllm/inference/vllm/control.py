@@ -119,6 +119,11 @@ class VLLMControl:
         backend: str | None = said["results"][0].get("backend")
         return backend
 
+    def weight_bits(self) -> list[dict[str, tuple[list[int], str, int]]]:
+        """Of each worker that has our extension: of each of its tensors the shape, the type, and the sum of the bits."""
+        workers: list[dict[str, Any]] = self.post("/collective_rpc", {"method": "rllm_bits"})["results"]
+        return [{name: (shape, dtype, bits) for name, (shape, dtype, bits) in worker.items()} for worker in workers]
+
     def weight_version(self, *, timeout_s: float | None = None) -> str:
         """What was last told about the weights; every server that starts anew says `default`."""
         return str(self.get("/weight_info", timeout_s=timeout_s)["weight_version"])

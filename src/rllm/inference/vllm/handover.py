@@ -22,6 +22,11 @@ class Handover(Protocol):
         """For the log."""
         ...
 
+    @property
+    def shows_bits(self) -> bool:
+        """Whether the server can be asked for the bits of the weights that it has."""
+        ...
+
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         """Make the server use these weights.
 
@@ -35,6 +40,7 @@ class FileTransfer:
     """In place, through vLLM's own weight transfer and our engine for it: nothing is loaded but the tensors."""
 
     name = "transfer"
+    shows_bits = True
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         control.post("/start_weight_update")
@@ -46,6 +52,7 @@ class LoraLoad:
     """An adapter in peft's form, in the place of the one of the same name."""
 
     name = "lora"
+    shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         adapter = {"lora_name": served_name, "lora_path": str(folder), "load_inplace": True}
@@ -56,6 +63,7 @@ class Reload:
     """All weights anew from disk, for servers without our extension."""
 
     name = "reload"
+    shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         control.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})

@@ -74,7 +74,7 @@ class VLLMConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of its weights; auto is the trainer's."""
     gpu_memory: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of each GPU's memory that it takes; None leaves it to vLLM."""
+    """Share of each GPU's memory that it takes; None is 0.4 where it shares the trainer's GPU, else vLLM's own default."""
     reasoning_parser: str | None = None
     """vLLM's name of the format in which the model reasons, such as qwen3; None leaves reasoning in the answers' text."""
     args: list[str] = Field(default_factory=list)

@@ -72,13 +72,17 @@ class Extension:
         config = self.vllm_config.weight_transfer_config  # type: ignore[attr-defined]
         return {"backend": None if config is None else config.backend}
 
-    def rllm_can_read(self, path: str) -> dict[str, Any]:
-        """Whether this worker sees a file that the trainer wrote."""
-        try:
-            with open(path, "rb") as file:  # noqa: PTH123
-                return {"bytes": len(file.read())}
-        except OSError as error:
-            return {"error": str(error)}
+    def rllm_bits(self) -> dict[str, Any]:
+        """Of each tensor of weights its shape, its type, and the sum of its bits as integers."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        return {
+            name: [list(weight.shape), str(weight.dtype), _bits(weight)] for name, weight in model.named_parameters()
+        }
+
+
+def _bits(weight: torch.Tensor) -> int:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return int(weight.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,39 @@
+"""What a real vLLM says when it cannot start, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import InferenceError
+from rllm.inference.vllm.command import ServeOptions
+from rllm.inference.vllm_server import VLLMServer, free_port
+
+from .conftest import ARGUMENTS, START_S, Servers
+
+pytestmark = pytest.mark.vllm
+
+
+def start(command: str, model: Path, log: Path, *more: str) -> VLLMServer:
+    options = ServeOptions(
+        model=str(model), port=free_port(), dtype="float32", on_cpu=True, extra_args=(*ARGUMENTS, *more)
+    )
+    return VLLMServer.start(options, command=[command], log=log, start_timeout_s=START_S)
+
+
+def test_a_model_that_vllm_does_not_know(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
+    servers.close()
+    shutil.copytree(servers.folder / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    changed = {**config, "architectures": ["GhostForCausalLM"], "model_type": "ghost"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(InferenceError, match=r"this vLLM does not know the model.*The end of its log"):
+        start(vllm_command, tmp_path / "model", tmp_path / "log")
+
+
+def test_an_argument_that_vllm_does_not_take(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
+    with pytest.raises(InferenceError, match=r"does not take these arguments: see vllm\.args"):
+        start(vllm_command, servers.folder / "model", tmp_path / "log", "--no-such-argument")
