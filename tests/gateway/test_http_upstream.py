@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
@@ -59,6 +60,35 @@ class Server:
 
 async def complete(upstream):
     return await upstream.complete(UpstreamCall(id="chatcmpl-abc", request=REQUEST))
+
+
+async def test_a_call_that_is_kept_from_connecting_takes_the_connection_that_comes_free_first():
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as others:
+        listener.setblocking(False)
+        upstream = HTTPUpstream(f"http://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=600)
+        calls = [asyncio.create_task(complete(upstream))]
+        only, _ = await loop.sock_accept(listener)
+        for _ in range(4):  # More than may wait to be accepted: the server's system answers no more.
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        calls.append(asyncio.create_task(complete(upstream)))
+        with only:
+            for call in calls:
+                assert (await loop.sock_recv(only, 65536)).startswith(b"POST")
+                await loop.sock_sendall(only, FRAMED)
+                assert (await call)["choices"] == [{"index": 0}]
+        await upstream.close()
+
+
+async def test_calls_that_cannot_connect_are_told_each_and_leave_nothing_behind():
+    upstream = HTTPUpstream("http://127.0.0.1:9")
+    failures = await asyncio.gather(*(complete(upstream) for _ in range(5)), return_exceptions=True)
+    assert [failure.fault for failure in failures] == ["unreachable"] * 5
+    await upstream.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_headers_of_the_call_go_along_and_replace_none_of_ours():
