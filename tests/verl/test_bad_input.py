@@ -14,6 +14,7 @@ from rllm.backends.verl import cluster as cluster_module
 from rllm.backends.verl.backend import VerlBackend
 from rllm.backends.verl.cluster import check_node
 from rllm.backends.verl.compose import compose, worker_configs
+from rllm.backends.verl.configure import demand_of
 from rllm.errors import ConfigError
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
@@ -93,6 +94,12 @@ def test_no_gpus(cluster: None, model_folder: Path) -> None:
     config = config_of(model_folder, "model.device=auto", "model.dtype=float32")
     with pytest.raises(ConfigError, match=r"has 0 GPUs.* model.device=cpu trains without GPUs"):
         VerlBackend.from_config(config)
+
+
+def test_another_cluster_than_the_one_that_the_program_is_connected_to(cluster: None, model_folder: Path) -> None:
+    demand = demand_of(config_of(model_folder))
+    with pytest.raises(ConfigError, match=r"verl.ray_address='10\.0\.0\.1:6379': this program is connected to "):
+        cluster_module.Cluster("10.0.0.1:6379", demand, {})
 
 
 @pytest.fixture

@@ -35,13 +35,13 @@ def vllm_command(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def wide_policy() -> Path:
-    """The alphabet's, with heads of 32: vLLM's attention on CPUs has no others that are as small."""
+    """The alphabet's, with heads of 32, the smallest that vLLM's attention on CPUs has, and room for the proof of an update."""
     from learning.alphabet import RECIPE, STARTS_RIGHTLY, conversations
 
     return tiny_policy(
         partial(conversations, starts_rightly=1.0),
         partial(conversations, starts_rightly=STARTS_RIGHTLY),
-        recipe=replace(RECIPE, hidden_size=128),
+        recipe=replace(RECIPE, hidden_size=128, context_length=256),
     )
 
 

@@ -66,7 +66,7 @@ def pair(cluster: None, model_folder: Path) -> Iterator[Pair]:
     config = load_config([f"model.path={model_folder}", *SETTINGS])
     local = LocalBackend.from_config(config)
     verl = VerlBackend.from_config(
-        load_config(config, ["backend=verl", "verl.workers_per_node=2", "verl.timeout_s=300"])
+        load_config(config, ["backend=verl", "verl.workers_per_node=2", "verl.timeout_s=1800"])
     )
     yield Pair(verl, local)
     verl.close()

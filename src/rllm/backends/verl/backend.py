@@ -263,9 +263,11 @@ class VerlBackend:
                 yield name, weight
 
     def save(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder (with LoRA: of peft), written by the first worker; in `verl/` what its pieces need
-        to go on exactly, and in `recovery.json` the counts. All workers must see the folder."""
+        """An ordinary Hugging Face folder (with LoRA: of peft); in `verl/` the pieces of each worker, which go on exactly from
+        them, and in `recovery.json` the counts. All workers must see the folder."""
         self._group.ask("save", str(folder.absolute()), self._dtype)
+        if not self._config.model.lora_rank:
+            self._published.save(self._weights(), folder)
         self._tokenizer.save_pretrained(folder)
         (folder / RECOVERY_FILE).write_text(json.dumps(asdict(self._counts)))
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 REACH_S = 5.0
 """How long the address of a cluster may take to answer."""
-FREE_S = 20.0
+FREE_S = 60.0
 """How long to wait for resources that a run which has just ended still holds."""
 ASK_S = 300.0
 """How long a node may take to tell its versions: a new process, and a few imports."""
@@ -65,6 +65,11 @@ class Cluster:
         self._ours = not ray.is_initialized()
         if self._ours:
             self._join(address or os.environ.get("RAY_ADDRESS"), dict(environment))
+        elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
+            raise ConfigError(
+                f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} already: "
+                "leave it out, or call ray.shutdown() first"
+            )
         try:
             self._check()
         except BaseException:
@@ -137,7 +142,8 @@ class Cluster:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        folders = [str(path) for path in (model, run_dir) if path is not None and Path(path).expanduser().exists()]
+        paths = [Path(path).expanduser().absolute() for path in (model, run_dir) if path is not None]
+        folders = [str(path) for path in paths if path.exists()]
         inspect = ray.remote(num_cpus=0, max_retries=0)(inspected)
         asked = {
             node.name: inspect.options(
@@ -174,7 +180,12 @@ def check_address(address: str | None) -> None:
     if address in (None, "auto", "local"):
         return
     assert address is not None
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"{key}={address!r}: verl has to run on a machine of the cluster: start the program there, or with `ray job submit`, "
+            "and leave the address out"
+        )
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"{key}={address!r}: use host:port, such as 10.0.0.1:6379, or auto")
     try:
@@ -208,7 +219,7 @@ def inspected(folders: Sequence[str]) -> dict[str, Any]:
     """Runs on a node: its versions, and which of the folders it does not see."""
     return {
         "versions": {package: version(package) for package in SUPPORTED},
-        "missing": [folder for folder in folders if not Path(folder).expanduser().exists()],
+        "missing": [folder for folder in folders if not Path(folder).exists()],
     }
 
 

@@ -21,6 +21,13 @@ from rllm.errors import ConfigError
 
 OPEN = ("override_config", "mixed_precision", "override_optimizer_config", "override_transformer_config")
 """Sections into which verl takes keys that its files do not list."""
+_OF_A_REFERENCE = {
+    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+    "log_prob_micro_batch_size": "ppo_micro_batch_size",
+    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+}
+"""What verl's files call a reference's settings, and what the class that they become does."""
 
 
 def worker_configs(config: Any) -> dict[str, Any]:
@@ -68,18 +75,19 @@ def compose(config: Any) -> Any:
 
 
 def _set(composed: Any, key: str, value: Any, *, is_users: bool) -> None:
+    """Put a value in its place; a user's key must have one.
+
+    Raises:
+        ConfigError: if it has none.
+    """
     from omegaconf import OmegaConf
 
     section, _, name = key.rpartition(".")
-    missing = object()
-    is_known = OmegaConf.select(composed, section, default=None) is not None and name in OmegaConf.select(
-        composed, section
-    )
-    if is_users and not is_known and not any(part in OPEN for part in section.split(".")):
-        known = OmegaConf.select(composed, section, default=missing)
+    known = OmegaConf.select(composed, section) if section else composed
+    if is_users and (known is None or name not in known) and not any(part in OPEN for part in section.split(".")):
         raise ConfigError(
             f"verl.overrides.{key}={value!r}: verl has no such key; "
-            + (f"known there: {', '.join(sorted(map(str, known)))}" if known is not missing else f"nor {section}")
+            + (f"nor {section}" if known is None else f"known there: {', '.join(sorted(map(str, known)))}")
         )
     OmegaConf.update(composed, key, value, merge=True, force_add=True)
 
@@ -89,11 +97,8 @@ def _worker(composed: Any, part: str, model: str, role: str) -> Any:
 
     section = OmegaConf.create(OmegaConf.to_container(OmegaConf.select(composed, part)))
     if role == "reference":
-        # verl has other names here for what an actor's configuration calls so.
-        tokens = {name: section.pop(f"log_prob_{name}") for name in ("use_dynamic_bsz",)}
-        section.update(tokens, ppo_max_token_len_per_gpu=section.pop("log_prob_max_token_len_per_gpu"))
-        section.update(ppo_micro_batch_size_per_gpu=section.pop("log_prob_micro_batch_size_per_gpu"))
-        section.update(ppo_micro_batch_size=section.pop("log_prob_micro_batch_size"))
+        for name, of_an_actor in _OF_A_REFERENCE.items():
+            section[of_an_actor] = section.pop(name)
         section.optim = OmegaConf.create(OmegaConf.to_container(OmegaConf.select(composed, f"{ACTOR}.optim")))
     if role == "critic":
         section.model = None

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rllm.algorithms import ALGORITHMS
+from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand, check_address
 from rllm.backends.verl.sampler import check_sampler
 from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
@@ -45,15 +46,13 @@ def check_settings(config: Any) -> None:
     check_sampler(config)
     name = config.algorithm.get("name", "grpo")
     if not config.model.lora_rank:
-        _refuse_changes(
-            config.model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank"
-        )
+        refuse_changes(config.model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank")
     elif needs_critic(config):
         raise ConfigError(
             f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"
         )
     if not needs_critic(config):
-        _refuse_changes(config.critic, "critic", type(config.critic).model_fields, f"because {name} has no critic")
+        refuse_changes(config.critic, "critic", type(config.critic).model_fields, f"because {name} has no critic")
     if config.verl.policy_loss is not None:
         _check_policy_loss(config, name)
 
@@ -89,7 +88,8 @@ def demand_of(config: Any) -> Demand:
 
 def environment_of(config: Any) -> dict[str, str]:
     """Variables of every process that runs verl, this one included."""
-    always = {"VERL_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+    defaults = {"VERL_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+    always = {name: os.environ.get(name, value) for name, value in defaults.items()}
     if not on_cpu(config):
         return always
     return {
@@ -99,11 +99,3 @@ def environment_of(config: Any) -> dict[str, str]:
         # verl lists its FSDP engines under the GPUs they were written for; they run on any device that torch knows.
         "VERL_ENGINE_DEVICE": "cuda",
     }
-
-
-def _refuse_changes(section: Any, prefix: str, names: Any, why: str) -> None:
-    defaults = type(section)()
-    for name in names:
-        value = getattr(section, name)
-        if value != getattr(defaults, name):
-            raise ConfigError(f"{prefix}.{name}={value!r} would have no effect {why}")

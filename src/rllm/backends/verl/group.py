@@ -22,7 +22,7 @@ WORK = {
     "load": "read a checkpoint",
 }
 """What a method of the workers does, in words."""
-NOTICE_S = 10.0
+NOTICE_S = 30.0
 """How long Ray may take to notice that a process is gone."""
 _NODE = re.compile(r"\bip[=:]\s*([0-9a-fA-F.:]+[0-9a-fA-F])")
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory")

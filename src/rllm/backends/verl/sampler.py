@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,6 +97,11 @@ class PublishedPolicy:
                 awaited.discard(name)
         if awaited:
             raise WeightSyncError(f"verl's workers did not send {min(awaited)}, so the sampler has some old weights")
+
+    def save(self, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+        """Write a model of these weights as an ordinary Hugging Face folder; its tokenizer is left to others."""
+        state = {name: weight for name, weight in weights if name not in _tied(self._model)}
+        self._model.save_pretrained(folder, state_dict=state)
 
     def close(self) -> None:
         """Stop sampling. Repeatable."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rllm.algorithms import ALGORITHMS
@@ -131,8 +132,9 @@ def _model(config: Any) -> dict[str, Ours]:
     alpha = model.lora_alpha
     if model.lora_rank and alpha != int(alpha):
         raise ConfigError(f"model.lora_alpha={alpha}: verl takes whole numbers only, such as {round(alpha) or 1}")
+    folder = Path(model.path).expanduser()
     keys = {
-        "path": Ours("model.path", model.path),
+        "path": Ours("model.path", str(folder.absolute()) if folder.is_dir() else model.path),
         "enable_gradient_checkpointing": Ours("model.gradient_checkpointing", model.gradient_checkpointing),
     }
     lora = {

@@ -135,28 +135,23 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         engine = self._parts["policy"].engine
-        if not hasattr(engine.module, "peft_config"):
+        if _has_adapter(engine.module):
+            yield from _merged_weights(engine)
+        else:
             yield from engine.get_per_tensor_param()[0]
-            return
-        yield from _merged_weights(engine)
 
     @on_all
     def save(self, folder: str, dtype: str) -> None:
-        """Write the policy as an ordinary Hugging Face folder, or with LoRA one of peft, and below it what `load` needs."""
+        """Write what `load` needs below a checkpoint's folder, and the policy's adapter, if it has one, into it."""
         for role, part in self._parts.items():
             if role != "reference":
                 part.save_checkpoint(str(state_folder(Path(folder), role)))
-        engine = self._parts["policy"].engine
-        module = engine.module
-        has_adapter = hasattr(module, "peft_config")
-        weights = _adapter_weights(module) if has_adapter else self._weights()
-        state = {name: weight.detach().to("cpu", DTYPES[dtype], copy=True) for name, weight in weights}
-        if self.rank != 0:
-            return
-        if has_adapter:
-            module.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
-        else:
-            _save_pretrained(module, folder, state)
+        module = self._parts["policy"].engine.module
+        if _has_adapter(module):
+            weights = _adapter_weights(module)
+            state = {name: weight.detach().to("cpu", DTYPES[dtype], copy=True) for name, weight in weights}
+            if self.rank == 0:
+                module.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
 
     @on_all
     def load(self, folder: str) -> None:
@@ -218,6 +213,10 @@ def _zero_head(module: Any) -> None:
             weight.zero_()
 
 
+def _has_adapter(module: Any) -> bool:
+    return hasattr(module, "peft_config")
+
+
 def _whole(weight: Tensor) -> Tensor:
     """A weight put together from the pieces of all processes."""
     whole: Tensor = weight.full_tensor() if isinstance(weight, DTensor) else weight
@@ -238,10 +237,3 @@ def _adapter_weights(module: Any) -> Iterator[tuple[str, Tensor]]:
     for name, weight in module.state_dict().items():
         if "lora_" in name:
             yield name, _whole(weight)
-
-
-def _save_pretrained(module: Any, folder: str, state: dict[str, Tensor]) -> None:
-    """As `transformers` does it, with weights that are elsewhere; those that are tied to others are not written twice."""
-    if getattr(module.config, "tie_word_embeddings", False):
-        state = {name: weight for name, weight in state.items() if name not in set(module._tied_weights_keys or ())}
-    module.save_pretrained(folder, state_dict=state)
