@@ -23,7 +23,13 @@ pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(scope="module")
 def backend(cluster: None, model_folder: Path) -> Iterator[VerlBackend]:
-    settings = ["model.lora_rank=4", "model.device=cpu", "optim.lr=1e-2", "algorithm.kl_coef=0.1", "verl.timeout_s=1800"]
+    settings = [
+        "model.lora_rank=4",
+        "model.device=cpu",
+        "optim.lr=1e-2",
+        "algorithm.kl_coef=0.1",
+        "verl.timeout_s=1800",
+    ]
     backend = VerlBackend.from_config(load_config(["backend=verl", f"model.path={model_folder}", *settings]))
     yield backend
     backend.close()
