@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Message = dict[str, str]
 
@@ -29,21 +29,17 @@ class Workload:
         return self.num_prompts * self.group_size
 
 
+SHORT = Workload(
+    title="16 prompts x 8, 19-token prompts, 8-token answers",
+    num_prompts=16,
+    group_size=8,
+    num_digits=7,
+    answer_tokens=8,
+)
 WORKLOADS = {
-    "short": Workload(
-        title="16 prompts x 8, 19-token prompts, 8-token answers",
-        num_prompts=16,
-        group_size=8,
-        num_digits=7,
-        answer_tokens=8,
-    ),
-    "task": Workload(
-        title="as short, by a policy that reverses a third of the strings and is rewarded for it",
-        num_prompts=16,
-        group_size=8,
-        num_digits=7,
-        answer_tokens=8,
-        warm=True,
+    "short": SHORT,
+    "task": replace(
+        SHORT, title="as short, by a policy that reverses a third of the strings and is rewarded for it", warm=True
     ),
     "long": Workload(
         title="4 prompts x 16, 320-token prompts, 64-token answers",
