@@ -92,7 +92,7 @@ def test_and_stops_the_run_where_that_does_not_help(
     improve(backend, groups)
     server.ignores = 2
     with pytest.raises(
-        WeightSyncError, match=r"version 1 did not reach the sampler .* tried 2 times: the weights did not"
+        WeightSyncError, match=r"version 1 did not reach the sampler .* tried twice: the weights did not"
     ):
         backend.publish()
 

@@ -163,4 +163,13 @@ def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer:
     assert Probe(make_model(), tokenizer).largest_gap == 1e-3
     assert Probe(make_model().bfloat16(), tokenizer).largest_gap == 0.3
     assert Probe(make_model(), tokenizer, largest_gap=0.05).largest_gap == 0.05
-    assert len(Probe(make_model(), tokenizer, max_length=40).ids) == 38
+
+
+def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any) -> None:
+    from rllm.backends.local.proof import Probe
+
+    model = make_model()
+    assert len(Probe(model, tokenizer).ids) == 160
+    assert len(Probe(model, tokenizer, max_length=40).ids) == 38
+    model.config.max_position_embeddings = 64
+    assert len(Probe(model, tokenizer).ids) == 62

@@ -135,7 +135,7 @@ def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: P
         changed(model, seed=1)
         handover.times = 2
         with pytest.raises(
-            WeightSyncError, match=r"version 2 did not reach the sampler .* tried 2 times: the weights did"
+            WeightSyncError, match=r"version 2 did not reach the sampler .* tried twice: the weights did"
         ):
             sampler.hand_over(2)
 

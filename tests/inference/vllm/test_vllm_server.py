@@ -89,11 +89,19 @@ def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("Model architectures ['GhostForCausalLM'] are not supported for now.", "does not know the model"),
+        (
+            "  Value error, Model architectures ['GhostForCausalLM'] are not supported for now.",
+            "does not know the model",
+        ),
         ("OSError: [Errno 98] Address already in use", "another program has the port"),
         ("ValueError: Free memory on device (3/24 GiB) is less than desired", r"lower vllm\.gpu_memory"),
         ("vllm: error: unrecognized arguments: --nonsense", r"see vllm\.args"),
-        ("ValueError: Head size 40 is not supported by CPU attention", "head size"),
+        ("RuntimeError: Unsupported CPU attention configuration: head_dim=40 isa=1", "head size"),
+        ("KeyError: invalid tool call parser: hermse (chose from { hermes })", r"model\.tool_parser"),
+        (
+            "non-default args: {'tool_call_parser': 'hermes'}\nRuntimeError: new",
+            r"vLLM ended .*It said: RuntimeError: new",
+        ),
         ("something new", "ended with exit code 3"),
     ],
 )

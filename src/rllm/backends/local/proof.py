@@ -42,7 +42,9 @@ class Probe:
         """`largest_gap` replaces the one that follows from the number format of the weights."""
         special = set(tokenizer.all_special_ids)
         ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
-        length = NUM_TOKENS if max_length is None else min(NUM_TOKENS, max_length - NUM_SAMPLED)
+        context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        limits = [limit - NUM_SAMPLED for limit in (max_length, context) if limit is not None]
+        length = min([NUM_TOKENS, *limits])
         self.ids = random.Random(0).choices(ordinary, k=length)
         self.model = model
         self.largest_gap = largest_gap or LARGEST_GAP.get(model.dtype, _LARGEST_GAP_OTHERWISE)

@@ -25,8 +25,6 @@ from rllm.parser.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
-NUM_TRIES = 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -111,28 +109,25 @@ class ServedSampler:
         """
         folder = self._write(version)
         expected = self.probe.trainer_logprobs()
-        problem: Exception | None = None
-        for _ in range(NUM_TRIES):
+        before = self._published
+        for is_last_try in (False, True):
             try:
-                if problem is not None:
-                    logger.warning("weights of version %d are handed over once more: %s", version, problem)
+                if is_last_try:
                     self.server.await_ready()
                 with self.server.changing():
-                    found = self._send(folder, version, expected)
-                    self.probe.check_cache(self.server.control, self._served_name)
-                    if self._handover.shows_bits:
-                        self.probe.check_bits(self.server.control)
-                    if self._published is not None:
-                        check_moved(self._published.found, found)
-                    break
+                    self._published = self._proven(folder, version, expected)
+                break
             except (InferenceError, WeightSyncError) as error:
-                problem = error
+                if is_last_try:
+                    raise WeightSyncError(
+                        f"weights of version {version} did not reach the sampler at {self.server.url}, which was tried "
+                        f"twice: {error}"
+                    ) from error
+                logger.warning("weights of version %d are handed over once more: %s", version, error)
+        if before is None:
+            self.server.watch(self.give_back)
         else:
-            raise WeightSyncError(
-                f"weights of version {version} did not reach the sampler at {self.server.url}, which was tried "
-                f"{NUM_TRIES} times: {problem}"
-            ) from problem
-        self._keep(Published(version=version, folder=folder, found=found))
+            shutil.rmtree(before.folder, ignore_errors=True)
 
     def give_back(self) -> None:
         """Give a server that has started anew the weights that it had, and have it prove that it has them.
@@ -147,6 +142,22 @@ class ServedSampler:
         self.inference.close()
         self.server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _proven(self, folder: Path, version: int, expected: Tensor) -> Published:
+        """Send the weights, and look at them from all sides."""
+        found = self._send(folder, version, expected)
+        self.probe.check_cache(self.server.control, self._served_name)
+        if self._handover.shows_bits:
+            self.probe.check_bits(self.server.control)
+        if self._published is not None:
+            check_moved(self._published.found, found)
+        logger.info(
+            "weights of version %d are served (%s), and differ from the trainer's by %.1g",
+            version,
+            self._handover.name,
+            found.gap,
+        )
+        return Published(version=version, folder=folder, found=found)
 
     def _send(self, folder: Path, version: int, expected: Tensor) -> Likelihoods:
         control = self.server.control
@@ -170,21 +181,6 @@ class ServedSampler:
         else:
             self._model.save_pretrained(folder, max_shard_size="1000TB")
         return folder
-
-    def _keep(self, published: Published) -> None:
-        """Be able to give these back, and forget those before."""
-        with self.server.changing():
-            before, self._published = self._published, published
-        if before is None:
-            self.server.watch(self.give_back)
-        else:
-            shutil.rmtree(before.folder, ignore_errors=True)
-        logger.info(
-            "weights of version %d are served (%s), and differ from the trainer's by %.1g",
-            published.version,
-            self._handover.name,
-            published.found.gap,
-        )
 
 
 @contextmanager

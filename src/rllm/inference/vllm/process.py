@@ -14,6 +14,10 @@ from pathlib import Path
 from rllm.inference.vllm import guard
 
 _TAIL_BYTES = 4000
+_LINE_CHARS = 400
+_ERROR = re.compile(r"(?:Error|Exception|[Ee]rror)[:,] |not supported|unrecognized arguments")
+_FOLLOWS = re.compile(r"EngineDeadError|See stack trace|failed to automatically increase")
+"""Errors that say nothing of their cause, and warnings that look like errors."""
 _STOP_TIMEOUT_S = guard.STOP_TIMEOUT_S + 10.0
 
 REMEDIES = {
@@ -21,13 +25,13 @@ REMEDIES = {
     r"Model architectures? .* (?:is|are) not supported|No model architectures|does not recognize this architecture|"
     r"Cannot find model module": "this vLLM does not know the model: use another version of it (vllm.command), or "
     "model.engine=embedded",
-    r"Head size \d+ is not supported|head_size .*not supported|Unsupported head size": "vLLM has no attention for this "
+    r"[Hh]ead[ _]size.*not supported|Unsupported head size|Unsupported CPU attention configuration": "vLLM has no attention for this "
     "model's head size here: train it with model.engine=embedded",
     r"Free memory on device|No available memory for the cache blocks|out of memory|OutOfMemoryError|"
     r"Not enough memory": "it does not fit into memory: lower vllm.gpu_memory or model.max_length; on a CPU set the "
     "environment variable VLLM_CPU_KVCACHE_SPACE (GiB) lower",
-    r"invalid tool call parser|Invalid tool parser|tool_call_parser": "this vLLM has no such parser of tool calls: see "
-    "model.tool_parser",
+    r"invalid tool call parser": "this vLLM has no such parser of tool calls: see model.tool_parser",
+    r"invalid reasoning parser": "this vLLM has no such parser of reasoning: see vllm.reasoning_parser",
     r"unrecognized arguments|invalid choice": "this vLLM does not take these arguments: see vllm.args, or use a newer one",
     r"No module named": "vLLM's environment is incomplete: start it by hand with the command in the log",
     r"is greater than the derived max_model_len": "the model has no room for so many tokens: lower model.max_length",
@@ -80,9 +84,11 @@ class ServerProcess:
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             said = file.read().decode(errors="replace")
-        known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, said)), None)
+        errors = [line for line in said.splitlines() if _ERROR.search(line) and not _FOLLOWS.search(line)]
+        known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
         helps = f"{known}. " if known else ""
-        return f"{helps}The end of its log ({self.log}):\n{self.tail().rstrip()}"
+        first = f"It said: {errors[0].strip()[-_LINE_CHARS:]}\n" if errors else ""
+        return f"{helps}{first}The end of its log ({self.log}):\n{self.tail().rstrip()}"
 
     def stop(self) -> None:
         """End it and all that it started. Repeatable."""
