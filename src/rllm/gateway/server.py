@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rllm.errors import ConfigError, RLLMError
+from rllm.gateway.acceptor import Acceptor
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.http_limits import BoundedHTTP
@@ -198,8 +199,15 @@ class _Server(uvicorn.Server):
         self.ready = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        self.servers = [Acceptor(listener, self._protocol) for listener in sockets or ()]  # type: ignore[misc]  # Closed alike.
         self.ready.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """What speaks with one client."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
