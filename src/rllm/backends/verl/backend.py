@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -41,8 +41,7 @@ class Counts:
     """What a resumed run goes on counting from."""
 
     weight_version: int = 0
-    policy_updates: int = 0
-    critic_updates: int = 0
+    updates: dict[str, int] = field(default_factory=lambda: {"policy": 0, "critic": 0})
     critic_batches: int = 0
 
 
@@ -202,7 +201,7 @@ class VerlBackend:
         num_tokens = batch.num_tokens * optim.num_epochs
         num_forward = sum(len(sequence.ids) - 1 for sequence in batch.sequences)
         told = {**learnt.metrics(num_tokens), **judged.metrics(num_tokens)}
-        rate = learning_rate(self._rates["policy"], self._counts.policy_updates)
+        rate = learning_rate(self._rates["policy"], self._counts.updates["policy"])
         optimizer = {"optim/lr": rate, "optim/num_updates": float(len(learnt.norms))}
         return UpdateResult(
             metrics={**told, **batch_metrics(batch, seen, num_forward=num_forward), **optimizer}, logprobs=seen
@@ -215,14 +214,13 @@ class VerlBackend:
             self._learns_with = algorithm
 
     def _step(self, role: Literal["policy", "critic"], part: Batch, progress: Progress) -> Tensor:
-        """One optimiser step of a role; returns the log-probabilities [N] before it, those of the critic's being zeros."""
-        count = getattr(self._counts, f"{role}_updates") + 1
-        setattr(self._counts, f"{role}_updates", count)
+        """One optimiser step of a role; returns the policy's log-probabilities [N] before it, and of a critic nothing."""
+        self._counts.updates[role] += 1
         rows = Rows.dealt(part, self._num_shares(role))
         data = self._data(
             rows,
             calculate_entropy=role == "policy",
-            lr=learning_rate(self._rates[role], count),
+            lr=learning_rate(self._rates[role], self._counts.updates[role]),
             mini_batch_size=len(rows.order),
             epochs=1,
             seed=0,

@@ -59,7 +59,6 @@ class WorkerGroup:
             [demand.workers_per_node] * demand.num_nodes, use_gpu=on_gpus, max_colocate_count=1
         )
         self._group: Any = None
-        self.size = demand.workers_per_node * demand.num_nodes
         made = RayClassWithInitArgs(ray.remote(TrainingProcess), configs=dict(configs), device=device)
 
         def start() -> None:
