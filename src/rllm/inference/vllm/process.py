@@ -87,7 +87,7 @@ class ServerProcess:
         errors = [line for line in said.splitlines() if _ERROR.search(line) and not _FOLLOWS.search(line)]
         known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
         helps = f"{known}. " if known else ""
-        first = f"It said: {errors[0].strip()[-_LINE_CHARS:]}\n" if errors else ""
+        first = "".join(f"It said: {line.strip()[-_LINE_CHARS:]}\n" for line in errors[:2])
         return f"{helps}{first}The end of its log ({self.log}):\n{self.tail().rstrip()}"
 
     def stop(self) -> None:
