@@ -1,11 +1,12 @@
 """What capturing a call costs: calls a second, CPU and added latency of the gateway, against the leanest one possible.
 
-    python benchmarks/gateway.py [--seconds 8] [--connections 64] [--json]
+    python benchmarks/gateway.py [--seconds 8] [--connections 64] [--litellm .litellm] [--json]
 
 A load generator and a scripted upstream of raw sockets, which cost little, share the machine with two gateways that are
 measured in turns, so that both meet the same noise: ours, started by its real command line on a SQLite file, and
 `bare_gateway.py`, which parses, keeps and releases each answer and does nothing else. A call carries 1,000 prompt ids and
-200 response ids with log-probabilities. At the end every acknowledged call must be in the store.
+200 response ids with log-probabilities. At the end every acknowledged call must be in the store. `--litellm` takes turns with a
+LiteLLM proxy that stores its calls too; it is named where LiteLLM is installed, as `make test-litellm` does.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import litellm_proxy
 import psutil
 
 NUM_PROMPT_IDS, NUM_RESPONSE_IDS = 1_000, 200
@@ -263,18 +265,22 @@ def _stored_ids(database: Path) -> set[str]:
         return {row[0] for row in connection.execute("SELECT id FROM traces")}
 
 
+Measured: TypeAlias = tuple[int, psutil.Process] | tuple[int, psutil.Process, str]
+"""Port, process, and what stands before `/v1` in its paths where that is not ours."""
+
+
 class Tally:
     """What several turns of load on one gateway add up to."""
 
-    def __init__(self, port: int, process: psutil.Process) -> None:
-        self.port, self.process = port, process
+    def __init__(self, port: int, process: psutil.Process, prefix: str = "/sessions/MODE-SESSION") -> None:
+        self.port, self.process, self.prefix = port, process, prefix
         self.elapsed = self.cpu_s = 0.0
         self.latencies: list[float] = []
         self.ids: list[str] = []
 
     def turn(self, mode: str, number: int, seconds: float, connections: int) -> None:
         before = self.process.cpu_times()
-        load = _load(self.port, f"/sessions/{mode}-{number}-SESSION", mode, seconds, connections)
+        load = _load(self.port, self.prefix.replace("MODE", f"{mode}-{number}"), mode, seconds, connections)
         after = self.process.cpu_times()
         self.cpu_s += after.user + after.system - before.user - before.system
         self.elapsed += load["elapsed"]
@@ -294,14 +300,14 @@ class Tally:
 
 
 def measure(
-    mode: str, upstream_port: int, gateways: dict[str, tuple[int, psutil.Process]], seconds: float, connections: int
+    mode: str, upstream_port: int, gateways: dict[str, Measured], seconds: float, connections: int
 ) -> dict[str, Any]:
     """One mode (`json` or `stream`): the upstream alone, a short warm-up, then the gateways in turns."""
     direct = _load(upstream_port, "", mode, min(seconds, 2.0), connections)
-    tallies = {name: Tally(port, process) for name, (port, process) in gateways.items()}
+    tallies = {name: Tally(*measured) for name, measured in gateways.items()}
     acknowledged = {
-        name: _load(port, "/sessions/warm-SESSION", mode, 1.0, connections)["ids"]
-        for name, (port, _) in gateways.items()
+        name: _load(tally.port, tally.prefix.replace("MODE", "warm"), mode, 1.0, connections)["ids"]
+        for name, tally in tallies.items()
     }
     for number in range(NUM_TURNS):
         for tally in tallies.values():
@@ -311,7 +317,7 @@ def measure(
     return {
         "mode": mode,
         **ours,
-        "bare": bare,
+        **{name: result for name, result in results.items() if name != "rllm"},
         "cpu_ratio_to_bare": round(ours["cpu_s_per_1000"] / bare["cpu_s_per_1000"], 3),
         "throughput_ratio_to_bare": round(ours["calls_per_s"] / bare["calls_per_s"], 3),
         "direct_calls_per_s": round(len(direct["latencies"]) / direct["elapsed"], 1),
@@ -319,7 +325,7 @@ def measure(
     }
 
 
-def run(seconds: float, connections: int) -> list[dict[str, Any]]:
+def run(seconds: float, connections: int, litellm: Path | None = None) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="rllm-bench-") as folder:
         databases = {name: Path(folder) / f"{name}.db" for name in ("rllm", "bare")}
         upstream = _spawn(__file__, "--role", "upstream")
@@ -328,16 +334,22 @@ def run(seconds: float, connections: int) -> list[dict[str, Any]]:
         address, store, port = f"http://127.0.0.1:{upstream_port}/v1", f"sqlite:///{databases['rllm']}", _free_port()
         command = ["-m", "rllm", "gateway", "--upstream", address, "--store", store, "--port", str(port)]
         gateway = _spawn(*command, env={**os.environ, "NO_COLOR": "1"})
+        children = [gateway, bare, upstream]
         try:
             _await_gateway(port, gateway)
-            gateways = {
+            gateways: dict[str, Measured] = {
                 "rllm": (port, psutil.Process(gateway.pid)),
                 "bare": (_printed_port(bare), psutil.Process(bare.pid)),
             }
+            if litellm is not None:
+                proxy_port = _free_port()
+                proxy = litellm_proxy.start(litellm, Path(folder), upstream_port, proxy_port)
+                children.insert(0, proxy)
+                gateways["litellm"] = (proxy_port, psutil.Process(proxy.pid), "")
             results = [measure(mode, upstream_port, gateways, seconds, connections) for mode in ("json", "stream")]
             stored = {name: _stored_ids(database) for name, database in databases.items()}
         finally:
-            for child in (gateway, bare, upstream):
+            for child in children:
                 child.terminate()
                 child.wait(timeout=30)
         for result in results:
@@ -351,6 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Calls a second, CPU and added latency of the gateway.")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--litellm", type=Path, help="where LiteLLM is installed, to measure its proxy too")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -363,7 +376,7 @@ def main() -> None:
             )
             asyncio.run(load)
         case _:
-            results = run(options.seconds, options.connections)
+            results = run(options.seconds, options.connections, options.litellm)
             if options.json:
                 print(json.dumps({result["mode"]: result for result in results}))
             else:
@@ -374,11 +387,14 @@ def main() -> None:
 
 def report(results: list[dict[str, Any]]) -> None:
     for result in results:
-        for name, shown in (("rllm", result), ("bare", result["bare"])):
+        shown_of = {"rllm": result, "bare": result["bare"], "litellm": result.get("litellm")}
+        for name, shown in shown_of.items():
+            if shown is None:
+                continue
             print(
                 f"{result['mode']:>6} {name}: {shown['calls_per_s']:7,.0f} calls/s   {shown['cpu_s_per_1000']:.3f} CPU-s per 1,000   "
                 f"added p50 {shown['added_p50_ms']:.1f} ms, p95 {shown['added_p95_ms']:.1f} ms   "
-                f"lost {shown['acknowledged_but_not_stored']} of {shown['calls']:,}"
+                f"lost {shown.get('acknowledged_but_not_stored', '?')} of {shown['calls']:,}"
             )
         print(
             f"{'':>6} ours to bare: {result['cpu_ratio_to_bare']:.2f} of the CPU, {result['throughput_ratio_to_bare']:.2f} of the calls/s   "
