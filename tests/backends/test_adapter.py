@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.local.adapter import WEIGHTS_FILE, Adapter, LoraSettings
+from rllm.backends.adapter import WEIGHTS_FILE, Adapter, LoraSettings
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
 from rllm.backends.local.forward import hidden_states
 from rllm.errors import ConfigError, MissingDependencyError

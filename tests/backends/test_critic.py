@@ -9,7 +9,7 @@ import torch
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.ppo import PPO
-from rllm.backends.local.adapter import LoraSettings
+from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.critic import FILE, CriticSettings
 from rllm.backends.updates import explained_variance

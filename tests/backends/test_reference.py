@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.local.adapter import LoraSettings
+from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.reference import FrozenCopy
 from rllm.errors import ConfigError

@@ -214,7 +214,8 @@ TOGETHER_WITH = {
 }
 
 
-SERVED = "../backends/test_serving.py::test_every_setting_reaches_the_server"
+ON_RAY = "../verl/test_ray_training.py::test_a_project_trains_on_other_nodes_as_it_does_here"
+SERVED = "../backends/sampling/test_serving.py::test_every_setting_reaches_the_server"
 ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
@@ -225,10 +226,10 @@ ELSEWHERE = {
     "sft.tokenize_method": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
     "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
-    "model.engine": "../backends/test_serving.py::test_all_that_a_user_writes_is_the_engine",
-    "vllm.command": "../backends/test_serving.py::test_all_that_a_user_writes_is_the_engine",
-    "vllm.url": "../backends/test_serving.py::test_a_server_is_joined",
-    "vllm.largest_gap": "../backends/test_serving.py::test_how_far_the_sampler_may_be_from_the_trainer",
+    "model.engine": "../backends/sampling/test_serving.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.command": "../backends/sampling/test_serving.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.url": "../backends/sampling/test_serving.py::test_a_server_is_joined",
+    "vllm.largest_gap": "../backends/sampling/test_serving.py::test_how_far_the_sampler_may_be_from_the_trainer",
     **{
         f"vllm.{name}": SERVED
         for name in (
@@ -236,6 +237,13 @@ ELSEWHERE = {
             *("sleep", "start_timeout_s", "max_restarts", "sync_dir"),
         )
     },
+    "rollout.runner": ON_RAY,
+    "ray.address": "test_rollouts.py::test_an_address_serves_verl_too",
+    "ray.num_actors": "test_rollouts.py::test_how_rollouts_are_spread_reaches_the_runner",
+    "ray.concurrency": "test_rollouts.py::test_how_rollouts_are_spread_reaches_the_runner",
+    "ray.cpus_per_actor": "test_rollouts.py::test_how_rollouts_are_spread_reaches_the_runner",
+    "ray.start_timeout_s": "test_rollouts.py::test_how_rollouts_are_spread_reaches_the_runner",
+    "ray.working_dir": ON_RAY,
     "verl.workers_per_node": "../backends/verl/test_settings.py::test_what_a_run_asks_of_a_cluster",
     "verl.num_nodes": "../backends/verl/test_settings.py::test_what_a_run_asks_of_a_cluster",
     "verl.ray_address": "../backends/verl/test_cluster.py::test_nobody_there_is_told_with_the_key_and_the_remedy",

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rllm.backends.local.adapter import Adapter
-from rllm.backends.local.served import ServedSampler
+from rllm.backends.adapter import Adapter
+from rllm.backends.sampling.served import ServedSampler
 from rllm.inference.vllm.command import ServeOptions
 from rllm.inference.vllm.handover import Handover, choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port

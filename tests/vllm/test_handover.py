@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.backends.local.adapter import Adapter, LoraSettings
-from rllm.backends.local.served import ServedSampler
+from rllm.backends.adapter import Adapter, LoraSettings
+from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import WeightSyncError
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.route import Route

@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rllm.algorithms import ALGORITHMS
-from rllm.backends.local.adapter import LoraSettings
+from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
-from rllm.backends.local.serving import check_serving
 from rllm.backends.refusals import refuse_changes
+from rllm.backends.sampling.serving import check_serving
 from rllm.backends.schedule import decay_steps
 from rllm.inference.local.loading import check_source, choose_device
 from rllm.parser.tool_parser import tool_parser

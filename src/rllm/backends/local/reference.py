@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
-from rllm.backends.local.adapter import Adapter
+from rllm.backends.adapter import Adapter
 from rllm.backends.local.policy import Policy
 from rllm.inference.local.loading import LoadedModel
 

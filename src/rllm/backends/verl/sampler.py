@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rllm.backends.local.sampler import EmbeddedSampler, Sampler
-from rllm.backends.local.serving import check_serving, open_server
+from rllm.backends.sampling.sampler import EmbeddedSampler, Sampler
+from rllm.backends.sampling.serving import check_serving, open_server
 from rllm.errors import WeightSyncError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import load_model

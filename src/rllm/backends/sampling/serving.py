@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.backends.local.adapter import Adapter
-from rllm.backends.local.served import ServedSampler
+from rllm.backends.adapter import Adapter
 from rllm.backends.refusals import refuse_changes
+from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError
 from rllm.inference.capabilities import check_trainable
 from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype

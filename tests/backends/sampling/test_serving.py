@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rllm.backends.local.serving import Served, check_serving, open_server
+from rllm.backends.sampling.serving import Served, check_serving, open_server
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
 
-from ..inference.endpoint import endpoint
+from ...inference.endpoint import endpoint
 
-STAND_IN = Path(__file__).parents[1] / "inference" / "vllm" / "stand_in.py"
+STAND_IN = Path(__file__).parents[2] / "inference" / "vllm" / "stand_in.py"
 
 
 def configured(folder: Path, *overrides: str) -> TrainConfig:
@@ -158,7 +158,7 @@ def test_without_vllm_it_is_said_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer: Any) -> None:
-    from rllm.backends.local.proof import Probe
+    from rllm.backends.sampling.proof import Probe
 
     assert Probe(make_model(), tokenizer).largest_gap == 1e-3
     assert Probe(make_model().bfloat16(), tokenizer).largest_gap == 0.3
@@ -166,7 +166,7 @@ def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer:
 
 
 def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any) -> None:
-    from rllm.backends.local.proof import Probe
+    from rllm.backends.sampling.proof import Probe
 
     model = make_model()
     assert len(Probe(model, tokenizer).ids) == 160

@@ -12,13 +12,13 @@ import torch
 
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.proof import Likelihoods, check_moved
-from rllm.backends.local.served import ServedSampler
+from rllm.backends.sampling.proof import Likelihoods, check_moved
+from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import WeightSyncError
 from rllm.inference.vllm.handover import FileTransfer
 from rllm.inference.vllm_server import VLLMServer
 
-from .model_server import ModelServer
+from ..model_server import ModelServer
 
 HANDOVER = """/pause /start_weight_update /update_weights /finish_weight_update /reset_prefix_cache /update_weight_version
     /resume /v1/completions /v1/completions /collective_rpc""".split()

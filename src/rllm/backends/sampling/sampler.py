@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from rllm.backends.local.sampling_copy import copy_trained, sampling_copy
+from rllm.backends.sampling.copy_of_policy import copy_trained, sampling_copy
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.loading import LoadedModel

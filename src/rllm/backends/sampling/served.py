@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rllm.backends.local.adapter import Adapter
-from rllm.backends.local.proof import Likelihoods, Probe, check_moved
+from rllm.backends.adapter import Adapter
+from rllm.backends.sampling.proof import Likelihoods, Probe, check_moved
 from rllm.errors import InferenceError, WeightSyncError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
