@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -57,12 +58,25 @@ def fails(monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["rllm", *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
+        with as_a_program(), pytest.raises(SystemExit) as ended:
             cli.main()
         return ended.value.code, capsys.readouterr().err
 
     return run
+
+
+@contextlib.contextmanager
+def as_a_program():
+    """Afterwards, modules of the current directory are forgotten: other tests have some of the same names."""
+    path, modules = list(sys.path), dict(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if modules.get(name) is not module and file and Path(file).is_relative_to(Path.cwd()):
+                del sys.modules[name]
 
 
 def here(*arguments, cwd):
@@ -72,8 +86,7 @@ def here(*arguments, cwd):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", command)
-        patch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
+        with as_a_program(), pytest.raises(SystemExit) as ended:
             cli.main()
     return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
 
