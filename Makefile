@@ -70,7 +70,7 @@ test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the 
 	RLLM_FUZZ_EXAMPLES=300 $(PYTEST) tests/gateway/fuzz
 
 test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
-	RLLM_KILL_RUNS=100 $(BIN)/pytest -n 2 tests/gateway/test_kills.py
+	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 tests/gateway/test_kills.py
 
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
 	$(BIN)/python tests/vllm/install.py .vllm
