@@ -129,3 +129,16 @@ def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
         ]
         assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(403, "wrong_session")}
         assert made["api_key"] not in str(client.get("/sessions/mine/traces", headers=operator).json())
+
+
+def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    with gateway(api_key="secret", session_ids_admit=True) as server, httpx.Client(timeout=60) as client:
+        mine = server.open_session("mine")
+        named = {"x-rllm-session": "mine", "authorization": "Bearer somebody-elses"}
+        for url, headers in ((mine, {}), (mine, {"authorization": "Bearer none"}), (f"{server.url}/v1", named)):
+            assert client.post(f"{url}/chat/completions", json=asked, headers=headers).status_code == 200
+        for url in (f"{server.url}/v1", server.session_url("never-begun")):
+            assert client.post(f"{url}/chat/completions", json=asked).status_code == 401
+        assert client.get(f"{server.url}/sessions/mine/traces").status_code == 401
+        assert len(server.store.by_session("mine")) == 3

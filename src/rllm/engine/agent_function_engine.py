@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
-from rllm.engine.capture import GatewayCapture, SessionGateway
+from rllm.engine.capture import GatewayCapture, SessionGateway, SessionTraces
 from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
 from rllm.engine.returned import episode_from
@@ -15,7 +15,6 @@ from rllm.engine.runner import Attempt
 from rllm.engine.signature import arguments_for, name_of
 from rllm.errors import AgentError, CaptureError, ConfigError, boundary
 from rllm.sdk.context import Session
-from rllm.store.base import TraceStore
 from rllm.threads import in_thread
 from rllm.types import Episode
 
@@ -28,7 +27,7 @@ class AgentFunctionEngine:
     Async functions share the runner's event loop; each sync call has a thread of its own.
     """
 
-    def __init__(self, agent_run_func: Callable[..., Any], *, gateway: SessionGateway, store: TraceStore) -> None:
+    def __init__(self, agent_run_func: Callable[..., Any], *, gateway: SessionGateway, store: SessionTraces) -> None:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func

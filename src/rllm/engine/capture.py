@@ -18,7 +18,6 @@ from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import environment, installed
-from rllm.store.base import TraceStore
 from rllm.threads import in_thread
 from rllm.types import Trace
 
@@ -83,10 +82,18 @@ class SessionGateway(Protocol):
         ...
 
 
+class SessionTraces(Protocol):
+    """What is needed of a store."""
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        """The calls of a session, in the order in which they were stored."""
+        ...
+
+
 class GatewayCapture:
     """Leads model clients of this process to the gateway, and reads what they did from the store behind it."""
 
-    def __init__(self, gateway: SessionGateway, store: TraceStore) -> None:
+    def __init__(self, gateway: SessionGateway, store: SessionTraces) -> None:
         self.gateway = gateway
         self.store = store
         self._changes = ExitStack()

@@ -30,7 +30,8 @@ CANCEL_GRACE_S = 5.0
 """How long a cancelled rollout may take to clean up; after that it is left behind, with a warning."""
 
 
-def _new_session_id() -> str:
+def new_session_id() -> str:
+    """An id that nobody can guess."""
     return uuid.uuid4().hex
 
 
@@ -50,7 +51,7 @@ class Attempt:
     split: str = "train"
     training_step: int | None = None
     """For which training step it is made, or after how many of them it evaluates; `None` outside training."""
-    session_id: str = field(default_factory=_new_session_id)
+    session_id: str = field(default_factory=new_session_id)
     """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
     tokens_required: bool = True
     """Whether a trainable step without tokens is an error; not where nobody trains on what comes out."""
@@ -155,16 +156,17 @@ class RolloutRunner:
         async with self._turns.one(rank) as turn:
             for position, attempt in queue:
                 await turn.give_way()
-                episodes[position] = episode = await self._episode(attempt)
+                episodes[position] = episode = await self.episode(attempt)
                 if on_episode is not None:
                     on_episode(episode)
 
-    async def _episode(self, attempt: Attempt) -> Episode:
+    async def episode(self, attempt: Attempt) -> Episode:
+        """Make one attempt, with its retries, whatever else is under way."""
         for retry in range(self.num_retries + 1):
             started = time.perf_counter()
             if retry:
                 attempt = replace(
-                    attempt, session_id=_new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
+                    attempt, session_id=new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
                 )
             try:
                 with rollout_span(_facts(attempt)) as span:

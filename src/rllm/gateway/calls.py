@@ -22,10 +22,12 @@ from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import (
     SESSION_HEADER,
+    Caller,
     authorization_of,
     authorize,
     headers_of,
     metadata_of,
+    openly_named,
     session_named,
 )
 from rllm.gateway.keep_alive import keep_alive
@@ -101,6 +103,18 @@ class CallEndpoint:
         for tell in self.observers:
             tell(observed)
 
+    async def _caller(self, path: str | None, headers: Mapping[bytes, bytes]) -> Caller:
+        """Who calls.
+
+        Raises:
+            GatewayError: 401, if nobody who may.
+        """
+        if self.config.session_ids_admit:
+            named = openly_named(path, headers)
+            if named is not None and await self.sessions.has_begun(named):
+                return Caller(session=named, is_bound=True)
+        return authorize(authorization_of(headers), self.config.api_key)
+
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
     ) -> tuple[ModelCall, dict[str, Any], Attempt | None]:
@@ -113,7 +127,7 @@ class CallEndpoint:
                 )
             raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
-        caller = authorize(authorization_of(headers), self.config.api_key)
+        caller = await self._caller(scope["path_params"].get("session_id"), headers)
         body = await read_body(scope, receive, self.config)
         named = session_named(scope["path_params"].get("session_id"), headers, caller)
         if self.limits is not None:

@@ -32,6 +32,9 @@ class GatewayConfig:
     """What clients must present as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); needed on any but a loopback host."""
     admin_key: str | None = None
     """What an operator must present to change the upstreams; the API key, where there is no other. Agents never need it."""
+    session_ids_admit: bool = False
+    """Whether calls that name a session which was begun before need no key: for agents on other machines, which are given a
+    base URL and nothing else. Whoever begins sessions then gives them ids that nobody can guess."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     exact_turns: bool = True

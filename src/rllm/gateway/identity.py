@@ -123,6 +123,11 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
     return named
 
 
+def openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """The session that a request names in its URL, or in our header."""
+    return path or _text(headers, SESSION_HEADER) or None
+
+
 def own_session(headers: Mapping[bytes, bytes]) -> str | None:
     """What a client calls its own session, which is ours where nothing else names one."""
     for header in _OWN_SESSION_HEADERS:

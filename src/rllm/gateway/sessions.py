@@ -104,6 +104,10 @@ class Sessions:
         """Whether the session is in memory."""
         return session_id in self._known
 
+    async def has_begun(self, session_id: str) -> bool:
+        """Whether somebody has begun this session."""
+        return session_id in self._known or await asyncio.to_thread(self._store.session, session_id) is not None
+
     def remember_answer(self, answer_id: str, session_id: str) -> None:
         """Keep in mind where an answer is, for a client that names nothing else when it continues.
 

@@ -94,7 +94,7 @@ class ModelOutput:
     """One sampled answer: text for the agent, tokens for the trainer."""
 
     id: str = ""
-    """What the call is filed under (`Trace.id`, `Step.id`); empty where nobody keeps it."""
+    """What the call is filed under (`Trace.id`, `Step.id`) by whoever keeps it: of a server's answer, its id; else empty."""
     text: str = ""
     """The decoded answer, with its special tokens left out."""
     content: str = ""

@@ -167,6 +167,7 @@ def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> M
     usage = response.get("usage") or {}
     content = text_of(message)
     return ModelOutput(
+        id=str(response.get("id") or ""),
         text=content,
         content=content,
         reasoning=message.get("reasoning_content") or message.get("reasoning") or "",

@@ -19,11 +19,9 @@ import yaml
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
-from rllm.engine.runner import RolloutRunner
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError
 from rllm.files import replace_text
-from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
@@ -39,6 +37,7 @@ from rllm.trainer.config.sizes import check_sizes
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
+from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import evaluations_of, in_use
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
 from rllm.workflows.workflow import Workflow
@@ -141,6 +140,7 @@ class AgentTrainer:
                 self.door.check(data)
         check_model(self.config)
         check_teacher(self.config, self.algorithm)
+        check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -190,6 +190,7 @@ class AgentTrainer:
             stack.enter_context(in_use(self.run_dir))
             rng.seed_all(self.config.seed)
             teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
+            stack.enter_context(on_ray(self.config))
             backend = self._backend.from_config(self.config.model_copy(update={"run_dir": self.run_dir}))
             stack.callback(backend.close)
             self._load(backend, start)
@@ -204,24 +205,17 @@ class AgentTrainer:
             around = Surroundings(
                 inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout
             )
-            engine = stack.enter_context(self.door.open(around))
+            runner = stack.enter_context(running(self.config, self.door, around, gateway))
             trackers = Trackers.start(self.config.trackers, self.run_dir, self.trackers)
             stack.callback(trackers.close)
-            rollout = self.config.rollout
-            loop = (AsyncTrainingLoop if rollout.max_staleness else TrainingLoop)(
+            loop = (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
                 config=self.config,
                 backend=backend,
                 algorithm=self.algorithm,
                 roles=self.roles,
                 judge=self.door.judge(self.algorithm, backend, self.roles),
                 teacher=teacher,
-                runner=RolloutRunner(
-                    engine,
-                    max_concurrent=rollout.max_concurrent,
-                    timeout_s=rollout.timeout_s,
-                    num_retries=rollout.num_retries,
-                    retry_if=self.door.retry_if,
-                ),
+                runner=runner,
                 store=store,
                 trackers=trackers,
                 checkpoints=checkpoints,
@@ -252,18 +246,7 @@ class AgentTrainer:
                 raise ConfigError(f"{error}; {self._checkpoints.way_back(start.checkpoint)}") from error
 
     def _gateway(self, store: Any, backend: TrainingBackend) -> GatewayServer:
-        settings = self.config.gateway
-        return GatewayServer(
-            store,
-            upstream_of(backend.inference, MODEL_NAME),
-            GatewayConfig(
-                host=settings.host,
-                port=settings.port,
-                exact_turns=settings.exact_turns,
-                otel=settings.otel,
-                shutdown_timeout_s=1.0,
-            ),
-        )
+        return GatewayServer(store, upstream_of(backend.inference, MODEL_NAME), gateway_config(self.config))
 
 
 def check_model(config: TrainConfig) -> None:

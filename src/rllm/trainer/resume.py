@@ -41,6 +41,8 @@ MAY_CHANGE = (
     "rollout.num_retries",
     "optim.micro_batch_tokens",
     "optim.offload",
+    "rollout.runner",
+    "ray.",
     "verl.ray_address",
     "verl.timeout_s",
     "eval.",

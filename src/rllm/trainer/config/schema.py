@@ -99,6 +99,9 @@ class VLLMConfig(Section):
 class RolloutConfig(Section):
     """How episodes are made."""
 
+    runner: Literal["local", "ray"] = "local"
+    """Where agents run: local is this process; ray is processes on the nodes of a Ray cluster (see ray), which reach the policy
+    through the gateway of this one."""
     group_size: PositiveInt = 8
     """Rollouts of each task in a training step."""
     temperature: PositiveFloat = 1.0
@@ -247,7 +250,8 @@ class GatewaySettings(Section):
     """Where agents reach the policy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; agents run on this machine, so it is a loopback one."""
+    """Address to listen on: a loopback one where agents run on this machine. With rollout.runner=ray that becomes the one by which
+    Ray's nodes know this machine, and calls need a session's id or a key."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
     exact_turns: bool = True
@@ -256,6 +260,25 @@ class GatewaySettings(Section):
     otel: bool = False
     """Whether rollouts, their agents, tools and calls are traced with OpenTelemetry, and exported to
     OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+
+class RayConfig(Section):
+    """The cluster of rollout.runner=ray and backend=verl, and how rollouts are spread over it."""
+
+    address: str | None = None
+    """The cluster, as host:port, or auto for the one on this machine; None takes the one that RAY_ADDRESS names, else starts one
+    that ends with the run. It also is verl.ray_address, unless that is set."""
+    num_actors: PositiveInt | None = None
+    """Processes that make rollouts; None starts one on each node that has a CPU."""
+    concurrency: PositiveInt | None = None
+    """Rollouts under way in each of them at a time; None divides rollout.max_concurrent evenly."""
+    cpus_per_actor: float = Field(default=0.0, ge=0.0)
+    """CPUs that Ray keeps for each of them; rollouts mostly wait for the model, so none are kept by default."""
+    working_dir: Path | None = None
+    """Folder that all nodes are given a copy of, and find as their current one; None takes the current one. Its .gitignore and
+    .rayignore say what stays here."""
+    start_timeout_s: PositiveFloat = 300.0
+    """The longest that a node may take to start such a process, and to tell what it has."""
 
 
 class VerlConfig(Section):
@@ -315,6 +338,7 @@ class TrainConfig(Section):
     sft: SFTConfig = Field(default_factory=SFTConfig)
     teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    ray: RayConfig = Field(default_factory=RayConfig)
     verl: VerlConfig = Field(default_factory=VerlConfig)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
     """Where metrics go."""

@@ -1,0 +1,104 @@
+"""A gateway on another machine, as rollouts there know it: sessions are begun, asked and read over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from rllm.engine.recorded import RecordedEngine
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference.engine import ModelOutput
+from rllm.inference.openai_engine import OpenAIEngine
+from rllm.types import Message, Trace
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteGateway:
+    """A `SessionGateway`, and of its store as much as rollouts need: the traces of a session."""
+
+    url: str
+    """`http://host:port`."""
+    api_key: str
+
+    def open_session(
+        self,
+        session_id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Begin a session; returns the base URL of its calls.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
+        wanted = {"id": session_id, "metadata": dict(metadata or {}), "sampling": sampling and dict(sampling)}
+        self._ask("POST", "/sessions", orjson.dumps(wanted))
+        return f"{self.url}/sessions/{quote(session_id, safe='')}/v1"
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        """The calls of a session.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
+        answer = self._ask("GET", f"/sessions/{quote(session_id, safe='')}/traces")
+        return [Trace.from_dict(trace) for trace in answer["traces"]]
+
+    def check(self) -> None:
+        """
+        Raises:
+            InferenceError: if nobody answers.
+        """
+        self._ask("GET", "/healthz")
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
+        headers = {"authorization": f"Bearer {self.api_key}", "content-type": "application/json"}
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise InferenceError(f"the gateway {self.url} cannot be reached ({error})", status_code=503) from error
+        finally:
+            connection.close()
+        if response.status >= 300:
+            raise InferenceError(
+                f"the gateway {self.url} answered {response.status} to {method} {path}: {answer[:200].decode()}",
+                status_code=response.status,
+            )
+        return orjson.loads(answer)
+
+
+class GatewayEngine(RecordedEngine):
+    """The policy behind a remote gateway, for agents that ask an engine: the gateway records, and imposes the sampling.
+
+    A call belongs to the session that it is made in, inside of a `GatewayCapture`; outside of any it is filed under none.
+    """
+
+    def __init__(self, gateway: RemoteGateway, *, model: str = "policy") -> None:
+        super().__init__(OpenAIEngine(model, base_url=f"{gateway.url}/v1", api_key=gateway.api_key), model=model)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> ModelOutput:
+        """One answer, whose `id` is that of its trace at the gateway.
+
+        Raises:
+            ConfigError: if several answers are asked for at once.
+            InferenceError: what the gateway answers, if it has no answer.
+        """
+        if params.get("n") not in (None, 1):
+            raise ConfigError(
+                f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather"
+            )
+        return await self.inference.get_model_response(messages, tools=tools, **params)

@@ -1,0 +1,125 @@
+"""What is settled about rollouts on Ray before Ray is asked; on a real cluster they are tried in tests/verl."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from rllm.engine.ray_actors import Spread
+from rllm.engine.ray_cluster import check_address
+from rllm.engine.remote_gateway import RemoteGateway
+from rllm.errors import ConfigError, InferenceError, MissingDependencyError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.trainer.config import load_config
+from rllm.trainer.demonstrations.door import DemonstrationDoor
+from rllm.trainer.doors import FunctionDoor
+from rllm.trainer.rollouts import check_rollouts, gateway_config, remote_gateway, spread_of, uses_a_cluster
+
+from ..ports import free_port
+
+
+def agent(question: str) -> float:
+    return 1.0
+
+
+DOOR = FunctionDoor(agent_run_func=agent)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_how_rollouts_are_spread_reaches_the_runner() -> None:
+    settings = ["ray.num_actors=3", "ray.concurrency=5", "ray.cpus_per_actor=0.5", "ray.start_timeout_s=7"]
+    assert spread_of(load_config(settings)) == Spread(
+        num_actors=3, concurrency=5, cpus_per_actor=0.5, start_timeout_s=7.0
+    )
+
+
+@pytest.mark.parametrize(
+    "setting", ["address=10.0.0.1:6379", "num_actors=2", "concurrency=2", "cpus_per_actor=1", "working_dir=/tmp"]
+)
+def test_settings_of_ray_are_refused_where_nothing_is_on_it(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"ray\.\w+=.* would have no effect: set rollout.runner=ray, or leave it out"):
+        check_rollouts(load_config([f"ray.{setting}"]), DOOR)
+
+
+def test_an_address_serves_verl_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(["backend=verl", "ray.address=10.0.0.1:6379"])
+    check_rollouts(config, DOOR)
+    assert config.verl.ray_address == "10.0.0.1:6379"
+    assert uses_a_cluster(config)
+    assert not uses_a_cluster(load_config(["backend=verl"]))
+    assert not uses_a_cluster(load_config([]))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert uses_a_cluster(load_config(["rollout.runner=ray"]))
+    other = load_config(["backend=verl", "rollout.runner=ray", "ray.address=a:1", "verl.ray_address=b:1"])
+    with pytest.raises(ConfigError, match=r"verl.ray_address='b:1' and ray.address='a:1' are two clusters"):
+        check_rollouts(other, DOOR)
+
+
+def test_nobody_at_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    with pytest.raises(
+        ConfigError, match=rf"ray.address='127.0.0.1:{port}': nothing answers there.*`ray start --head`"
+    ):
+        check_address(f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=r"ray.address='head': use host:port"):
+        check_address("head")
+    with pytest.raises(ConfigError, match=r"'ray://head:10001': agents on the nodes .*`ray job submit`"):
+        check_address("ray://head:10001")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': nothing answers there"):
+        check_address(None)
+    monkeypatch.delenv("RAY_ADDRESS")
+    check_address(None)
+
+
+def test_what_does_not_go_with_ray_is_refused() -> None:
+    with pytest.raises(ConfigError, match="demonstrations are read, not made"):
+        check_rollouts(load_config(["rollout.runner=ray"]), DemonstrationDoor.__new__(DemonstrationDoor))
+    with pytest.raises(ConfigError, match=r"ray.working_dir='/no/such': there is no such folder"):
+        check_rollouts(load_config(["rollout.runner=ray", "ray.working_dir=/no/such"]), DOOR)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_a_ray_that_is_missing_is_named() -> None:
+    with pytest.raises(MissingDependencyError, match=r"rollout.runner=ray needs the package 'ray'"):
+        check_rollouts(load_config(["rollout.runner=ray"]), DOOR)
+
+
+def test_agents_on_this_machine_need_no_key() -> None:
+    here = gateway_config(load_config(["gateway.port=4321"]))
+    assert (here.host, here.port, here.api_key, here.session_ids_admit) == ("127.0.0.1", 4321, None, False)
+    everywhere = gateway_config(load_config(["rollout.runner=ray", "gateway.host=0.0.0.0"]))
+    assert everywhere.session_ids_admit
+    assert len(everywhere.api_key or "") >= 32
+
+
+@pytest.fixture
+def served() -> Any:
+    config = GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1)
+    with GatewayServer(MemoryTraceStore(), EngineUpstream(ScriptedEngine(["hello"]), "m"), config) as server:
+        yield server
+
+
+def test_a_gateway_elsewhere_is_asked_for_sessions_and_traces(served: GatewayServer) -> None:
+    remote = remote_gateway(served)
+    assert remote == RemoteGateway(url=served.url, api_key="secret")
+    remote.check()
+    url = remote.open_session("one", metadata={"task_id": "t"}, sampling={"temperature": 0.5})
+    assert url == f"{served.url}/sessions/one/v1"
+    assert remote.by_session("one") == []
+    with pytest.raises(InferenceError, match=r"answered 401 to POST /sessions") as refused:
+        RemoteGateway(url=served.url, api_key="wrong").open_session("two")
+    assert refused.value.status_code == 401
+    with pytest.raises(InferenceError, match="cannot be reached") as unreached:
+        RemoteGateway(url=f"http://127.0.0.1:{free_port()}", api_key="secret").check()
+    assert unreached.value.status_code == 503

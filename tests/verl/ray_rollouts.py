@@ -1,0 +1,69 @@
+"""Rollouts that do what their task says, to be made in Ray's processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rllm.engine.runner import Attempt
+from rllm.errors import InferenceError, TokenMismatchError
+from rllm.types import Episode, Step, Trajectory
+
+
+class Doing:
+    """Every rollout leaves a line in `log`, if there is one, when it begins."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self.log = log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.log is not None:
+            self.log.with_name(f"closed-{os.getpid()}").touch()
+
+    async def rollout(self, attempt: Attempt) -> Episode:
+        self._note(attempt)
+        task = attempt.task
+        await asyncio.sleep(task.get("sleep", 0.0))
+        if "do" in task:
+            getattr(self, task["do"])(attempt)
+        path = Trajectory(reward=1.0, steps=[Step(response_ids=list(range(task.get("num_tokens", 4))))])
+        path.info["value"] = threading.Lock() if task.get("do") == "hold_a_lock" else os.getpid()
+        return Episode(task_id=attempt.task_id, index=attempt.index, session_id=attempt.session_id, trajectories=[path])
+
+    def _note(self, attempt: Attempt) -> None:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{attempt.task_id} {os.getpid()} {attempt.session_id}\n")
+
+    def die(self, attempt: Attempt) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def block(self, attempt: Attempt) -> None:
+        time.sleep(3600)
+
+    def mismatch(self, attempt: Attempt) -> None:
+        raise TokenMismatchError("3 ids and 2 log-probabilities")
+
+    def be_busy_once(self, attempt: Attempt) -> None:
+        if not attempt.task["mark"].exists():
+            attempt.task["mark"].touch()
+            raise InferenceError("busy", status_code=503)
+
+    def hold_a_lock(self, attempt: Attempt) -> None:
+        """See `rollout`."""
+
+
+def opening(log: Path | None) -> Any:
+    """What each process calls; by its import path."""
+    return Doing(log)
