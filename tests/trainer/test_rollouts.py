@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,9 +53,11 @@ def test_settings_of_ray_are_refused_where_nothing_is_on_it(setting: str) -> Non
 
 
 def test_an_address_serves_verl_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(["backend=verl", "ray.address=10.0.0.1:6379"])
-    check_rollouts(config, DOOR)
-    assert config.verl.ray_address == "10.0.0.1:6379"
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        config = load_config(["backend=verl", f"ray.address={address}"])
+        check_rollouts(config, DOOR)
+    assert config.verl.ray_address == address
     assert uses_a_cluster(config)
     assert not uses_a_cluster(load_config(["backend=verl"]))
     assert not uses_a_cluster(load_config([]))

@@ -24,6 +24,13 @@ ValSplit: TypeAlias = Annotated[
 Model: TypeAlias = Annotated[
     str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)
 ]
+Backend: TypeAlias = Annotated[
+    str | None, typer.Option(help="What holds the weights: local or verl; the same as backend=...", show_default=False)
+]
+RayAddress: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster, host:port or auto; the same as ray.address=...", show_default=False),
+]
 Config: TypeAlias = Annotated[Path | None, typer.Option(help="YAML file of settings.", show_default=False)]
 Resume: TypeAlias = Annotated[
     Path | None, typer.Option(help="Run folder to go on from, with its settings.", show_default=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rllm.cli.options import AsJson, Config, DryRun, Model, Resume, Settings, Split, ValSplit
+from rllm.cli.options import AsJson, Backend, Config, DryRun, Model, RayAddress, Resume, Settings, Split, ValSplit
 
 
 def train(
@@ -23,6 +23,8 @@ def train(
     split: Split = None,
     val_split: ValSplit = None,
     model: Model = None,
+    backend: Backend = None,
+    ray_address: RayAddress = None,
     config: Config = None,
     resume: Resume = None,
     dry_run: DryRun = False,
@@ -43,7 +45,9 @@ def train(
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
-    chosen = chosen_settings(settings, model=model, config=config, resume=resume)
+    chosen = chosen_settings(
+        settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
+    )
     port = lead_to_gateway(chosen.config)
     function = load_function(agent)
     quiet_libraries()

@@ -37,7 +37,13 @@ class ChosenSettings:
 
 
 def chosen_settings(
-    settings: Sequence[str] | None, *, model: str | None, config: Path | None, resume: Path | None
+    settings: Sequence[str] | None,
+    *,
+    model: str | None,
+    config: Path | None,
+    resume: Path | None,
+    backend: str | None = None,
+    ray_address: str | None = None,
 ) -> ChosenSettings:
     """The settings of a run: those of a file or of the run that is gone on with, and what is said beside them.
 
@@ -47,7 +53,8 @@ def chosen_settings(
     if resume is not None and config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
     source = resume / "config.yaml" if resume else config
-    named = [*([f"model.path={model}"] if model else []), *([f"run_dir={resume}"] if resume else [])]
+    given = {"model.path": model, "backend": backend, "ray.address": ray_address, "run_dir": resume}
+    named = [f"{key}={value}" for key, value in given.items() if value]
     layers = layers_of(source, [*(settings or []), *named])
     return ChosenSettings(config=from_layers(layers), layers=layers)
 
@@ -81,10 +88,14 @@ def carry_out(
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
+        for line in _preflight(trainer):
+            print(line)
         return
     if port is not None:
         trainer.config.gateway.port = port
     console = Console(stderr=True, highlight=False)
+    for line in _preflight(trainer):
+        console.print(line, soft_wrap=True)
     console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
     trainer.trackers = display(console, trainer.config)
     try:
@@ -116,6 +127,14 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
         print(sentence)
 
 
+def _preflight(trainer: AgentTrainer) -> list[str]:
+    """The plan of a run on a cluster that is there already, whose nodes have been asked."""
+    from rllm.trainer.preflight import preflight
+    from rllm.trainer.rollouts import uses_a_cluster
+
+    return preflight(trainer.config, len(trainer.train_data)) if uses_a_cluster(trainer.config) else []
+
+
 def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then. Returns the port."""
@@ -124,7 +143,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
     from rllm.sdk.propagation import environment
 
     host = config.gateway.host
-    if not is_loopback(host):
+    if not is_loopback(host) and config.rollout.runner == "local":
         raise ConfigError(
             f"gateway.host={host!r}: agents run on this machine, so use 127.0.0.1 or another loopback address"
         )

@@ -53,7 +53,8 @@ def check_rollouts(config: TrainConfig, door: Door) -> None:
         ConfigError: naming a setting that would have no effect, an address where nobody is, or what cannot be sent.
         MissingDependencyError: if Ray is needed and not installed.
     """
-    if config.backend == "verl" and config.verl.ray_address is None:
+    if config.backend == "verl" and config.verl.ray_address is None and config.ray.address is not None:
+        check_address(config.ray.address)
         config.verl.ray_address = config.ray.address
     if config.rollout.runner == "local":
         _refuse_changes(config)

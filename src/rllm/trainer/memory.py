@@ -1,0 +1,79 @@
+"""How much memory and disk a run is going to take, worked out from the model's files: a prediction, in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
+from rllm.trainer.config.schema import TrainConfig
+
+GB = 1e9
+FLOAT32 = 4
+ADAMW = 2 * FLOAT32
+"""Bytes of each weight's two running means."""
+
+
+def num_weights(folder: Path) -> int | None:
+    """How many numbers a model has, from the headers of its files; `None` if they are not here."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(_numbers_in(path) for path in files) if files else None
+
+
+def _numbers_in(path: Path) -> int:
+    """See https://huggingface.co/docs/safetensors: eight bytes of length, then that much JSON."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def checkpoint_bytes(config: TrainConfig) -> int | None:
+    """What the checkpoints that are kept take together: the model as it is sampled from, and what its workers go on from."""
+    number = _weights_of(config)
+    if number is None:
+        return None
+    models = 2 if needs_critic(config) else 1
+    each = number * _bytes_each(config) + (0 if config.model.lora_rank else models * number * (FLOAT32 + ADAMW))
+    return each * (config.keep_checkpoints + 1)  # a new one is whole before the oldest goes
+
+
+def worker_memory(config: TrainConfig) -> list[str]:
+    """What each of verl's workers needs."""
+    if config.backend != "verl":
+        return []
+    number = _weights_of(config)
+    if number is None:
+        return [f"memory: not predicted, because model.path={config.model.path!r} is no folder with safetensors here"]
+    workers = config.verl.num_nodes * config.verl.workers_per_node
+    offloaded = ADAMW if config.optim.offload else 0
+    trained = FLOAT32 if config.model.lora_rank else 2 * FLOAT32 + ADAMW - offloaded
+    parts = {"policy, gradients and optimiser": number * trained / workers}
+    if needs_reference(config) and not config.model.reference_offload:
+        parts["reference"] = number * FLOAT32 / workers
+    if needs_critic(config):
+        parts["critic"] = number * (2 * FLOAT32 + ADAMW - offloaded) / workers
+    if vocabulary := _vocabulary(config):
+        parts[f"logits of {config.optim.micro_batch_tokens} tokens"] = (
+            2 * FLOAT32 * config.optim.micro_batch_tokens * vocabulary
+        )
+    listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in parts.items())
+    kind = "process" if on_cpu(config) else "GPU"
+    return [f"predicted memory of each {kind}: {sum(parts.values()) / GB:.2f} GB ({listed}), and activations"]
+
+
+def _weights_of(config: TrainConfig) -> int | None:
+    return num_weights(Path(config.model.path).expanduser())
+
+
+def _bytes_each(config: TrainConfig) -> int:
+    return FLOAT32 if weights_dtype(config) == "float32" else FLOAT32 // 2
+
+
+def _vocabulary(config: TrainConfig) -> int | None:
+    described = Path(config.model.path).expanduser() / "config.json"
+    if not described.is_file():
+        return None
+    size = json.loads(described.read_text()).get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -1,0 +1,254 @@
+"""Whether every node of a cluster can do its part in a run, asked before anything of it is taken; and the plan, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rllm.backends.verl.settings import on_cpu
+from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address
+from rllm.errors import ConfigError
+from rllm.gateway.config import is_loopback
+from rllm.gateway.server import bind, url_of
+from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.config.sizes import in_words
+from rllm.trainer.memory import checkpoint_bytes, worker_memory
+from rllm.trainer.rollouts import joined_for
+
+ASK_S = 50.0
+"""How long all nodes together may take to answer."""
+CONNECT_S = 5.0
+FOR_ROLLOUTS = ("rllm", "ray")
+FOR_WORKERS = ("torch", "transformers", "verl")
+GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What each node is asked."""
+
+    packages: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    """What it has to see."""
+    disk: str | None = None
+    """A folder of the file system whose free space is wanted."""
+    url: str | None = None
+    """`http://host:port` that it has to reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a node says of itself."""
+
+    versions: Mapping[str, str | None]
+    missing: Sequence[str] = ()
+    disk_free: int = 0
+    """Bytes."""
+    unreached: str | None = None
+    """Why the URL cannot be reached from there."""
+    gpus: Sequence[str] = ()
+    """Name and memory of each."""
+
+
+def answered(question: Question) -> Answer:
+    """Runs on a node."""
+    return Answer(
+        versions={"python": platform.python_version(), **{name: _installed(name) for name in question.packages}},
+        missing=[folder for folder in question.folders if not Path(folder).exists()],
+        disk_free=shutil.disk_usage(_nearest(question.disk)).free,
+        unreached=_why_unreached(question.url),
+        gpus=_gpus(),
+    )
+
+
+def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
+    """Ask every node of the run's cluster what it has, in less than a minute; returns what is going to happen, line by line.
+
+    Raises:
+        ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node, the
+            setting and the remedy.
+    """
+    with joined_for(config) as ray:
+        nodes = alive_nodes()
+        _check_room(config, nodes)
+        with _listening(config) as url:
+            answers = _ask(ray, nodes, _question(config, url))
+    here = answered(Question(packages=_packages(config)))
+    for node in nodes:
+        check_node(node.address, answers[node.id], here, config)
+    return plan(config, num_tasks, nodes, answers)
+
+
+def _packages(config: TrainConfig) -> tuple[str, ...]:
+    return FOR_ROLLOUTS + (FOR_WORKERS if config.backend == "verl" else ())
+
+
+def _question(config: TrainConfig, url: str | None) -> Question:
+    folders: list[Path] = []
+    if config.backend == "verl":
+        model = Path(config.model.path).expanduser()
+        run = config.run_dir.absolute() if config.run_dir is not None else Path.cwd()
+        folders = [folder for folder in (model, _nearest(str(run))) if folder.exists()]
+    disk = str(config.run_dir.absolute()) if config.backend == "verl" and config.run_dir is not None else None
+    return Question(
+        packages=_packages(config), folders=tuple(str(folder.absolute()) for folder in folders), disk=disk, url=url
+    )
+
+
+@contextlib.contextmanager
+def _listening(config: TrainConfig) -> Iterator[str | None]:
+    """Somebody at the gateway's address, while nodes try to reach it."""
+    if config.rollout.runner != "ray":
+        yield None
+        return
+    host = own_address() if is_loopback(config.gateway.host) else config.gateway.host
+    with bind(host, config.gateway.port) as listener:
+        url = url_of(listener, host)
+        yield url.replace("127.0.0.1", own_address()) if host in ("", "0.0.0.0") else url
+
+
+def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question) -> dict[str, Answer]:
+    ask = ray.remote(num_cpus=0, max_retries=0)(answered)
+    asked = {node.id: ask.options(**on_node(node)).remote(question) for node in nodes}
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ASK_S)
+    answers: dict[str, Answer] = {}
+    for node in nodes:
+        if asked[node.id] not in ready:
+            raise ConfigError(
+                f"node {node.address} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray folder; a node "
+                "that is overloaded or cannot make the environment of the program looks like that"
+            )
+        try:
+            answers[node.id] = ray.get(asked[node.id])
+        except ray.exceptions.RayError as error:
+            told = str(error).strip().splitlines()[-1]
+            raise ConfigError(
+                f"node {node.address} cannot run our code ({told}): install there what is installed here, in the environment that "
+                "its `ray start` ran in"
+            ) from error
+    return answers
+
+
+def _check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
+    if config.backend != "verl":
+        return
+    resource, wanted = ("CPU" if on_cpu(config) else "GPU"), config.verl.workers_per_node
+    has = [(node.address, node.num_cpus if on_cpu(config) else node.num_gpus) for node in nodes]
+    fit = sum(number >= wanted for _, number in has)
+    if fit < config.verl.num_nodes:
+        found = "; ".join(f"node {address} has {number:g} {resource}s" for address, number in has)
+        raise ConfigError(
+            f"verl.num_nodes={config.verl.num_nodes} and verl.workers_per_node={wanted} need {wanted} {resource}s on each of "
+            f"{config.verl.num_nodes} nodes, and {fit} have them ({found}): lower verl.workers_per_node or verl.num_nodes, or add "
+            "nodes"
+        )
+
+
+def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) -> None:
+    """
+    Raises:
+        ConfigError: if what a node says will not do; with the node, the setting and the remedy.
+    """
+    for name, expected in here.versions.items():
+        found = told.versions.get(name)
+        if _matters(name, found) != _matters(name, expected):
+            what = f"pip install '{name}=={expected}'" if name != "python" else f"use Python {expected}"
+            raise ConfigError(
+                f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the environment that its "
+                "`ray start` ran in"
+            )
+    for folder in told.missing:
+        raise ConfigError(
+            f"node {address} does not see {folder!r} (model.path or run_dir): put it on a file system that all nodes share, or at "
+            "the same path on each"
+        )
+    if told.unreached is not None:
+        raise ConfigError(
+            f"node {address} cannot reach the gateway of this machine ({told.unreached}): set gateway.host to an address of this "
+            "machine that the nodes reach, and gateway.port to a port that is open to them"
+        )
+    needed = checkpoint_bytes(config) if config.backend == "verl" else None
+    if needed is not None and told.disk_free < needed:
+        raise ConfigError(
+            f"node {address} has {told.disk_free / GB:.1f} GB free at run_dir, and checkpoints take {needed / GB:.1f} GB: lower "
+            "keep_checkpoints, or set run_dir to a larger file system"
+        )
+
+
+def plan(config: TrainConfig, num_tasks: int, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
+    """What each node has, what runs where, and how large a step is."""
+    told = [f"Ray cluster of {len(nodes)} node{'s' if len(nodes) > 1 else ''}:"]
+    for node in nodes:
+        answer = answers[node.id]
+        gpus = f", {node.num_gpus:g} GPUs ({answer.gpus[0]})" if answer.gpus else f", {node.num_gpus:g} GPUs"
+        installed = " ".join(f"{name} {found}" for name, found in answer.versions.items())
+        told.append(
+            f"  {node.address}: {node.num_cpus:g} CPUs{gpus}, {answer.disk_free / GB:.0f} GB of disk; {installed}"
+        )
+    return [*told, *_roles(config, nodes), *in_words(config, num_tasks), *worker_memory(config)]
+
+
+def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    if config.backend == "verl":
+        unit = "CPU" if on_cpu(config) else "GPU"
+        yield (
+            f"training: {config.verl.num_nodes} node{'s' if config.verl.num_nodes > 1 else ''} x {config.verl.workers_per_node} "
+            f"workers, a {unit} each, hold the model in pieces"
+        )
+    where = "a vLLM server" if config.model.engine == "vllm" else "the process of the trainer"
+    yield f"sampling: {where}, on this machine"
+    rollout = config.rollout
+    if rollout.runner == "ray":
+        number = config.ray.num_actors or len([node for node in nodes if node.num_cpus]) or len(nodes)
+        yield f"rollouts: {number} processes on the nodes, {rollout.max_concurrent} rollouts under way at a time"
+    else:
+        yield f"rollouts: in the process of the trainer, {rollout.max_concurrent} under way at a time"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _matters(name: str, found: str | None) -> Any:
+    """What of a version has to be equal: of Python's, the first two numbers, which decide how functions are sent."""
+    return found.split(".")[:2] if name == "python" and found is not None else found
+
+
+def _nearest(folder: str | None) -> Path:
+    """The folder, or the one around it that is there."""
+    path = Path(folder or tempfile.gettempdir())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def _why_unreached(url: str | None) -> str | None:
+    if url is None:
+        return None
+    address = urlsplit(url)
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=CONNECT_S).close()
+    except OSError as error:
+        return f"{url}: {error}"
+    return None
+
+
+def _gpus() -> list[str]:
+    """Name and memory of each GPU, as far as the driver's own program tells."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in told.splitlines() if line.strip()]
