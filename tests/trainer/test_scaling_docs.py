@@ -1,0 +1,150 @@
+"""What docs/scaling.md shows is there, and runs; the manifests are what KubeRay's resources are documented to be."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from rllm.cli import app
+from rllm.trainer.config import TrainConfig, load_config
+
+from .conftest import RunTrainer
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "scaling.md").read_text()
+MANIFESTS = ROOT / "examples" / "kubernetes"
+COMMANDS = re.findall(r"rllm train .*", TEXT)
+
+
+@pytest.mark.parametrize("setting", sorted(set(re.findall(r"`((?:ray|rollout|gateway)\.\w+)[`=]", TEXT))))
+def test_every_setting_is_one(setting: str) -> None:
+    attrgetter(setting)(TrainConfig())
+
+
+def test_every_setting_of_ray_is_told() -> None:
+    assert [name for name in type(TrainConfig().ray).model_fields if f"ray.{name}" not in TEXT] == []
+
+
+def check_command(command: str) -> None:
+    _, name, agent, *words = shlex.split(command)
+    known = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+    options = {option for parameter in known.params for option in parameter.opts}
+    assert agent == "agent.py:agent"
+    assert {word for word in words if word.startswith("--")} <= options
+    load_config([word for word in words if "=" in word])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_one(command: str) -> None:
+    check_command(command)
+
+
+def test_the_agent_trains(run_trainer: RunTrainer) -> None:
+    pytest.importorskip("openai")
+    found = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    run = run_trainer(agent=lambda word, base_url: names["agent"](question=word, answer="i", base_url=base_url))
+    assert len(run.words) == 12
+
+
+POD = {"template": {"spec": {"containers": list, "volumes": list}}}
+"""What is said of pods here; the rest is Kubernetes' own."""
+HEAD = {"rayStartParams": dict, "serviceType": str, **POD}
+WORKERS = {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, "rayStartParams": dict, **POD}
+CLUSTER = {
+    "rayVersion": str,
+    "authOptions": {"mode": str},
+    "enableInTreeAutoscaling": bool,
+    "headGroupSpec": HEAD,
+    "workerGroupSpecs": [WORKERS],
+}
+JOB = {
+    "entrypoint": str,
+    "runtimeEnvYAML": str,
+    "clusterSelector": dict,
+    "submissionMode": str,
+    "backoffLimit": int,
+    "activeDeadlineSeconds": int,
+    "shutdownAfterJobFinishes": bool,
+    "ttlSecondsAfterFinished": int,
+    "suspend": bool,
+    "rayClusterSpec": CLUSTER,
+}
+CLAIM = {"accessModes": list, "resources": dict, "storageClassName": str}
+SCHEMAS: dict[tuple[str, str], dict[str, Any]] = {
+    ("ray.io/v1", "RayCluster"): CLUSTER,
+    ("ray.io/v1", "RayJob"): JOB,
+    ("v1", "PersistentVolumeClaim"): CLAIM,
+}
+"""The documented fields (https://ray-project.github.io/kuberay/reference/api/) and their types."""
+NEEDED = {"headGroupSpec", "template", "containers", "groupName", "minReplicas", "maxReplicas"}
+"""Of these, what a resource is refused without."""
+
+
+def problems(value: Any, schema: Any, place: str = "spec") -> Iterator[str]:
+    """Where a value is not what the schema says: another type, an unknown field, a missing one."""
+    if isinstance(schema, type):
+        if not isinstance(value, schema):
+            yield f"{place}={value!r} is no {schema.__name__}"
+    elif isinstance(schema, list):
+        for number, item in enumerate(value):
+            yield from problems(item, schema[0], f"{place}[{number}]")
+    elif not isinstance(value, Mapping):
+        yield f"{place}={value!r} is no mapping"
+    else:
+        yield from (f"{place}.{name} is unknown" for name in value.keys() - schema.keys())
+        yield from (f"{place}.{name} is missing" for name in (schema.keys() & NEEDED) - value.keys())
+        for name in value.keys() & schema.keys():
+            yield from problems(value[name], schema[name], f"{place}.{name}")
+
+
+def documents() -> list[Any]:
+    return [item for path in sorted(MANIFESTS.glob("*.yaml")) for item in yaml.safe_load_all(path.read_text())]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda document: document["kind"])
+def test_the_manifests_have_the_documented_fields(document: Any) -> None:
+    schema = SCHEMAS[document["apiVersion"], document["kind"]]
+    assert re.fullmatch(r"[a-z0-9-]+", document["metadata"]["name"])
+    assert list(problems(document["spec"], schema)) == []
+    assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
+
+
+def test_what_is_wrong_with_a_manifest_is_found() -> None:
+    wrong = {"rayVersion": 2.6, "workerGroupSpecs": [{"groupname": "a", "minReplicas": "1"}]}
+    assert sorted(problems(wrong, CLUSTER)) == [
+        "spec.headGroupSpec is missing",
+        "spec.rayVersion=2.6 is no str",
+        "spec.workerGroupSpecs[0].groupName is missing",
+        "spec.workerGroupSpecs[0].groupname is unknown",
+        "spec.workerGroupSpecs[0].maxReplicas is missing",
+        "spec.workerGroupSpecs[0].minReplicas='1' is no int",
+        "spec.workerGroupSpecs[0].template is missing",
+    ]
+
+
+def test_the_manifests_belong_together() -> None:
+    cluster, claim, job = documents()
+    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    check_command(job["spec"]["entrypoint"])
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    pods = [group["template"]["spec"] for group in groups]
+    assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in groups[1:])
+    for pod in pods:
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert len({container["image"] for pod in pods for container in pod["containers"]}) == 1
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]).keys() == {"working_dir", "env_vars"}
+    version = cluster["spec"]["rayVersion"]
+    assert f"rayproject/ray:{version}-" in (MANIFESTS / "Dockerfile").read_text()
