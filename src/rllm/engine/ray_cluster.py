@@ -135,21 +135,21 @@ def _refusal(address: str | None, error: Exception) -> str:
     )
 
 
-def check_address(address: str | None) -> None:
-    """See whether anybody answers at the address of a cluster, if one is given.
+def check_address(address: str | None, *, key: str = "ray.address") -> None:
+    """See whether anybody answers at the address of a cluster, if `key`, or else RAY_ADDRESS, gives one.
 
     Raises:
         ConfigError: if nobody does.
     """
-    key = "ray.address" if address else "RAY_ADDRESS"
+    key = key if address else "RAY_ADDRESS"
     known = known_address(address)
     if known in (None, "auto"):
         return
     assert known is not None
     if known.startswith("ray://"):
         raise ConfigError(
-            f"{key}={known!r}: agents on the nodes must reach the gateway of the trainer, so it has to run on a machine of the "
-            "cluster: start the program there, or with `ray job submit`, and leave the address out"
+            f"{key}={known!r}: the trainer and the processes on the nodes must reach each other, so it has to run on a machine of "
+            "the cluster: start the program there, or with `ray job submit`, and leave the address out"
         )
     host, _, port = known.rpartition(":")
     if not host or not port.isdecimal():

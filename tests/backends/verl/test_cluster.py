@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import pytest
 
-from rllm.backends.verl.cluster import check_address
+from rllm.engine import ray_cluster
 from rllm.errors import ConfigError
+
+check_address = partial(ray_cluster.check_address, key="verl.ray_address")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from rllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-REACH_S = 5.0
-"""How long the address of a cluster may take to answer."""
 FREE_S = 60.0
 """How long to wait for resources that a run which has just ended still holds."""
 ASK_S = 300.0
@@ -167,34 +164,6 @@ class Cluster:
 
         if self._ours and ray.is_initialized():
             ray.shutdown()
-
-
-def check_address(address: str | None) -> None:
-    """See whether anybody answers at the address of a cluster, if one is given.
-
-    Raises:
-        ConfigError: if nobody does.
-    """
-    key = "verl.ray_address" if address else "RAY_ADDRESS"
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address in (None, "auto", "local"):
-        return
-    assert address is not None
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"{key}={address!r}: verl has to run on a machine of the cluster: start the program there, or with `ray job submit`, "
-            "and leave the address out"
-        )
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"{key}={address!r}: use host:port, such as 10.0.0.1:6379, or auto")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except OSError as error:
-        raise ConfigError(
-            f"{key}={address!r}: nothing answers there ({_first_line(error)}): start a cluster with `ray start --head`, or "
-            "leave it out for one on this machine alone"
-        ) from error
 
 
 def nodes_of(resource: str) -> list[Node]:

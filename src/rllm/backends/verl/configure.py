@@ -7,10 +7,11 @@ from typing import Any
 
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.refusals import refuse_changes
-from rllm.backends.verl.cluster import Demand, check_address
+from rllm.backends.verl.cluster import Demand
 from rllm.backends.verl.sampler import check_sampler
 from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
 from rllm.backends.verl.versions import check_versions
+from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source
 from rllm.parser.tool_parser import tool_parser
@@ -30,7 +31,7 @@ def check(config: Any) -> None:
     compose(config)
     if config.verl.policy_loss is not None:
         _check_known(config.verl.policy_loss, environment_of(config))
-    check_address(config.verl.ray_address)
+    check_address(config.verl.ray_address, key="verl.ray_address")
 
 
 def check_settings(config: Any) -> None:
