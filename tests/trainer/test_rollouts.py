@@ -76,7 +76,9 @@ def test_nobody_at_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         check_address(f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=r"ray.address='head': use host:port"):
         check_address("head")
-    with pytest.raises(ConfigError, match=r"'ray://head:10001': agents on the nodes .*`ray job submit`"):
+    with pytest.raises(
+        ConfigError, match=r"'ray://head:10001': the trainer and the processes on the nodes .*`ray job submit`"
+    ):
         check_address("ray://head:10001")
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=rf"RAY_ADDRESS='127.0.0.1:{port}': nothing answers there"):
