@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +20,11 @@ from rllm.engine.ray_actors import MAX_LOSSES, Spread
 from rllm.engine.ray_cluster import alive_nodes, joined
 from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.runner import Attempt
+from rllm.engine.shipping import OF_CODE, packed
 from rllm.errors import ConfigError, TokenMismatchError
+from rllm.trainer.config import load_config
+from rllm.trainer.doors import WorkflowDoor
+from rllm.trainer.rollouts import check_rollouts
 from rllm.types import Episode
 
 sys.path.append(str(Path(__file__).parent))
@@ -177,8 +182,19 @@ def test_code_that_cannot_be_sent_is_named(two_nodes: Any) -> None:
     def local() -> Any:
         return client
 
-    with pytest.raises(ConfigError, match=r"the agent cannot be sent .*it uses 'client' \(lock\).*agent.py"):
+    class Walker:
+        def step(self) -> Any:
+            return client
+
+    named = r"the agent cannot be sent .*it uses 'client' \(lock\).*agent.py"
+    with pytest.raises(ConfigError, match=named):
         RayRolloutRunner(local)
+    with pytest.raises(ConfigError, match=named):
+        check_rollouts(load_config(["rollout.runner=ray"]), WorkflowDoor(workflow_class=Walker))  # type: ignore[arg-type]
+    holds_itself = SimpleNamespace(client=client)
+    holds_itself.cycle = SimpleNamespace(back=holds_itself)
+    with pytest.raises(ConfigError, match=r"the agent cannot be sent to another machine .*cannot pickle"):
+        packed(holds_itself, "the agent", OF_CODE)
 
 
 async def test_a_node_that_dies_in_the_middle_loses_no_attempt_and_counts_none_twice(

@@ -155,6 +155,18 @@ def test_every_door_of_a_script_is_made_on_the_nodes(
     assert all(line["tokens/trained"] > 0 for line in steps)
 
 
+def test_workers_of_verl_and_rollouts_share_a_cluster(
+    address: str, project: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    data, log = tasks_of(tmp_path)
+    config = settings(model_folder, tmp_path / "run", "rollout.runner=ray", "verl.timeout_s=400")
+    done(rllm_train(project, data, "--backend", "verl", "--ray-address", address, *config), project)
+    assert len({pid for pid, _ in who(log)}) == 2
+    steps = [line for line in lines(tmp_path / "run") if "rollout/reward" in line]
+    assert [line["rollout/num_failed"] for line in steps] == [0, 0]
+    assert all("policy/loss" in line for line in steps)
+
+
 def until(holds: Callable[[], Any]) -> Any:
     for _ in range(3000):
         if value := holds():

@@ -88,10 +88,8 @@ def _unsendable(value: Any) -> Iterator[str]:
 
 
 def _functions_of(value: Any) -> Iterator[Any]:
-    if inspect.isfunction(value):
-        yield value
-    elif inspect.isclass(value):
-        yield from (part for part in vars(value).values() if inspect.isfunction(part))
-    elif hasattr(value, "__dict__"):
-        for part in vars(value).values():
-            yield from _functions_of(part) if not isinstance(part, type(value)) else ()
+    """The value and what it holds, as far as that is a function, or a class with methods."""
+    is_code = inspect.isfunction(value) or inspect.isclass(value)
+    for part in [value] if is_code else list(getattr(value, "__dict__", {}).values()):
+        held = vars(part).values() if inspect.isclass(part) else [part]
+        yield from (item for item in held if inspect.isfunction(item))
