@@ -121,6 +121,7 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/logprob_memory.py
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
 	rm -rf $(VENV) .references .clients .litellm .vllm .verl .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -33,7 +33,7 @@ def load_ray(purpose: str = "rollout.runner=ray") -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise  # it is there, and broken
-        raise MissingDependencyError.of("ray", "verl", purpose) from error
+        raise MissingDependencyError.of("ray", "ray", purpose) from error
 
 
 @dataclass(frozen=True, kw_only=True)
