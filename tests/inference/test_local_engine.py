@@ -175,7 +175,7 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(make_engine:
             prompt = [*prompt, *output.completion_ids, 7, 8, 9]
         return said
 
-    lengths = (1, 2, 5, 310, 90, 9, 10, 33, 33, 34, 120, 130, 190, 300, 300, 300)
+    lengths = (1, 2, 5, 310, 90, 9, 10, 33, 33, 34, 120, 130, 170, 190, 220, 230, 300, 300, 300, 420)
     engine = make_engine()
     alone = [await talk(engine, number, length) for number, length in enumerate(lengths)]
     engine = make_engine()

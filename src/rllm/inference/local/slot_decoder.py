@@ -24,10 +24,11 @@ _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix to be computed if it then saves at least this many tokens."""
 STEM_TOKENS = 256
 """Shorter prompts are copied to each row: reading them again costs less than an operation more."""
-_NARROW, _WIDE = 128, 512
-"""On a CPU, products of a multiple of `ROWS` rows, and sums over up to 128 or a multiple of 512 columns, are computed in the
-same order whatever else is in the batch. So what is sampled follows from weights, prompt and seed, to the last bit; a
-single rounding of another kind would choose another token about once in a million."""
+_SUMMED, _NARROW, _WIDE = 512, 192, 384
+"""On a CPU, products of a multiple of `ROWS` rows are computed in the same order whatever else is in the batch; and so are sums
+over columns, which are taken 512 at a time, where the last of these blocks has at most 192 of them or at least 384. So what is
+sampled follows from weights, prompt and seed, to the last bit; a single rounding of another kind would choose another token
+about once in a million."""
 
 
 @dataclass(eq=False, slots=True)
@@ -274,9 +275,10 @@ class SlotDecoder:
 
     def _read_width(self, columns: int, queries: int) -> int:
         """How many columns attention reads so that a row's result does not depend on the lengths of the others."""
-        if self._device.type != "cpu" or columns <= _NARROW or queries < ROWS:
+        if self._device.type != "cpu" or queries < ROWS:
             return columns
-        return -(-columns // _WIDE) * _WIDE
+        blocks, rest = divmod(columns, _SUMMED)
+        return blocks * _SUMMED + (_WIDE if _NARROW < rest < _WIDE else rest)
 
     def remove(self, number: int, ids: Sequence[int]) -> None:
         row = self._sequences[number]
