@@ -76,3 +76,25 @@ def test_a_later_sibling_finds_the_stem(new_model: Any) -> None:
     logits = decoder.step([9, ids[-1]])
     torch.testing.assert_close(logits[:1], plain_logits(model, [*ids, 9]), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(logits[1:], plain_logits(model, ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [200, STEM_TOKENS + 244])
+@torch.no_grad()
+def test_little_memory_never_costs_a_sequence_its_keys(new_model: Any, length: int) -> None:
+    model = new_model("Qwen3")
+    tokens = 12 * (length + 12)  # too few for powers of two
+    decoder: Any = choose_decoder(
+        model, max_sequences=16, max_length=1024, max_bytes=tokens * 2 * 2 * 2 * 8 * 4 * 8 // 3
+    )
+    sequences = [[5 + i % 200 for i in range(length)]]
+    decoder.add(sequences)
+    decoder.step([sequences[0][-1]])
+    sequences[0].append(9)
+    short = [[5 + (number + i) % 200 for i in range(20)] for number in range(9)]
+    sequences += [short[added.index] for added in decoder.add(short)]
+    assert decoder.fits(10, length)
+    for token in (7, 8):
+        logits = decoder.step([sequence[-1] for sequence in sequences])
+        expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        sequences = [[*sequence, token] for sequence in sequences]

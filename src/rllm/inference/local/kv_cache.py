@@ -78,7 +78,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         return slots * columns <= self._max_tokens
 
     def reserve(self, slots: int, columns: int, used_slots: int) -> bool:
-        """Make room for this many slots and columns, keeping the first `used_slots`; returns whether it moved."""
+        """Make room for this many slots and columns, keeping the first `used_slots`; returns whether it moved.
+
+        Where memory is short there are no more than asked for, so `columns` must count those that are in use.
+        """
         if slots <= self.num_slots and columns <= self.num_columns:
             return False
         wanted_slots = max(self.num_slots, min(_power_of_two(slots, _FIRST_SLOTS), max(self._max_slots, slots)))

@@ -148,7 +148,8 @@ class SlotDecoder:
         first = len(self._prompts)
         batches = in_batches(Run(place, item.tokens, item.num_cached) for place, item in enumerate(items, start=first))
         widths = [self._read_width(last_column(batch), ROWS) for batch in batches]
-        columns = max([1, *(len(item.tokens) for item in items), *widths])
+        lengths = [len(item.tokens) for item in (*self._prompts, *items)]
+        columns = max([1, *lengths, *widths])
         self._prompt_cache.reserve(first + len(items), columns, first)
         made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
         self._prompts += made
@@ -178,6 +179,7 @@ class SlotDecoder:
         self._mark(row)
 
     def _reserve(self, slots: int, columns: int) -> None:
+        columns = max([columns, *(row.length for row in self._rows)])
         if self._cache.reserve(slots, columns, len(self._rows)):
             self._is_new = True
             self._make_buffers()
