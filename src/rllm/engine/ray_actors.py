@@ -84,9 +84,10 @@ class RayActors:
         """
         self._orders, self._spread, self._silence_s = orders, spread, silence_s
         self._places: list[_Place] = []
+        self._preparing: list[_Place] = []
+        self._choosing = threading.Lock()
         self._concurrency = self._most_on_a_node = 1
         self._closing = threading.Event()
-        self._replacing: set[threading.Thread] = set()
 
     @property
     def capacity(self) -> int:
@@ -152,7 +153,8 @@ class RayActors:
         """
         nodes: list[str] = []
         while len(nodes) < MAX_LOSSES:
-            place = await self._take(alone=len(nodes) == MAX_LOSSES - 1)
+            alone = len(nodes) == MAX_LOSSES - 1
+            place = await self._take(alone=alone)
             try:
                 return await self._asked(place, attempt)
             except _LostError as lost:
@@ -164,7 +166,9 @@ class RayActors:
                 self._replace(place)
                 attempt = replace(attempt, session_id=new_session_id(), trajectories=[])
             finally:
-                place.under_way, place.is_kept_free = place.under_way - 1, False
+                place.under_way -= 1
+                if alone:
+                    place.is_kept_free = False
         raise AgentError(
             f"rollout {attempt.task_id}:{attempt.index} took {MAX_LOSSES} processes with it, on the nodes {', '.join(nodes)}: see "
             "their logs in Ray's folder (worker-*.err); an agent that takes all memory or crashes the interpreter does that"
@@ -219,15 +223,15 @@ class RayActors:
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
+        except ray.exceptions.RayTaskError as error:
+            cause = _cause_of(error)
+            raise (cause if isinstance(cause, RLLMError) else error) from error
         except TimeoutError as error:
             self._replace(place)
             raise RolloutTimeout(
                 f"the process on node {place.node.address} said nothing of it for {self._silence_s:.0f} s, and was ended: an async "
                 "agent makes a blocking call; make it a sync function, or await asyncio.to_thread(...)"
             ) from error
-        except ray.exceptions.RayTaskError as error:
-            cause = _cause_of(error)
-            raise (cause if isinstance(cause, RLLMError) else error) from error
         except ray.exceptions.RayError as error:
             raise _LostError(_first_line(error)) from error
         episode: Episode = unpacked(received)
@@ -239,32 +243,44 @@ class RayActors:
             return
         self._places.remove(place)
         load_ray().kill(place.actor)  # one that is merely out of reach must not go on with what is now made elsewhere
-        thread = threading.Thread(target=self._bring_back, name="rllm replace rollout process", daemon=True)
-        self._replacing.add(thread)
-        thread.start()
+        threading.Thread(target=self._bring_back, name="rllm replace rollout process", daemon=True).start()
 
     def _bring_back(self) -> None:
         while not self._closing.wait(REPLACE_EVERY_S):
+            try:
+                if self._has_begun_another():
+                    return
+            except Exception:  # whatever Ray raises while nodes come and go
+                logger.warning("no process for rollouts could be started; it is tried again", exc_info=True)
+
+    def _has_begun_another(self) -> bool:
+        """Start a process where there is room, and wait until it is ready."""
+        with self._choosing:
             node = self._node_with_room()
             if node is None:
-                continue
+                return False
             place, prepared = self._begin(node)
-            try:
-                self._await_prepared(place, prepared)
-            except ConfigError as error:
-                logger.warning("no rollouts on node %s for now: %s", node.address, error)
-                load_ray().kill(place.actor)
-                continue
-            if self._closing.is_set():
-                load_ray().kill(place.actor)
-                return
-            self._places.append(place)
+            self._preparing.append(place)
+        ready = False
+        try:
+            self._await_prepared(place, prepared)
+            ready = True
+        except ConfigError as error:
+            logger.warning("no rollouts on node %s for now: %s", node.address, error)
+        finally:
+            with self._choosing:
+                self._preparing.remove(place)
+                if ready and not self._closing.is_set():
+                    self._places.append(place)
+                else:
+                    _end(place)
+        if ready:
             logger.warning("node %s makes rollouts in the place of the process that is gone", node.address)
-            return
+        return ready
 
     def _node_with_room(self) -> ClusterNode | None:
         """The node with the fewest of our processes, if that has not its share."""
-        held = Counter(place.node.id for place in self._places)
+        held = Counter(place.node.id for place in (*self._places, *self._preparing))
         node = min(_with_cpus(alive_nodes()), key=lambda node: held[node.id], default=None)
         return node if node is not None and held[node.id] < self._most_on_a_node else None
 
@@ -274,12 +290,22 @@ class RayActors:
         self._closing.set()
         if not ray.is_initialized():
             return
-        ended = [place.actor.close.remote() for place in self._places]
+        with self._choosing:
+            places, self._places = self._places, []
+            for place in self._preparing:
+                _end(place)
+        ended = [place.actor.close.remote() for place in places]
         if ended:
             ray.wait(ended, num_returns=len(ended), timeout=CLOSE_S)
-        for place in self._places:
-            ray.kill(place.actor)
-        self._places = []
+        for place in places:
+            _end(place)
+
+
+def _end(place: _Place) -> None:
+    """End a process, unless Ray has ended with all of them."""
+    ray = load_ray()
+    if ray.is_initialized():
+        ray.kill(place.actor)
 
 
 async def _awaited(answer: Any) -> bytes:

@@ -203,6 +203,12 @@ class _Server(uvicorn.Server):
         self.servers = [Acceptor(listener, self._protocol) for listener in sockets or ()]  # type: ignore[misc]  # Closed alike.
         self.ready.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self.servers:
+            acceptor.close()
+            await acceptor.wait_closed()  # uvicorn tells only those to end that it knows by then
+        await super().shutdown(sockets)
+
     def _protocol(self) -> asyncio.Protocol:
         """What speaks with one client."""
         return self.config.http_protocol_class(  # type: ignore[call-arg]

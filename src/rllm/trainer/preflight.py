@@ -95,11 +95,12 @@ def _packages(config: TrainConfig) -> tuple[str, ...]:
 
 def _question(config: TrainConfig, url: str | None) -> Question:
     folders: list[Path] = []
+    disk = None
     if config.backend == "verl":
         model = Path(config.model.path).expanduser()
         run = config.run_dir.absolute() if config.run_dir is not None else Path.cwd()
         folders = [folder for folder in (model, _nearest(str(run))) if folder.exists()]
-    disk = str(config.run_dir.absolute()) if config.backend == "verl" and config.run_dir is not None else None
+        disk = str(run)
     return Question(
         packages=_packages(config), folders=tuple(str(folder.absolute()) for folder in folders), disk=disk, url=url
     )

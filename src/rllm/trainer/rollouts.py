@@ -56,16 +56,16 @@ def check_rollouts(config: TrainConfig, door: Door) -> None:
     if config.backend == "verl" and config.verl.ray_address is None and config.ray.address is not None:
         check_address(config.ray.address)
         config.verl.ray_address = config.ray.address
-    if config.rollout.runner == "local":
-        _refuse_changes(config)
-        return
-    if door.demonstrates:
-        raise ConfigError("rollout.runner='ray' would have no effect: demonstrations are read, not made; leave it out")
     if config.backend == "verl" and config.ray.address not in (None, config.verl.ray_address):
         raise ConfigError(
             f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: set ray.address "
             "only"
         )
+    if config.rollout.runner == "local":
+        _refuse_changes(config)
+        return
+    if door.demonstrates:
+        raise ConfigError("rollout.runner='ray' would have no effect: demonstrations are read, not made; leave it out")
     folder = config.ray.working_dir
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"ray.working_dir={str(folder)!r}: there is no such folder")
@@ -78,7 +78,7 @@ def _refuse_changes(config: TrainConfig) -> None:
     defaults = RayConfig()
     for name in RayConfig.model_fields:
         value = getattr(config.ray, name)
-        serves_verl = config.backend == "verl" and name in ("address", "start_timeout_s", "working_dir")
+        serves_verl = config.backend == "verl" and name == "address"
         if value != getattr(defaults, name) and not serves_verl:
             raise ConfigError(f"ray.{name}={value!r} would have no effect: set rollout.runner=ray, or leave it out")
 
@@ -125,7 +125,8 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
     host = settings.host
     if config.rollout.runner == "ray":
         host = own_address() if is_loopback(host) else host
-        remote = {"api_key": secrets.token_urlsafe(32), "session_ids_admit": True}
+        keys = {name: secrets.token_urlsafe(32) for name in ("api_key", "admin_key")}  # agents get no operator's key
+        remote = {**keys, "session_ids_admit": True}
     return GatewayConfig(
         host=host,
         port=settings.port,

@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class ServedSampler:
             tokens=TokenPrompts(tokenizer),
             facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
             is_ready=lambda: server.is_ready,
+            api_key=server.control.api_key,
             hold_timeout_s=server.start_timeout_s + 60.0,
         )
         self._handover = handover
@@ -97,9 +98,17 @@ class ServedSampler:
     def still(self) -> AbstractContextManager[object]:
         """A server has weights of its own; where it shares the trainer's GPU it sleeps, until the next weights wake it."""
         if self._sleeps and not self._asleep:
+            try:
+                self._put_to_sleep()
+            except InferenceError:  # it has just died, and is brought back
+                self.server.await_ready()
+                self._put_to_sleep()
+        return nullcontext()
+
+    def _put_to_sleep(self) -> None:
+        with self.server.changing():
             self.server.control.sleep()
             self._asleep = True
-        return nullcontext()
 
     def hand_over(self, version: int) -> None:
         """Give the server the weights as they are, and have it prove that it has them; tried twice.
@@ -119,6 +128,8 @@ class ServedSampler:
                 break
             except (InferenceError, WeightSyncError) as error:
                 if is_last_try:
+                    with suppress(InferenceError):
+                        self.server.control.resume()
                     raise WeightSyncError(
                         f"weights of version {version} did not reach the sampler at {self.server.url}, which was tried "
                         f"twice: {error}"
@@ -136,7 +147,10 @@ class ServedSampler:
             InferenceError, WeightSyncError: if it has not.
         """
         assert self._published is not None, "what is watched has weights"
+        was_asleep = self._asleep
         self._send(self._published.folder, self._published.version, self._published.found.trainer)
+        if was_asleep:
+            self._put_to_sleep()
 
     def close(self) -> None:
         self.inference.close()
@@ -185,9 +199,7 @@ class ServedSampler:
 
 @contextmanager
 def _paused(server: VLLMServer) -> Iterator[None]:
-    """Inside, the server makes no answers."""
+    """Inside, the server makes no answers; nor afterwards, if its weights may be half of one version and half of another."""
     server.control.pause()
-    try:
-        yield
-    finally:
-        server.control.resume()
+    yield
+    server.control.resume()

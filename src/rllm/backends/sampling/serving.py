@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,22 +97,28 @@ def open_server(config: Any) -> Served:
     vllm = config.vllm
     run_dir = config.run_dir or Path("runs")
     limits = {"start_timeout_s": vllm.start_timeout_s, "max_restarts": vllm.max_restarts}
-    if vllm.url is not None:
-        key = os.environ.get("OPENAI_API_KEY")
-        check_trainable(vllm.url, api_key=key, temperature=config.rollout.temperature)
-        server = VLLMServer.join(vllm.url, api_key=key, **limits)
-        scratch = _scratch(config, run_dir)
-    else:
-        scratch = _scratch(config, run_dir)
-        server = VLLMServer.start(
-            _options(config, port=vllm.port or free_port()),
-            command=vllm_command(vllm.command),
-            log=run_dir / LOG_FILE,
-            scratch=scratch,
-            **limits,
-        )
-    if _sleeps(config):
-        server.control.sleep()  # the trainer loads its model next
+    with ExitStack() as undo:
+        if vllm.url is not None:
+            key = os.environ.get("OPENAI_API_KEY")
+            check_trainable(vllm.url, api_key=key, temperature=config.rollout.temperature)
+            server = VLLMServer.join(vllm.url, api_key=key, **limits)
+            scratch = _scratch(config, run_dir)
+            undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        else:
+            command = vllm_command(vllm.command)
+            scratch = _scratch(config, run_dir)
+            undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+            server = VLLMServer.start(
+                _options(config, port=vllm.port or free_port()),
+                command=command,
+                log=run_dir / LOG_FILE,
+                scratch=scratch,
+                **limits,
+            )
+        undo.callback(server.close)
+        if _sleeps(config):
+            server.control.sleep()  # the trainer loads its model next
+        undo.pop_all()
     return Served(config=config, server=server, scratch=scratch)
 
 

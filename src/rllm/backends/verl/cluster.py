@@ -62,7 +62,7 @@ class Cluster:
         self._ours = not ray.is_initialized()
         if self._ours:
             self._join(address or os.environ.get("RAY_ADDRESS"), dict(environment))
-        elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
+        elif address not in (None, "auto", "local") and _full(address) != ray.get_runtime_context().gcs_address:
             raise ConfigError(
                 f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} already: "
                 "leave it out, or call ray.shutdown() first"
@@ -164,6 +164,13 @@ class Cluster:
 
         if self._ours and ray.is_initialized():
             ray.shutdown()
+
+
+def _full(address: str) -> str:
+    """An address as Ray itself writes it: `localhost:6379` with this machine's address in its network."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return str(canonicalize_bootstrap_address(address))
 
 
 def nodes_of(resource: str) -> list[Node]:

@@ -141,7 +141,9 @@ class HTTPConnections:
 
     def _give(self, connection: Connection, is_fresh: bool) -> None:
         """Let the call go on that has waited longest, or keep the connection for the next one."""
-        if waiter := self._next_waiting():
+        if connection.is_lost and not is_fresh:
+            connection.close()  # those that wait are connecting, too
+        elif waiter := self._next_waiting():
             waiter.set_result((connection, is_fresh))
         else:
             self._idle.append(connection)
@@ -224,11 +226,16 @@ class Connection(asyncio.Protocol):
         """Whether the whole answer has arrived and the server keeps the connection open."""
         return self._complete and self._keeps_alive and self._failure is None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it can carry nothing any more."""
+        return self._failure is not None
+
     async def send(self, request: bytes, read_timeout_s: float, deadline: float) -> None:
         """Send a request, and wait for the head of its answer."""
+        self._reset()
         if self._failure is not None:
             raise self._failure
-        self._reset()
         self._read_timeout_s, self._deadline = read_timeout_s, deadline
         self._transport.write(request)
         while not self._has_head:

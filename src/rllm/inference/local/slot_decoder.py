@@ -148,8 +148,8 @@ class SlotDecoder:
         first = len(self._prompts)
         batches = in_batches(Run(place, item.tokens, item.num_cached) for place, item in enumerate(items, start=first))
         widths = [self._read_width(last_column(batch), ROWS) for batch in batches]
-        lengths = [len(item.tokens) for item in (*self._prompts, *items)]
-        columns = max([1, *lengths, *widths])
+        held, new = ([len(item.tokens) for item in those] for those in (self._prompts, items))
+        columns = max([1, *held, *new, *widths])
         self._prompt_cache.reserve(first + len(items), columns, first)
         made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
         self._prompts += made

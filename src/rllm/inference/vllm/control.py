@@ -16,6 +16,8 @@ from typing import Any
 from rllm.errors import ConfigError, InferenceError
 
 _START_OF_BODY = 500
+HEAVY_S = 1800.0
+"""How long it may take to load or move all weights; of a large model that is minutes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class VLLMControl:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"vllm.url={url!r}: use the address of a server, as in http://127.0.0.1:8000/v1")
         self.root = url.rstrip("/").removesuffix("/v1")
+        self.api_key = api_key
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -152,11 +155,11 @@ class VLLMControl:
 
     def sleep(self) -> None:
         """Give the GPU's memory back: the weights wait in main memory, and answers that are being made are given up."""
-        self.post("/sleep?level=1")
+        self.post("/sleep?level=1", timeout_s=HEAVY_S)
 
     def wake_up(self) -> None:
         """Take the memory again."""
-        self.post("/wake_up")
+        self.post("/wake_up", timeout_s=HEAVY_S)
 
     def prompt_logprobs(self, model: str, ids: Sequence[int]) -> list[float]:
         """The log-probabilities of all ids but the first, computed anew at temperature 1."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rllm.errors import ConfigError
-from rllm.inference.vllm.control import VLLMControl
+from rllm.inference.vllm.control import HEAVY_S, VLLMControl
 
 WEIGHTS_FILE = "model.safetensors"
 FILE_BACKEND = "rllm_file"
@@ -44,8 +44,8 @@ class FileTransfer:
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         control.post("/start_weight_update")
-        control.post("/update_weights", {"update_info": {"path": str(folder / WEIGHTS_FILE)}})
-        control.post("/finish_weight_update")
+        control.post("/update_weights", {"update_info": {"path": str(folder / WEIGHTS_FILE)}}, timeout_s=HEAVY_S)
+        control.post("/finish_weight_update", timeout_s=HEAVY_S)
 
 
 class LoraLoad:
@@ -56,7 +56,7 @@ class LoraLoad:
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         adapter = {"lora_name": served_name, "lora_path": str(folder), "load_inplace": True}
-        control.post("/v1/load_lora_adapter", adapter)
+        control.post("/v1/load_lora_adapter", adapter, timeout_s=HEAVY_S)
 
 
 class Reload:
@@ -66,7 +66,8 @@ class Reload:
     shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
-        control.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        control.post("/collective_rpc", reload, timeout_s=HEAVY_S)
 
 
 def choose_handover(control: VLLMControl, *, lora: bool) -> Handover:
