@@ -9,6 +9,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream import HTTPUpstream, UpstreamCall
+from rllm.gateway.upstream.connection import HTTPConnections
 from rllm.gateway.upstream.http import normalized_base_url
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -80,6 +81,43 @@ async def test_a_call_that_is_kept_from_connecting_takes_the_connection_that_com
                 await loop.sock_sendall(only, FRAMED)
                 assert (await call)["choices"] == [{"index": 0}]
         await upstream.close()
+
+
+@pytest.mark.parametrize("num_rounds", range(4))
+async def test_a_connection_that_is_lost_as_it_changes_hands_costs_no_call(num_rounds):
+    connected = []
+
+    class AnswersAndLeaves(asyncio.Protocol):
+        def connection_made(self, transport):
+            connected.append(transport)
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(FRAMED)
+            if self.transport is connected[0]:
+                self.transport.close()
+
+    class SlowButTheFirst(HTTPConnections):
+        num_begun = 0
+
+        async def _connect(self):
+            self.num_begun += 1
+            await asyncio.sleep(0.2 if self.num_begun > 1 else 0)
+            return await super()._connect()
+
+    async def call():
+        async with connections.exchange("GET", "/", {}) as answer:
+            body = await answer.read()
+            for _ in range(num_rounds):
+                await asyncio.sleep(0)
+            return body
+
+    server = await asyncio.get_running_loop().create_server(AnswersAndLeaves, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connections = SlowButTheFirst(url, connect_timeout_s=60, read_timeout_s=60, total_timeout_s=60)
+    assert await asyncio.gather(call(), call()) == [ANSWER, ANSWER]
+    connections.close()
+    server.close()
 
 
 async def test_calls_that_cannot_connect_are_told_each_and_leave_nothing_behind():
