@@ -193,6 +193,19 @@ class Algorithm:
         )
         return losses, {"policy/clip_fraction": clipped.detach().float().sum(), "policy/ratio": ratio.detach().sum()}
 
+    def correction_weights(self, old: Tensor, batch: Batch) -> Tensor:
+        """[N] what each token counts, because `old` [N] is not what it was sampled from; for a `correction` but "none"."""
+        assert self.correction != "none"
+        assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
+        return importance_weights(
+            old,
+            batch.sampler_logprobs,
+            batch.sequence_of,
+            level=self.correction_level,
+            cap=self.correction_cap,
+            mode=self.correction,
+        )
+
     def loss(self, logprobs: Tensor, batch: Batch, entropy: Tensor | None = None) -> tuple[Tensor, Sums]:
         """The loss of (a part of) a batch, and sums over its tokens that are of interest.
 
@@ -206,15 +219,7 @@ class Algorithm:
         losses, sums = self.surrogate(logprobs, old, batch)
         sums["policy/update_kl"] = kl_divergence(old, logprobs.detach(), "k3").sum()
         if self.correction != "none":
-            assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
-            weights = importance_weights(
-                old,
-                batch.sampler_logprobs,
-                batch.sequence_of,
-                level=self.correction_level,
-                cap=self.correction_cap,
-                mode=self.correction,
-            )
+            weights = self.correction_weights(old, batch)
             losses = losses * weights
             sums["policy/correction"] = weights.sum()
         if batch.teacher_logprobs is not None:

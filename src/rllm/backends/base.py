@@ -107,6 +107,3 @@ class TrainingBackend(Protocol):
     def close(self) -> None:
         """Stop sampling and free the weights. Repeatable."""
         ...
-
-
-Metrics = dict[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
+import torch
 from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
@@ -43,6 +44,18 @@ def minibatches(batch: Batch, *, num_minibatches: int, num_epochs: int) -> Itera
             part = batch.select(range(start, stop))
             # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
             yield part, float(batch.weights.sum() / part.weights.sum())
+
+
+def aligned(batch: Batch, estimates: Tensor) -> Batch:
+    """The batch with its tensors where the estimates are, and its numbers at least as precise as they are."""
+
+    def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value.to(estimates.device)
+        return value.to(estimates.device, torch.promote_types(value.dtype, estimates.dtype))
+
+    tensors = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    return replace(batch, **{name: moved(value) for name, value in tensors.items() if isinstance(value, Tensor)})
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import TypeAlias
 
 import torch
@@ -37,15 +36,3 @@ def accumulate(
         sums.update({"loss": float(loss.detach()) * scale})
         pieces.append(estimates.detach().cpu())
     return torch.cat(pieces), sums
-
-
-def aligned(batch: Batch, estimates: Tensor) -> Batch:
-    """The batch with its tensors where the estimates are, and its numbers at least as precise as they are."""
-
-    def moved(value: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return value.to(estimates.device)
-        return value.to(estimates.device, torch.promote_types(value.dtype, estimates.dtype))
-
-    tensors = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    return replace(batch, **{name: moved(value) for name, value in tensors.items() if isinstance(value, Tensor)})

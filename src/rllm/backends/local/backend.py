@@ -20,7 +20,7 @@ from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
 from rllm.backends.adapter import Adapter, LoraSettings
 from rllm.backends.base import UpdateResult
-from rllm.backends.local.accumulate import accumulate, aligned
+from rllm.backends.local.accumulate import accumulate
 from rllm.backends.local.configure import check, critic_settings, lora_settings, optimizer_settings
 from rllm.backends.local.critic import Critic, CriticSettings
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
@@ -29,7 +29,7 @@ from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
 from rllm.backends.local.trunk import Trunk
 from rllm.backends.sampling.sampler import EmbeddedSampler, Sampler
 from rllm.backends.sampling.serving import open_server
-from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
+from rllm.backends.updates import Progress, aligned, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, tokenizer_in

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.accumulate import accumulate, aligned
+from rllm.backends.local.accumulate import accumulate
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import in_parts
+from rllm.backends.updates import aligned
 
 FILE = "critic.pt"
 

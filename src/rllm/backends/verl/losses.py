@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Aggregation, Batch
-from rllm.algorithms.losses import importance_weights
+from rllm.backends.updates import aligned
 from rllm.backends.verl.rows import MASK, at_tokens, batch_of
 
 LOSS, LOGPROBS, ROWS = "rllm/loss", "rllm/logprobs", "rllm/rows"
@@ -74,17 +74,7 @@ def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, conf
 
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     config.global_batch_info.update(sizes_of_whole(batch, algorithm), dp_size=1)
-    correction = None
-    if algorithm.correction != "none":
-        assert batch.sampler_logprobs is not None, "the policy's own tokens are corrected for"
-        correction = importance_weights(
-            old,
-            batch.sampler_logprobs,
-            batch.sequence_of,
-            level=algorithm.correction_level,
-            cap=algorithm.correction_cap,
-            mode=algorithm.correction,
-        )
+    correction = None if algorithm.correction == "none" else algorithm.correction_weights(old, batch)
     loss, told = get_policy_loss_fn(config.policy_loss.loss_mode)(
         old_log_prob=padded(old, batch),
         log_prob=padded(logprobs, batch),
@@ -114,17 +104,6 @@ def padded(values: Tensor, batch: Batch) -> Tensor:
     counts = torch.bincount(batch.sequence_of, minlength=len(batch)).tolist()
     rows: Tensor = torch.nn.utils.rnn.pad_sequence(values.split(counts), batch_first=True)
     return rows
-
-
-def aligned(batch: Batch, estimates: Tensor) -> Batch:
-    """The batch with its numbers at least as precise as the estimates are."""
-
-    def precise(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        return value.to(torch.promote_types(value.dtype, estimates.dtype))
-
-    return replace(batch, **{item.name: precise(getattr(batch, item.name)) for item in fields(batch) if item.init})
 
 
 def reported(loss: Tensor, sums: Sums) -> dict[str, Any]:
