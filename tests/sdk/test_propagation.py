@@ -154,6 +154,25 @@ def test_the_key_of_a_gateway_that_has_one() -> None:
     assert environment("http://gw:1")["OPENAI_API_KEY"] == "rllm"
 
 
+def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
+    bound = "rllm.session.cw.bWFj"
+    assert environment("http://gw:1/sessions/s", api_key=bound)["OPENAI_API_KEY"] == bound
+
+
+def test_frameworks_are_kept_quiet_unless_their_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
+    variables = environment("http://gw:1")
+    assert variables["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+    assert "OPENAI_AGENTS_DISABLE_TRACING" not in variables
+
+
+def test_a_token_of_the_user_does_not_go_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_AUTH_TOKEN", raising=False)
+    assert "ANTHROPIC_AUTH_TOKEN" not in environment("http://gw:1"), "clients that send two credentials are few enough"
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "mine")
+    assert environment("http://gw:1/sessions/s")["ANTHROPIC_AUTH_TOKEN"] == "rllm-s"
+
+
 def test_the_environment_of_the_current_session() -> None:
     with Session(base_url="http://127.0.0.1:1/sessions/s/v1"), session():
         assert environment()["OPENAI_BASE_URL"] == "http://127.0.0.1:1/sessions/s/v1"

@@ -141,6 +141,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
     from rllm.gateway.config import is_loopback
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
+    from rllm.sdk.variables import beside_own_keys
 
     host = config.gateway.host
     if not is_loopback(host) and config.rollout.runner == "local":
@@ -150,8 +151,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
     with bind(host, config.gateway.port) as listener:
         port: int = listener.getsockname()[1]
         variables = environment(url_of(listener, host))
-    keep = {name for name in variables if name.endswith("_API_KEY") and os.environ.get(name)}
-    os.environ.update({name: value for name, value in variables.items() if name not in keep})
+    os.environ.update(beside_own_keys(variables, os.environ))
     return port
 
 

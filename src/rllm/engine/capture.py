@@ -18,6 +18,7 @@ from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import environment, installed
+from rllm.sdk.variables import beside_own_keys
 from rllm.threads import in_thread
 from rllm.types import Trace
 
@@ -139,12 +140,8 @@ class GatewayCapture:
 
 @contextmanager
 def _environment_of(url: str) -> Iterator[None]:
-    """The gateway's variables in this process; keys that are already there stay, since other services may need them."""
-    changes = {
-        name: value
-        for name, value in environment(url).items()
-        if not (name.endswith("_API_KEY") and os.environ.get(name))
-    }
+    """The gateway's variables in this process."""
+    changes = beside_own_keys(environment(url), os.environ)
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -10,12 +10,13 @@ import importlib
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError
 from rllm.sdk.context import Frame, current_frame
 from rllm.sdk.patching import Patch, Replacement
 from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
+from rllm.sdk.variables import gateway_variables
 
 
 def installed() -> Patch:
@@ -116,7 +117,7 @@ def _goes_home(url: str, frame: Frame) -> bool:
 
 
 def environment(url: str | None = None, *, api_key: str | None = None) -> dict[str, str]:
-    """The environment variables that lead the model clients of another process to a gateway.
+    """The environment variables that lead the model clients of another process to a gateway, and keep frameworks quiet.
 
         subprocess.run(command, env={**os.environ, **environment()})  # its calls belong to the current session
 
@@ -134,23 +135,7 @@ def environment(url: str | None = None, *, api_key: str | None = None) -> dict[s
         if frame is None or frame.base_url is None:
             raise ConfigError("environment(): there is no session with a gateway here: pass the gateway's URL")
         return {**environment(frame.base_url, api_key=api_key), **_baggage(frame)}
-    root = url.rstrip("/").removesuffix("/v1")
-    parts = urlsplit(root)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
-    key = _key_for(parts.path, api_key)
-    no_proxy = ",".join(dict.fromkeys(filter(None, [*os.environ.get("NO_PROXY", "").split(","), parts.hostname])))
-    return {
-        "OPENAI_BASE_URL": f"{root}/v1",
-        "OPENAI_API_BASE": f"{root}/v1",  # LlamaIndex reads only this one
-        "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": root,  # Anthropic's clients add /v1 themselves
-        "ANTHROPIC_API_KEY": key,
-        "HOSTED_VLLM_API_BASE": f"{root}/v1",  # LiteLLM's hosted_vllm/ route
-        "HOSTED_VLLM_API_KEY": key,
-        "NO_PROXY": no_proxy,
-        "no_proxy": no_proxy,
-    }
+    return gateway_variables(url, api_key=api_key, inherited=os.environ)
 
 
 def _baggage(frame: Frame) -> dict[str, str]:
@@ -158,10 +143,3 @@ def _baggage(frame: Frame) -> dict[str, str]:
     header = f"{METADATA_HEADER}: {metadata_stamp(frame)}"
     names = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
     return {name: "\n".join(filter(None, [os.environ.get(name), header])) for name in names}
-
-
-def _key_for(path: str, api_key: str | None) -> str:
-    """A key that every client accepts, and that names the session once more."""
-    _, separator, session = path.rpartition("/sessions/")
-    named = f"rllm-{unquote(session)}" if separator else "rllm"
-    return named if api_key is None else f"{api_key}:{named}" if separator else api_key

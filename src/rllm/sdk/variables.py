@@ -1,0 +1,87 @@
+"""The environment variables that lead a program's model clients to a gateway, and keep its framework quiet meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+from rllm.errors import ConfigError
+
+SESSION_KEY_PREFIX = "rllm.session."
+"""How the keys begin that a gateway gives for one session; they name it themselves."""
+
+QUIET = {
+    # LiteLLM, and DSPy, ADK and CrewAI through it: do not fetch a list of prices at import.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # The OpenAI Agents SDK sends its traces, and the key with them, to api.openai.com.
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_TRACKING": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+    # Claude Code: no titles, no telemetry; and nothing in the prompt that changes from turn to turn.
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "DISABLE_PROMPT_CACHING": "1",
+    "ENABLE_TOOL_SEARCH": "false",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    # mini-swe-agent: no questions at its first start, and no price needed of the model.
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+}
+"""What keeps frameworks from calling anybody but their model, and from changing what they have already said."""
+
+
+def gateway_variables(
+    url: str, *, api_key: str | None = None, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables of a program whose calls go to this URL.
+
+    Args:
+        url: a gateway's or a session's URL, with or without `/v1`.
+        api_key: the gateway's key, if it has one, or the one that it gave for the session.
+        inherited: the environment that these are added to: what it says of `QUIET` stays, `NO_PROXY` is added to, and a
+            token that would go before our key is replaced.
+
+    Raises:
+        ConfigError: if the URL is none.
+    """
+    inherited = inherited or {}
+    root = url.rstrip("/").removesuffix("/v1")
+    parts = urlsplit(root)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
+    key = _key_for(parts.path, api_key)
+    no_proxy = ",".join(dict.fromkeys(filter(None, [*inherited.get("NO_PROXY", "").split(","), parts.hostname])))
+    variables = {
+        "OPENAI_BASE_URL": f"{root}/v1",
+        "OPENAI_API_BASE": f"{root}/v1",  # LlamaIndex reads only this one
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": root,  # Anthropic's clients add /v1 themselves
+        "ANTHROPIC_API_KEY": key,
+        "HOSTED_VLLM_API_BASE": f"{root}/v1",  # LiteLLM's hosted_vllm/ route
+        "HOSTED_VLLM_API_KEY": key,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+    }
+    if inherited.get("ANTHROPIC_AUTH_TOKEN"):  # Clients send it besides the key, and it would be the one that counts.
+        variables["ANTHROPIC_AUTH_TOKEN"] = key
+    return {**variables, **{name: value for name, value in QUIET.items() if name not in inherited}}
+
+
+def _key_for(path: str, api_key: str | None) -> str:
+    """A key that every client accepts, and that names the session once more."""
+    _, separator, session = path.rpartition("/sessions/")
+    named = f"rllm-{unquote(session)}" if separator else "rllm"
+    if api_key is None:
+        return named
+    return f"{api_key}:{named}" if separator and not api_key.startswith(SESSION_KEY_PREFIX) else api_key
+
+
+def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Those that this very process is given: keys that it has already stay, since other services may need them."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not (name.endswith(("_API_KEY", "_AUTH_TOKEN")) and inherited.get(name))
+    }
