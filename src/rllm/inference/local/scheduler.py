@@ -205,11 +205,7 @@ class Scheduler:
         began = time.perf_counter()
         live = self._live
         logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
-        if self._settings is None:
-            self._settings = self._new_settings(logits)
-        counts = np.array([len(item.completion_ids) for item in live], dtype=np.uint64)
-        sampled, sampled_logprobs = sample(logits, self._settings, counts)
-        tokens, logprobs = sampled.tolist(), sampled_logprobs.tolist()
+        tokens, logprobs = self._sampled(logits)
         finished = []
         for number, (request, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
             request.completion_ids.append(token)
@@ -224,6 +220,14 @@ class Scheduler:
         self.counters.decode_steps += 1
         self.counters.completion_tokens += len(tokens)
         self.counters.decode_s += time.perf_counter() - began
+
+    def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        """The next token of each live request, and its log-probability."""
+        if self._settings is None:
+            self._settings = self._new_settings(logits)
+        counts = np.array([len(item.completion_ids) for item in self._live], dtype=np.uint64)
+        tokens, logprobs = sample(logits, self._settings, counts)
+        return tokens.tolist(), logprobs.tolist()
 
     def _new_settings(self, logits: torch.Tensor) -> RowSettings:
         live = self._live
