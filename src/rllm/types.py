@@ -51,6 +51,9 @@ def is_scored(reward: float | None) -> bool:
     return reward is not None and not isinstance(reward, Unscored)
 
 
+RESERVED_PREFIX = "rllm."
+"""How the names in metadata begin that are ours; those of agents and users may not."""
+
 DRIFT_KEY = "rllm.drift"
 """Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
 
@@ -58,6 +61,9 @@ SIDE_CALL_KEY = "rllm.side_call"
 """Where the metadata of a trace keeps why the call is none of its task's, such as one that asks for a title."""
 NUM_SIDE_CALLS_KEY = "num_side_calls"
 """Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
+
+OUTCOME_KEY = "rllm.outcome"
+"""Where the metadata of a session keeps how its rollout ended; see `rllm.trainer.outcomes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

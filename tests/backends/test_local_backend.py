@@ -325,3 +325,16 @@ def test_closing_twice_is_allowed(make_backend: MakeBackend) -> None:
     backend = make_backend()
     backend.close()
     backend.close()
+
+
+def test_an_update_tells_every_tokens_entropy_and_how_far_it_moved(make_backend: MakeBackend, groups: Make) -> None:
+    batch: Batch = groups(2, 3)
+    once = make_backend().update(batch, GRPO())
+    several = make_backend(num_minibatches=2, num_epochs=2, lr=1e-3).update(batch, GRPO())
+    for result in (once, several):
+        assert result.entropies is not None
+        assert len(result.entropies) == batch.num_tokens
+    assert once.metrics["policy/entropy"] == pytest.approx(float(once.entropies.mean()), rel=1e-5)
+    assert torch.equal(once.ratios, torch.ones(batch.num_tokens))
+    assert several.ratios is not None
+    assert not torch.allclose(several.ratios, torch.ones(batch.num_tokens))

@@ -27,6 +27,10 @@ class UpdateResult:
     metrics: dict[str, float] = field(default_factory=dict)
     logprobs: Tensor | None = None
     """[N] the trainer's log-probabilities before the update, aligned as the batch."""
+    entropies: Tensor | None = None
+    """[N] of what each token was drawn from, in nats, when the update first came by it; `None` where nobody looked."""
+    ratios: Tensor | None = None
+    """[N] how much likelier each token had become when the update last came by it; 1 throughout for a single update."""
 
 
 class TrainingBackend(Protocol):

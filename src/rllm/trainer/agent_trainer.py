@@ -31,6 +31,7 @@ from rllm.tracking.base import Tracker, Trackers
 from rllm.trainer import rng
 from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
+from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.config.sizes import check_sizes
@@ -215,6 +216,7 @@ class AgentTrainer:
                 roles=self.roles,
                 judge=self.door.judge(self.algorithm, backend, self.roles),
                 teacher=teacher,
+                batch_log=BatchLog(self.run_dir, steps_done=start.steps_done),
                 runner=runner,
                 store=store,
                 trackers=trackers,

@@ -25,6 +25,7 @@ from rllm.tracking.base import Trackers
 from rllm.trainer import rng
 from rllm.trainer.assemble import Assembled, Teacher, assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
+from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.filters import leave_out, num_informative
@@ -38,6 +39,7 @@ from rllm.trainer.metrics.measure import (
     staleness,
 )
 from rllm.trainer.metrics.signals import Watch
+from rllm.trainer.outcomes import keep_outcomes
 from rllm.trainer.resume import newest_session
 from rllm.trainer.roles import Roles
 from rllm.types import Episode
@@ -64,6 +66,8 @@ class TrainingLoop:
     """What is made known of episodes."""
     teacher: Teacher | None = None
     """Whom the algorithm asks about the policy's tokens, if it does."""
+    batch_log: BatchLog | None = None
+    """Where batches are kept to be looked at."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What a run that goes on from a checkpoint must have in common with this one."""
     steps_done: int = 0
@@ -150,6 +154,7 @@ class TrainingLoop:
             self._score = score_of(metrics, self.config.keep_best)
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
+            await keep_outcomes(self.store, episodes)
         self.evaluated_at = self.steps_done
         await self._take_down()
         return episodes
@@ -221,6 +226,9 @@ class TrainingLoop:
         logprobs = _logprobs_by_step(assembled, update)
         explained = [replace(credit, trainer_logprobs=logprobs.get(credit.trace_id)) for credit in assembled.credits]
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
+        await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
+        if self.batch_log is not None:
+            await asyncio.to_thread(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
 
     def _due(self, every: int) -> bool:
         return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)

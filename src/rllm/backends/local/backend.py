@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
+from rllm.algorithms.losses import probability_ratio
 from rllm.backends.adapter import Adapter, LoraSettings
 from rllm.backends.base import UpdateResult
 from rllm.backends.local.accumulate import accumulate
@@ -195,15 +196,18 @@ class LocalBackend:
             batch = replace(batch, old_logprobs=self.score(batch))
         learnt, judged = Progress(name="policy"), Progress(name="critic")
         seen = batch.old_logprobs
+        passes: list[Tensor] = []
+        entropies: list[Tensor] = []
         times = {"num_minibatches": self.settings.num_minibatches, "num_epochs": self.settings.num_epochs}
         for part, scale in minibatches(batch, **times):
             if critic is not None:
                 _, sums = critic.accumulate(part, algorithm, scale=scale)
                 judged.note(sums, critic.step())
             if not policy_waits:
-                logprobs, sums = self.accumulate(part, algorithm, scale=scale)
+                logprobs, sums = self.accumulate(part, algorithm, scale=scale, entropies=entropies)
                 learnt.note(sums, self.optimizer.step())
                 seen = logprobs if seen is None else seen
+                passes.append(logprobs)
         assert seen is not None, "the batch was scored, or its only update began with it"
         num_tokens = batch.num_tokens * self.settings.num_epochs
         metrics = {
@@ -212,14 +216,23 @@ class LocalBackend:
             **batch_metrics(batch, seen, num_forward=len(batch.tree.ids)),
         }
         optim = {"optim/lr": self.optimizer.lr, "optim/num_updates": float(len(learnt.norms))}
-        return UpdateResult(metrics={**metrics, **optim}, logprobs=seen)
+        looked: dict[str, Tensor] = {}
+        if passes:  # each epoch comes by all tokens, in their order
+            ratios = probability_ratio(torch.cat(passes)[-batch.num_tokens :], seen)
+            looked = {"entropies": torch.cat(entropies)[: batch.num_tokens], "ratios": ratios}
+        return UpdateResult(metrics={**metrics, **optim}, logprobs=seen, **looked)
 
-    def accumulate(self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0) -> tuple[Tensor, Counter[str]]:
-        """Add the gradient of a batch's loss to the policy; see `accumulate.accumulate`."""
+    def accumulate(
+        self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0, entropies: list[Tensor] | None = None
+    ) -> tuple[Tensor, Counter[str]]:
+        """Add the gradient of a batch's loss to the policy; see `accumulate.accumulate`. `entropies` is given those of its
+        tokens, in pieces."""
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
             logprobs, entropy = self.policy.logprobs(part, entropy_gradient=algorithm.entropy_coef != 0)
             loss, sums = algorithm.loss(logprobs, aligned(part, logprobs), entropy)
+            if entropies is not None:
+                entropies.append(entropy.detach().cpu())
             return loss, {**sums, "policy/entropy": entropy.detach().sum()}, logprobs
 
         return accumulate(batch, loss_of, self.optimizer, max_tokens=self.settings.micro_batch_tokens, scale=scale)

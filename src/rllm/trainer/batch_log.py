@@ -1,0 +1,91 @@
+"""What the optimiser was fed at each step, in a file of its own: `batches/step-000001.json`, which `rllm view` reads.
+
+Ids and numbers of the tokens are little-endian, compressed and in base64; what is the same for all of them takes next to no
+room. Prompts are not repeated: a digest of each whole sequence shows whether it is what the store has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch, TokenSequence
+from rllm.backends.base import UpdateResult
+from rllm.files import replace_text
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "batches"
+_SHORT = torch.float16
+"""Enough to look at: three digits."""
+
+
+class BatchLog:
+    """The batches of a run; those of steps that will be made again are taken away."""
+
+    def __init__(self, run_dir: Path, *, steps_done: int) -> None:
+        self._folder = run_dir / FOLDER
+        self._folder.mkdir(exist_ok=True)
+        for path in self._folder.glob("step-*.json"):
+            if path.name > _name(steps_done):
+                path.unlink()
+
+    def write(self, step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> None:
+        """Keep one batch. A file that cannot be written is a warning: training is worth more than a page about it."""
+        try:
+            replace_text(self._folder / _name(step), json.dumps(_told(step, batch, update, algorithm)))
+        except OSError as error:
+            logger.warning("the batch of step %d cannot be kept for `rllm view`: %s", step, error)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}.json"
+
+
+def _told(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> dict[str, Any]:
+    clips_tokens = type(algorithm).surrogate is Algorithm.surrogate
+    numbers = {
+        "advantage": (batch.advantages, torch.float32),
+        "weight": (batch.weights, torch.float32),
+        "entropy": (update.entropies, _SHORT),
+        "ratio": (update.ratios, _SHORT),
+        "ref_logprob": (batch.ref_logprobs, _SHORT),
+        "value": (batch.values, _SHORT),
+        "return": (batch.returns, _SHORT),
+    }
+    return {
+        "step": step,
+        "algorithm": type(algorithm).__name__,
+        "clip": [1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high] if clips_tokens else None,
+        "num_tokens": batch.num_tokens,
+        "sampler_logprob_sum": None if batch.sampler_logprobs is None else float(batch.sampler_logprobs.double().sum()),
+        "sequences": [_sequence(sequence) for sequence in batch.sequences],
+        "ids": _packed(batch.ids.to(torch.int32)),
+        "tokens": {name: _packed(values.to(kind)) for name, (values, kind) in numbers.items() if values is not None},
+    }
+
+
+def _sequence(sequence: TokenSequence) -> dict[str, Any]:
+    ids = torch.tensor(sequence.ids, dtype=torch.int32).numpy().astype("<i4").tobytes()
+    return {
+        "length": len(sequence.ids),
+        "digest": sha256(ids).hexdigest()[:16],
+        "spans": [[span.step_id, span.start, span.stop] for span in sequence.spans],
+    }
+
+
+def _packed(values: Tensor) -> dict[str, str]:
+    """An array with its kind, as NumPy writes it: `i4`, `f4` or `f2`."""
+    array = values.detach().cpu().numpy()
+    kind = f"{array.dtype.kind}{array.dtype.itemsize}"
+    data = array.astype(f"<{kind}").tobytes()
+    return {"kind": kind, "data": b64encode(zlib.compress(data, 6)).decode()}

@@ -1,0 +1,80 @@
+"""How rollouts ended, kept beside their traces: what `rllm view` lists, sorts and filters by without reading any trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rllm.engine.complete import DEFAULT_NAME
+from rllm.store.base import TraceStore
+from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored
+
+_MAX_TEXT = 4000
+"""Characters of an error or a traceback that are kept, its end: there it says what happened."""
+
+
+async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
+    """Note on the session of each episode how it ended; durable on return. What has no session in the store is passed over."""
+    credit_of = {(credit.session_id, credit.trace_id): credit for credit in credits}
+    known = await asyncio.to_thread(
+        lambda: [episode for episode in episodes if store.session(episode.session_id) is not None]
+    )
+    noted = [
+        asyncio.wrap_future(store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)}))
+        for episode in known
+    ]
+    await asyncio.gather(*noted)
+
+
+def outcome_of(episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]) -> dict[str, Any]:
+    """The facts of an episode that are small, as JSON holds them.
+
+    Args:
+        episode: as its rollout, and its training if there was one, left it.
+        credit_of: by session and trace, what the trainer decided about its steps.
+    """
+    error = episode.info.get("error")
+    return {
+        "ended": episode.termination_reason.value if episode.termination_reason else None,
+        "is_correct": episode.is_correct,
+        "error": None if error is None else {name: str(text)[-_MAX_TEXT:] for name, text in error.items()},
+        "warnings": [str(warning) for warning in episode.info.get("warnings", ())],
+        "metrics": dict(episode.metrics),
+        "trajectories": [_trajectory(path, episode, credit_of) for path in episode.trajectories],
+    }
+
+
+def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]) -> dict[str, Any]:
+    decided = [credit_of.get((episode.session_id, step.id)) for step in path.steps]
+    known = [credit for credit in decided if credit is not None]
+    reasons = {credit.dropped for credit in known}
+    return {
+        "name": path.name or DEFAULT_NAME,
+        "reward": path.final_reward(),
+        "trainable": path.trainable,
+        "advantage": next((credit.advantage for credit in known if credit.advantage is not None), None),
+        "dropped": next((credit.dropped for credit in known if credit.dropped), None) if None not in reasons else None,
+        "num_tokens": sum(len(step.response_ids) for step in path.steps),
+        "truncated": any(step.finish_reason == "length" for step in path.steps),
+        "tools": sorted({name for step in path.steps for name in _tools_of(step)}),
+        "steps": [_step(step, credit) for step, credit in zip(path.steps, decided, strict=True)],
+    }
+
+
+def _step(step: Step, credit: StepCredit | None) -> dict[str, Any]:
+    """What is said of a step only where it is: its own reward, what it was credited with, why its prompt drifted."""
+    told: dict[str, Any] = {"id": step.id}
+    if is_scored(step.reward):
+        told["reward"] = step.reward
+    if credit is not None and credit.advantage is not None:
+        told["advantage"] = credit.advantage
+    if DRIFT_KEY in step.info:
+        told["drift"] = step.info[DRIFT_KEY]
+    return told
+
+
+def _tools_of(step: Step) -> list[str]:
+    """The tools that the answer calls."""
+    answer = step.chat_completions[-1] if step.chat_completions else {}
+    return [str((call.get("function") or {}).get("name")) for call in answer.get("tool_calls") or ()]

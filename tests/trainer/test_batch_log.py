@@ -1,0 +1,67 @@
+"""The files that say what the optimiser was fed."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64decode
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
+from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.gspo import GSPO
+from rllm.backends.base import UpdateResult
+from rllm.trainer.batch_log import BatchLog
+
+from .conftest import RunTrainer
+
+
+def array(packed):
+    return numpy.frombuffer(zlib.decompress(b64decode(packed["data"])), f"<{packed['kind']}").tolist()
+
+
+@pytest.fixture
+def batch() -> Batch:
+    first = TokenSequence(ids=[7, 8, 9], spans=[StepSpan(step_id="a", start=1, stop=3)], logprobs=[-0.5, -1.5])
+    second = TokenSequence(ids=[7, 70_000], spans=[StepSpan(step_id="b", start=1, stop=2)], logprobs=[-2.0])
+    made = Batch.of([first, second])
+    made.advantages = torch.tensor([1.0, 1.0, -1.0])
+    return made
+
+
+def test_a_file_has_every_token_with_its_numbers(tmp_path: Path, batch: Batch) -> None:
+    update = UpdateResult(entropies=torch.tensor([0.5, 0.25, 2.0]), ratios=torch.tensor([1.0, 1.5, 1.0]))
+    BatchLog(tmp_path, steps_done=0).write(1, batch, update, GRPO())
+    told = json.loads((tmp_path / "batches/step-000001.json").read_text())
+    assert array(told["ids"]) == [8, 9, 70_000]
+    assert array(told["tokens"]["advantage"]) == [1.0, 1.0, -1.0]
+    assert array(told["tokens"]["entropy"]) == [0.5, 0.25, 2.0]
+    assert array(told["tokens"]["ratio"]) == [1.0, 1.5, 1.0]
+    assert array(told["tokens"]["weight"]) == pytest.approx([1 / 3] * 3)
+    assert [sequence["spans"] for sequence in told["sequences"]] == [[["a", 1, 3]], [["b", 1, 2]]]
+    assert (told["num_tokens"], told["sampler_logprob_sum"], told["clip"]) == (3, -4.0, [0.8, 1.2])
+
+
+def test_clipping_is_told_of_algorithms_that_clip_tokens(tmp_path: Path, batch: Batch) -> None:
+    BatchLog(tmp_path, steps_done=0).write(1, batch, UpdateResult(), GSPO())
+    told = json.loads((tmp_path / "batches/step-000001.json").read_text())
+    assert (told["clip"], "ratio" in told["tokens"]) == (None, False)
+
+
+def test_steps_that_are_made_again_are_forgotten(tmp_path: Path, batch: Batch) -> None:
+    log = BatchLog(tmp_path, steps_done=0)
+    for step in (1, 2, 3):
+        log.write(step, batch, UpdateResult(), GRPO())
+    BatchLog(tmp_path, steps_done=2)
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["step-000001.json", "step-000002.json"]
+
+
+def test_a_run_keeps_every_batch(run_trainer: RunTrainer) -> None:
+    run = run_trainer()
+    for step, trained in enumerate(run.backend.batches, start=1):
+        told = json.loads((run.trainer.run_dir / f"batches/step-{step:06d}.json").read_text())
+        assert array(told["ids"]) == trained.ids.tolist()

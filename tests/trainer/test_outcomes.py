@@ -1,0 +1,46 @@
+"""What is kept beside the traces of each rollout, so that a run can be looked through without reading them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllm.store import open_store
+from rllm.types import OUTCOME_KEY
+
+from .conftest import RunTrainer, ask
+
+
+def outcomes_of(run):
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        found = [(info, store.by_session(info.id)) for info in store.sessions()]
+    return [(info.metadata, info.metadata[OUTCOME_KEY], traces) for info, traces in found]
+
+
+def test_every_rollout_says_how_it_ended(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 1}, val=True)
+    told = outcomes_of(run)
+    assert [metadata["split"] for metadata, _, _ in told].count("eval") == 4
+    trained = [(outcome, traces) for metadata, outcome, traces in told if metadata["split"] == "train"]
+    assert len(trained) == 6
+    for outcome, [trace] in trained:
+        (path,) = outcome["trajectories"]
+        advantage = path["advantage"]
+        assert path["reward"] in (0.0, 1.0)
+        assert advantage * (path["reward"] - 0.5) > 0
+        assert path["steps"] == [{"id": trace.id, "advantage": pytest.approx(advantage)}]
+        assert (path["num_tokens"], path["dropped"], path["tools"]) == (len(trace.response_ids), None, [])
+        assert (outcome["error"], outcome["metrics"]["timing/rollout_s"] > 0) == (None, True)
+
+
+def test_what_failed_or_taught_nothing_says_why(run_trainer: RunTrainer) -> None:
+    def fails_for_figs(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        if word == "fig":
+            raise ValueError("no figs today")
+        return 1.0
+
+    run = run_trainer({"num_steps": 1, "tasks_per_step": 4}, agent=fails_for_figs)
+    by_word = {traces[0].messages[0]["content"]: outcome for _, outcome, traces in outcomes_of(run)}
+    assert by_word["fig"]["error"]["type"] == "AgentError"
+    assert "no figs today" in by_word["fig"]["error"]["message"]
+    assert by_word["kiwi"]["trajectories"][0]["dropped"] == "zero_variance"
