@@ -25,13 +25,17 @@ from rllm.types import Trace
 if TYPE_CHECKING:
     from rllm.sdk.client import get_chat_client as get_chat_client
     from rllm.sdk.client import get_chat_client_async as get_chat_client_async
+    from rllm.sdk.programs import run_program as run_program
+    from rllm.sdk.programs import run_program_async as run_program_async
     from rllm.sdk.propagation import environment as environment
+    from rllm.sdk.supervised import ProgramResult as ProgramResult
 
 SessionContext = ContextVarSession = Session
 """The names that users of the rLLM framework know."""
 
 __all__ = [
     "ContextVarSession",
+    "ProgramResult",
     "Session",
     "SessionContext",
     "StepView",
@@ -44,14 +48,19 @@ __all__ = [
     "get_current_metadata",
     "get_current_session",
     "get_current_session_name",
+    "run_program",
+    "run_program_async",
     "session",
     "trajectory",
 ]
 
 _HOMES = {
+    "ProgramResult": "rllm.sdk.supervised",
     "environment": "rllm.sdk.propagation",
     "get_chat_client": "rllm.sdk.client",
     "get_chat_client_async": "rllm.sdk.client",
+    "run_program": "rllm.sdk.programs",
+    "run_program_async": "rllm.sdk.programs",
 }
 
 

@@ -43,6 +43,8 @@ class Session:
         """What `@trajectory` functions called inside have done, failed ones included, in the order of the calls."""
         self.elsewhere: list[str] = []
         """URLs of model calls that were made here and went to another server than `base_url`; kept to explain."""
+        self.programs: list[str] = []
+        """Programs that `run_program` has started here; likewise."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
         self._session_uid_chain = [self._uid]
         self._own_name = self.name
@@ -158,6 +160,12 @@ class Frame:
         for session in {frame.session for frame in self}:
             if url not in session.elsewhere:
                 session.elsewhere.append(url)
+
+    def note_program(self, name: str) -> None:
+        """Remember, for error messages, that a program was to make calls here."""
+        for session in {frame.session for frame in self}:
+            if name not in session.programs:
+                session.programs.append(name)
 
 
 _current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)

@@ -1,0 +1,150 @@
+"""Run a command, and in the end kill all that it has started, however far that has detached itself: a program of its own.
+
+    python -I -S supervisor.py CONTROL_FD GRACE_S COMMAND...
+
+On Linux orphans become this process's children (`PR_SET_CHILD_SUBREAPER`), so nothing below it gets away, daemons included;
+elsewhere only the command's process group is found. CONTROL_FD is a socket: as its other end is closed, which the kernel does
+for a parent that is killed, the command is ended; how that went is told there, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+KILL_S = 10.0
+"""How long processes that SIGKILL does not end at once are waited for; they are stuck in the kernel then."""
+_POLL_S = 0.02
+
+
+def main(control_fd: int, grace_s: float, command: list[str]) -> None:
+    """Run the command to its end, or to that of CONTROL_FD."""
+    with socket.socket(fileno=control_fd) as control, _woken_by_children() as woken:
+        _adopt_orphans()
+        try:
+            leader = subprocess.Popen(command, start_new_session=True).pid
+        except OSError as error:
+            _tell(control, {"error": error.strerror or str(error)})
+            return
+        exits: dict[int, int] = {}
+        while leader not in exits and control not in select.select([control, woken], [], [])[0]:
+            with contextlib.suppress(BlockingIOError):
+                woken.recv(4096)
+            _reap(exits)
+        num_killed = _end(leader, grace_s, exits)
+        _tell(control, {"exit_code": os.waitstatus_to_exitcode(exits[leader]), "num_killed": num_killed})
+
+
+@contextlib.contextmanager
+def _woken_by_children() -> Iterator[socket.socket]:
+    """A socket that can be read when a child has ended, or SIGTERM has come, which does nothing else here."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # a handler, since what is ignored is ignored by the command as well
+    with ours, theirs:
+        yield ours
+        signal.set_wakeup_fd(-1)
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap(exits: dict[int, int]) -> bool:
+    """Note how ended children ended; whether there are any others."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        exits[pid] = status
+
+
+def _end(leader: int, grace_s: float, exits: dict[int, int]) -> int:
+    """Ask everything that is left to end, then kill it; returns how many processes that were."""
+    if not _is_left(leader, exits):
+        return 0
+    signalled = _signal_all(leader, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while _is_left(leader, exits) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    deadline = time.monotonic() + KILL_S
+    while _is_left(leader, exits) and time.monotonic() < deadline:
+        signalled |= _signal_all(leader, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    exits.setdefault(leader, signal.SIGKILL)
+    return len(signalled)
+
+
+def _is_left(leader: int, exits: dict[int, int]) -> bool:
+    return _reap(exits) or _group_is_left(leader)
+
+
+def _group_is_left(leader: int) -> bool:
+    if sys.platform == "linux":
+        return False  # whoever is left is a child
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only just ended
+        return False
+    return True
+
+
+def _signal_all(leader: int, number: int) -> set[int]:
+    """Send a signal to everything below this process; returns the ids of those that it was sent to."""
+    if sys.platform != "linux":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
+            return {leader}
+        return set()
+    found = _descendants(os.getpid(), _parents())
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return found
+
+
+def _descendants(root: int, parents: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    reached = {root}
+    while reached := {pid for pid, parent in parents.items() if parent in reached} - found:
+        found |= reached
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process of this machine that has not ended."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]  # the name before it may hold anything
+            if state != b"Z":
+                parents[int(file.parent.name)] = int(parent)
+    return parents
+
+
+def _tell(control: socket.socket, report: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # whoever wanted to know is gone
+        control.sendall(json.dumps(report).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

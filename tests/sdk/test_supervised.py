@@ -1,0 +1,162 @@
+"""Real processes: what is waited for may take long; only what must time out has a short time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sdk.supervised import Limits, ProgramResult, run_supervised
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+depth, folder = int(sys.argv[1]), Path(sys.argv[2])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if depth:
+    subprocess.Popen([sys.executable, "-S", __file__, str(depth - 1), str(folder)], start_new_session=True, env={})
+(folder / f"{os.getpid()}.pid").touch()
+if depth == 2 and "leave" in sys.argv:
+    while len(list(folder.glob("*.pid"))) < 3:
+        time.sleep(0.01)
+    sys.exit(7)
+time.sleep(600)
+"""
+"""A process, its child and its grandchild, each in a session of its own, with an empty environment, and deaf to SIGTERM."""
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that leaves its group gets away")
+
+
+def run(*command: str, **options: Any) -> ProgramResult:
+    limits = {name: options.pop(name) for name in list(options) if name in Limits.__dataclass_fields__}
+    return run_supervised(command, Limits(**limits), env=dict(os.environ), **options)
+
+
+def python(code: str, **options: Any) -> ProgramResult:
+    return run(sys.executable, "-S", "-c", code, **options)
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> list[str]:
+    (tmp_path / "family.py").write_text(FAMILY)
+    return [sys.executable, "-S", str(tmp_path / "family.py"), "2", str(tmp_path)]
+
+
+def members(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.pid")]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
+    done = python("import sys; print('out'); print(sys.stdin.read(), file=sys.stderr); sys.exit(3)", stdin="in")
+    assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "in\n")
+    assert (done.timed_out, done.num_dropped_bytes, done.num_killed) == (False, 0, 0)
+
+
+def test_a_signal_that_ended_it_is_told() -> None:
+    assert python("import os, signal; os.kill(os.getpid(), signal.SIGABRT)").exit_code == -signal.SIGABRT
+
+
+def test_one_that_hangs_is_ended_at_its_time_limit() -> None:
+    done = python("import time; time.sleep(600)", timeout_s=0.5)
+    assert done.timed_out
+    assert done.exit_code == -signal.SIGTERM
+
+
+def test_it_may_clean_up_when_it_is_to_end(tmp_path: Path) -> None:
+    code = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+pathlib.Path("ready").touch()
+time.sleep(600)
+"""
+    done = python(code, cwd=tmp_path, is_wanted=lambda: not (tmp_path / "ready").exists(), grace_s=60)
+    assert done.exit_code == 5
+    assert not done.timed_out
+
+
+@linux_only
+def test_grandchildren_that_went_their_own_ways_are_killed_when_it_ends(family: list[str], tmp_path: Path) -> None:
+    done = run(*family, "leave", grace_s=0.2)
+    assert done.exit_code == 7
+    assert done.num_killed == 2
+    assert len(members(tmp_path)) == 3
+    assert not any(map(alive, members(tmp_path)))
+
+
+@linux_only
+def test_and_when_it_is_wanted_no_more(family: list[str], tmp_path: Path) -> None:
+    done = run(*family, grace_s=0.2, is_wanted=lambda: len(members(tmp_path)) < 3)
+    assert done.exit_code == -signal.SIGKILL
+    assert done.num_killed == 3
+    assert not any(map(alive, members(tmp_path)))
+
+
+@linux_only
+def test_and_when_whoever_started_it_is_killed(family: list[str], tmp_path: Path) -> None:
+    code = f"from rllm.sdk import run_program; run_program({family!r}, grace_s=0.2)"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        wait_for(lambda: len(members(tmp_path)) == 3)
+        parent.kill()
+    wait_for(lambda: not any(map(alive, members(tmp_path))))
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_flood_is_kept_within_its_limit() -> None:
+    done = python("print('a' * 3_000_000 + 'z')", max_output_bytes=100)
+    assert done.stdout == "a" * 50 + "\n[... 2999902 bytes left out ...]\n" + "a" * 48 + "z\n"
+    assert done.num_dropped_bytes == 2999902
+
+
+def test_its_output_is_heard_of_as_it_comes_within_the_limit() -> None:
+    heard: list[tuple[str, bytes]] = []
+    done = python("print('abcdefgh', end='')", max_output_bytes=4, on_output=lambda *part: heard.append(part))
+    text = b"".join(data for stream, data in heard if stream == "stdout").decode()
+    assert text == done.stdout == "ab\n[... 4 bytes left out ...]\ngh"
+
+
+def test_it_runs_where_and_with_what_it_is_told(tmp_path: Path) -> None:
+    limits = Limits()
+    done = run_supervised(["/bin/sh", "-c", "pwd; echo $A $HOME"], limits, env={"A": "1"}, cwd=tmp_path)
+    assert done.stdout == f"{tmp_path}\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"max_output_bytes": -1}, "max_output_bytes=-1"),
+        ({"grace_s": -1}, "grace_s=-1"),
+        ({"cwd": "/no/such"}, "/no/such"),
+    ],
+)
+def test_wrong_limits_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run("true", **options)
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'no-such-program' cannot be started: .*on the PATH"):
+        run("no-such-program")
+    with pytest.raises(ConfigError, match="list of a program and its arguments"):
+        run_supervised("ls -l", Limits(), env={})
