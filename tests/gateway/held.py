@@ -1,9 +1,11 @@
-"""An engine that answers when a test tells it to, so that no test guesses how long anything takes."""
+"""An engine that answers, and a store that has written, when a test tells them to, so that no test guesses how long anything takes."""
 
 import asyncio
 import threading
+from concurrent.futures import Future
 
 from rllm.inference.engine import SamplingParams
+from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 
 
@@ -37,3 +39,25 @@ class HeldEngine(ScriptedEngine):
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
+
+
+class HeldStore(MemoryTraceStore):
+    """Finishes no write before it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.release = threading.Event()
+        self.asked = threading.Event()
+
+    def add(self, traces):
+        super().add(traces)
+        held = Future()
+        held.set_running_or_notify_cancel()
+        self.asked.set()
+
+        def finish():
+            self.release.wait(600)
+            held.set_result(None)
+
+        threading.Thread(target=finish, daemon=True).start()
+        return held

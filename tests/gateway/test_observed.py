@@ -5,6 +5,8 @@ They are made once the answer has left, so a test stops the gateway before it lo
 
 import json
 import logging
+import threading
+import time
 
 import httpx
 import pytest
@@ -19,6 +21,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 
 from ..telemetry.collector import collecting
+from .held import HeldEngine, HeldStore
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -169,3 +172,28 @@ def test_a_session_may_come_in_baggage(serve, path, headers, session_id):
     served = serve()
     answer = served.post(f"{path}/chat/completions", headers=headers)
     assert answer.headers["x-rllm-session"] == session_id
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nobody_is_told_of_traces_that_are_not_durable(serve, lines, leaves):
+    store = HeldStore()
+    served = serve(HeldEngine(["abcd"]), config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0), store=store)
+    if leaves:
+        served.ask_and_leave()
+    else:
+        served.engine.go.set()
+        agent = threading.Thread(target=served.post)
+        agent.start()
+    assert store.asked.wait(60)
+    assert served.http.get("/healthz").status_code == 200, "the gateway has gone on"
+    assert lines() == []
+    assert "rllm_gateway_traces_total 0\n" in served.http.get("/metrics").text
+    store.release.set()
+    deadline = time.monotonic() + 60
+    while not lines():
+        assert time.monotonic() < deadline, "the call was never told of"
+        time.sleep(0.01)
+    [line] = lines()
+    assert (line["status"], line["finish_reasons"]) == ((499, ["abort"]) if leaves else (200, ["stop"]))
+    if not leaves:
+        agent.join(60)

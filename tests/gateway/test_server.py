@@ -142,3 +142,23 @@ def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
             assert client.post(f"{url}/chat/completions", json=asked).status_code == 401
         assert client.get(f"{server.url}/sessions/mine/traces").status_code == 401
         assert len(server.store.by_session("mine")) == 3
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):
+    def fail(listener, connect):
+        raise OSError("no more events")
+
+    class Upstream(EngineUpstream):
+        is_closed = False
+
+        async def close(self):
+            self.is_closed = True
+
+    monkeypatch.setattr("rllm.gateway.server.Acceptor", fail)
+    upstream = Upstream(ScriptedEngine(["hello"]), "m")
+    before = threading.active_count()
+    server = GatewayServer(MemoryTraceStore(), upstream, GatewayConfig(shutdown_timeout_s=1.0))
+    with pytest.raises(RLLMError, match=r"did not start: OSError\(.no more events.\)"):
+        server.start()
+    assert upstream.is_closed
+    assert threading.active_count() == before

@@ -1,13 +1,17 @@
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.gateway.sessions import with_fixed_sampling
+from rllm.gateway.sessions import Sessions, with_fixed_sampling
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+
+from .held import HeldEngine
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = "/v1/chat/completions"
@@ -237,3 +241,36 @@ def test_a_page_that_is_no_whole_number_is_refused(refusing, given):
     refused = refusing.http.get(f"/sessions?{given}")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == given.partition("=")[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_whose_session_is_deleted_meanwhile_leaves_nothing_to_a_later_session_of_its_name(serve, stream):
+    engine = HeldEngine(["abcdefgh"])
+    served = serve(engine)
+    served.server.open_session("a", metadata={"of": "the first"})
+    with ThreadPoolExecutor(1) as agent:
+        under_way = agent.submit(served.post, "/sessions/a/v1/chat/completions", {**HI, "stream": stream})
+        while engine.num_calls == 0:
+            time.sleep(0.005)
+        served.http.delete("/sessions/a")
+        engine.go.set()
+        answer = under_way.result(60)
+    assert "session_deleted" in answer.text
+    assert stream or answer.status_code == 410
+    assert served.store.session("a") is None
+    assert served.post("/sessions/a/v1/chat/completions").status_code == 200
+    [trace] = served.store.by_session("a")
+    assert trace.parent_id is None
+    assert served.http.get("/sessions/a").json()["metadata"] == {}
+
+
+async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_under_way(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
+    sessions = Sessions(MemoryTraceStore())
+    under_way = await sessions.get("a")
+    await sessions.get("b")
+    assert await sessions.get("a") is under_way
+    await sessions.get("b")
+    await sessions.delete("a")
+    assert under_way.deleted
+    assert not (await sessions.get("a")).deleted

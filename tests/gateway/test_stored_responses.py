@@ -1,9 +1,14 @@
 """`GET` and `DELETE /v1/responses/ID`, by the client that they are made for."""
 
+import time
+from contextlib import suppress
+
 import openai
 import pytest
 
 from rllm.gateway.config import GatewayConfig
+
+from .held import HeldEngine
 
 
 @pytest.fixture
@@ -58,3 +63,65 @@ def test_nobody_is_shown_what_is_not_theirs(serve):
         assert served.http.get(f"{path}/responses/{given}", headers=keys["yours"]).status_code == status
         assert served.http.delete(f"{path}/responses/{given}", headers=keys["yours"]).status_code == status
     assert served.http.get(f"/v1/responses/{given}").status_code == 401
+
+
+def broken_off(served, break_off):
+    """How a streamed response is shown that did not come to its end."""
+    client = served.client("s")
+    with client.responses.create(model="m", input="hi", stream=True) as stream:
+        events = iter(stream)
+        given = next(events).response
+        while next(events).type != "response.output_text.delta":
+            pass
+        break_off(events)
+    deadline = time.monotonic() + 60
+    while not served.store.by_session("s"):
+        assert time.monotonic() < deadline, "nothing was stored"
+        time.sleep(0.01)
+    return client.responses.retrieve(given.id)
+
+
+def test_a_response_whose_client_left_is_not_shown_as_a_whole_one(serve):
+    shown = broken_off(serve(HeldEngine(["abcdefgh"], num_pieces=1)), lambda events: None)
+    assert (shown.status, shown.output_text, shown.output[0].status) == ("cancelled", "abcd", "incomplete")
+    assert (shown.error, shown.incomplete_details) == (None, None)
+
+
+def test_a_response_that_its_upstream_broke_off_is_shown_as_failed(serve):
+    served = serve(["abcdefghijklmnop"], upstream="http")
+    served.upstream.fault = "cut"
+    shown = broken_off(served, lambda events: list(suppressed(events)))
+    assert (shown.status, shown.output[0].status) == ("failed", "incomplete")
+    assert "abcdefghijklmnop".startswith(shown.output_text)
+    assert "broke off" in shown.error.message
+
+
+def suppressed(events):
+    """Events up to the one that the client raises as an error."""
+    with suppress(openai.APIError):
+        yield from events
+
+
+def test_no_client_can_say_of_its_call_what_only_the_gateway_may(serve):
+    served = serve()
+    refused = served.post(headers={"x-rllm-metadata": '{"rllm.deleted": true}'})
+    assert refused.status_code == 400
+    assert "'rllm.deleted' begins with 'rllm.'" in refused.json()["error"]["message"]
+    refused = served.http.post("/sessions", json={"id": "s", "metadata": {"rllm.sampling": {"temperature": -1}}})
+    assert refused.status_code == 400
+    assert "'rllm.sampling'" in refused.json()["error"]["message"]
+    assert served.engine.num_calls == 0
+
+
+def test_where_ids_admit_they_admit_to_responses_and_models_and_to_nothing_of_the_operators(serve):
+    served = serve(["four"], config=GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0))
+    served.server.open_session("mine")
+    given = served.post("/sessions/mine/v1/responses", json={"model": "m", "input": "hi"}).json()["id"]
+    assert served.http.get(f"/sessions/mine/v1/responses/{given}").json()["status"] == "completed"
+    assert served.http.get("/sessions/mine/v1/models").status_code == 200
+    assert served.http.delete(f"/sessions/mine/v1/responses/{given}").status_code == 200
+    for method, path in (("GET", "/sessions/mine/traces"), ("DELETE", "/sessions/mine"), ("GET", "/v1/models")):
+        assert served.http.request(method, path).status_code == 401
+    assert served.http.get(f"/sessions/never-begun/v1/responses/{given}").status_code == 401
+    operator = {"authorization": "Bearer secret"}
+    assert served.http.delete("/sessions/mine", headers=operator).status_code == 200

@@ -3,15 +3,13 @@
 import json
 import threading
 import time
-from concurrent.futures import Future
 
 import httpx
 import pytest
 
-from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import TURN_END
 
-from .held import HeldEngine
+from .held import HeldEngine, HeldStore
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 CHAT = "/sessions/s/v1/chat/completions"
@@ -19,28 +17,6 @@ CHAT = "/sessions/s/v1/chat/completions"
 
 def events_of(text):
     return [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-
-
-class HeldStore(MemoryTraceStore):
-    """Finishes no write before it is told to."""
-
-    def __init__(self):
-        super().__init__()
-        self.release = threading.Event()
-        self.asked = threading.Event()
-
-    def add(self, traces):
-        super().add(traces)
-        held = Future()
-        held.set_running_or_notify_cancel()
-        self.asked.set()
-
-        def finish():
-            self.release.wait(600)
-            held.set_result(None)
-
-        threading.Thread(target=finish, daemon=True).start()
-        return held
 
 
 def test_text_is_relayed_while_the_answer_is_still_being_made(serve):

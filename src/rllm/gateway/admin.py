@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rllm.errors import RLLMError
+from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.errors import GatewayError
@@ -41,7 +42,7 @@ class Admin:
 
     def routes(self) -> list[Route]:
         models = [
-            self._route(f"{prefix}{path}{end}", answer, "GET", for_everybody=not prefix)
+            self._models_route(f"{prefix}{path}{end}", answer)
             for prefix in ("", "/sessions/{session_id}")
             for path in ("/v1/models", "/v1/v1/models", "/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
@@ -59,23 +60,27 @@ class Admin:
             Route("/readyz", self._readyz, methods=["GET"]),
         ]
 
-    def _route(
-        self,
-        path: str,
-        answer: Callable[[Request], Awaitable[Response]],
-        method: str,
-        *,
-        for_everybody: bool = False,
-    ) -> Route:
-        """A route for the gateway's key; a session's own key reads its session, and what is `for_everybody`."""
+    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        """A route for the gateway's key; a session's own key reads its session."""
 
         async def authorized(request: Request) -> Response:
             caller = authorize(authorization_of(dict(request.headers.raw)), self._config.api_key)
-            if not for_everybody:
-                caller.check(request.path_params.get("session_id") if method == "GET" else None)
+            caller.check(request.path_params.get("session_id") if method == "GET" else None)
             return await answer(request)
 
         return Route(path, authorized, methods=[method])
+
+    def _models_route(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+        """A route for whoever may make calls."""
+
+        async def admitted(request: Request) -> Response:
+            in_path = request.path_params.get("session_id")
+            caller = await caller_of(in_path, dict(request.headers.raw), self._config, self._sessions)
+            if in_path is not None:
+                caller.check(in_path)
+            return await answer(request)
+
+        return Route(path, admitted, methods=["GET"])
 
     async def _models(self, request: Request) -> Response:
         models = await self._gateway.upstream.models()
@@ -131,8 +136,7 @@ class Admin:
 
     async def _delete_session(self, request: Request) -> Response:
         info = await self._known_session(request)
-        self._sessions.forget(info.id)
-        deleted = await asyncio.to_thread(self._store.delete, info.id)
+        deleted = await self._sessions.delete(info.id)
         return _json({"id": info.id, "deleted": True, "num_traces": deleted})
 
     async def _list_traces(self, request: Request) -> Response:

@@ -14,22 +14,14 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway, ModelCall, new_call_id
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
-from rllm.gateway.identity import (
-    SESSION_HEADER,
-    Caller,
-    authorization_of,
-    authorize,
-    headers_of,
-    metadata_of,
-    openly_named,
-    session_named,
-)
+from rllm.gateway.identity import SESSION_HEADER, headers_of, metadata_of, session_named
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.notes import notes_of
@@ -100,20 +92,15 @@ class CallEndpoint:
             call=call,
             headers=headers_of(scope),
         )
-        for tell in self.observers:
-            tell(observed)
 
-    async def _caller(self, path: str | None, headers: Mapping[bytes, bytes]) -> Caller:
-        """Who calls.
+        def tell(_: object = None) -> None:
+            for observer in self.observers:
+                observer(observed)
 
-        Raises:
-            GatewayError: 401, if nobody who may.
-        """
-        if self.config.session_ids_admit:
-            named = openly_named(path, headers)
-            if named is not None and await self.sessions.has_begun(named):
-                return Caller(session=named, is_bound=True)
-        return authorize(authorization_of(headers), self.config.api_key)
+        if call is not None and call.left is not None:
+            call.left.add_done_callback(tell)
+        else:
+            tell()
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
@@ -127,7 +114,7 @@ class CallEndpoint:
                 )
             raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
         headers = headers_of(scope)
-        caller = await self._caller(scope["path_params"].get("session_id"), headers)
+        caller = await caller_of(scope["path_params"].get("session_id"), headers, self.config, self.sessions)
         body = await read_body(scope, receive, self.config)
         named = session_named(scope["path_params"].get("session_id"), headers, caller)
         if self.limits is not None:

@@ -21,7 +21,7 @@ from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.redaction import Redact, redacted
-from rllm.gateway.sessions import Session
+from rllm.gateway.sessions import Session, check_not_deleted
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.gateway.upstream.route import Route
@@ -59,7 +59,9 @@ class ModelCall:
     said: Said | None = field(init=False, default=None)
     """What is compared with the session's earlier calls, if it may have any."""
     traces: list[Trace] = field(init=False, default_factory=list)
-    """What came of it, once it is over."""
+    """What came of it, once that is durable."""
+    left: asyncio.Task[None] | None = field(init=False, default=None)
+    """For a call whose client has left: ends when what came of it is durable, or cannot be."""
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
@@ -278,6 +280,7 @@ class Gateway:
         Nothing here holds their tokens meanwhile: those of all the calls that wait for one commit do not fit into a processor's
         cache, and to parse each answer where the last one was takes a tenth less.
         """
+        check_not_deleted(call.session)
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self.store.add(stored)
         remember = [step for trace in traces for step in call.keeping(trace)]
@@ -299,16 +302,23 @@ class Gateway:
 
     def _keep_unawaited(self, call: ModelCall, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""
+        if call.session.deleted:
+            return
         if self._redact is not None:
             traces, _ = redacted(traces, self._redact)
-        self.store.add(traces).add_done_callback(_log_failure)
-        self._counting(call, traces)()
+        write = self.store.add(traces)
+        write.add_done_callback(_log_failure)
+        left = asyncio.create_task(self._counted(write, self._counting(call, traces)))
+        object.__setattr__(call, "left", left)
+
+    async def _counted(self, write: Future[None], count: Callable[[], None]) -> None:
+        with suppress(RLLMError):  # it is logged
+            await self.writes.wait(write)
+            count()
 
     def _counting(self, call: ModelCall, traces: list[Trace]) -> Callable[[], None]:
-        """What counts traces, once it is called; it has a hold of them only where calls are observed."""
-        if self._observed:
-            call.traces.extend(traces)
-        return partial(
+        """What counts traces that are durable, once it is called; it has a hold of them only where calls are observed."""
+        count = partial(
             self.metrics.count_traces,
             num_traces=len(traces),
             num_failed=sum(trace.error is not None for trace in traces),
@@ -316,6 +326,14 @@ class Gateway:
             num_response_tokens=sum(len(trace.response_ids) for trace in traces),
             first_token_s=traces[0].timings.get("first_token_s"),
         )
+        if not self._observed:
+            return count
+
+        def count_and_show() -> None:
+            call.traces.extend(traces)
+            count()
+
+        return count_and_show
 
 
 def _reason(error: Exception) -> str:

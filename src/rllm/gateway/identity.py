@@ -15,6 +15,7 @@ import orjson
 
 from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.errors import GatewayError
+from rllm.types import RESERVED_PREFIX
 
 SESSION_HEADER = "x-rllm-session"
 METADATA_HEADER = "x-rllm-metadata"
@@ -141,7 +142,7 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     """The call's metadata: a header's value, a percent-encoded JSON object.
 
     Raises:
-        GatewayError: 400, if it is anything else.
+        GatewayError: 400, if it is anything else, or uses a name that is ours.
     """
     header = _text(headers, METADATA_HEADER)
     if not header:
@@ -154,6 +155,14 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
         raise GatewayError(
             400, f"header {METADATA_HEADER}={header[:80]!r}: use a percent-encoded JSON object", code="invalid_metadata"
         )
+    for name in metadata:
+        if name.startswith(RESERVED_PREFIX):
+            raise GatewayError(
+                400,
+                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the gateway's own may: "
+                "choose another name",
+                code="invalid_metadata",
+            )
     return metadata
 
 

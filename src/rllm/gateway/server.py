@@ -63,14 +63,20 @@ class ServerThread:
 
         Raises:
             ConfigError: if the address cannot be had; no thread is left behind then.
+            RLLMError: if it does not start for another reason.
         """
         listener = bind(self._host, self._port)
         self._url = url_of(listener, self._host)
         server = _Server(uvicorn_config(self._app, self._shutdown_timeout_s, self._limits))
-        self._thread = threading.Thread(target=_run, args=(server, listener), name=f"serving {self._url}", daemon=True)
+        self._thread = threading.Thread(
+            target=_run_or_fail, args=(server, listener), name=f"serving {self._url}", daemon=True
+        )
         self._thread.start()
-        if not server.ready.wait(_START_TIMEOUT_S) or not server.started:
+        if not server.ready.wait(_START_TIMEOUT_S):
             raise RLLMError(f"the server at {self._url} did not start within {_START_TIMEOUT_S:g} s")
+        if not server.started:
+            self._thread.join(_START_TIMEOUT_S)
+            raise RLLMError(f"the server at {self._url} did not start: {server.failure!r}") from server.failure
         self._server = server
         return self
 
@@ -197,10 +203,18 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
+        self.failure: BaseException | None = None
+        """Why it never started, where it runs in a thread."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        self.servers = [Acceptor(listener, self._protocol) for listener in sockets or ()]  # type: ignore[misc]  # Closed alike.
+        try:
+            for listener in sockets or ():
+                self.servers.append(Acceptor(listener, self._protocol))  # type: ignore[arg-type]  # Closed alike.
+        except BaseException:
+            await self.shutdown()
+            self.started = False
+            raise
         self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -237,6 +251,16 @@ def _run(server: _Server, listener: socket.socket) -> None:
     finally:
         server.ready.set()  # Whoever waits for a start that failed must not wait for ever.
         listener.close()
+
+
+def _run_or_fail(server: _Server, listener: socket.socket) -> None:
+    """`_run` for a thread: a start that fails is told by whoever waits for it."""
+    try:
+        _run(server, listener)
+    except BaseException as error:
+        if server.started:
+            raise
+        server.failure = error
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -10,15 +10,17 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, Conversations, Said
 from rllm.errors import ConfigError
+from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
 from rllm.store.base import TraceStore
 from rllm.telemetry import outgoing_headers
-from rllm.types import Trace
+from rllm.types import RESERVED_PREFIX, Trace
 
 SAMPLING_KEY = "rllm.sampling"
 """Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
@@ -29,7 +31,7 @@ _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
 """Two names of one limit; the first one counts where a request has both."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Session:
     """What the gateway keeps in memory about a session; all of it can be read back from the store."""
 
@@ -45,6 +47,8 @@ class Session:
     """Whether any of its calls had some."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers of what the session was opened in, for calls that say nothing of their own; empty without telemetry."""
+    deleted: bool = False
+    """Whether it was deleted. Nothing more is kept of its calls: another session may have its name by then."""
 
     def imposed_on(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The request as it is sent: with the session's sampling parameters, and with the seed of this very call."""
@@ -60,6 +64,9 @@ class Sessions:
     def __init__(self, store: TraceStore) -> None:
         self._store = store
         self._known: OrderedDict[str, Session] = OrderedDict()
+        self._in_use: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        """Also those that were dropped while calls of theirs were under way."""
+        self._num_deleted = 0
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """The sessions of answers whose calls named none, by the answer's id."""
 
@@ -72,12 +79,16 @@ class Sessions:
 
         Raises:
             ConfigError: if the id cannot stand in a URL path.
+            GatewayError: 410, if it is being deleted.
         """
         session = self._known.get(session_id)
-        if session is None:
+        while session is None:
             check_session_id(session_id)
-            loaded = await self._found(session_id)
-            session = self._keep(self._known.setdefault(session_id, loaded))
+            num_deleted = self._num_deleted
+            loaded = self._in_use.get(session_id) or await self._found(session_id)
+            if num_deleted == self._num_deleted:  # else what was loaded may be gone
+                session = self._keep(self._known.setdefault(session_id, loaded))
+        check_not_deleted(session)
         self._known.move_to_end(session_id)
         return session
 
@@ -85,9 +96,14 @@ class Sessions:
         """Begin a session, or add to one. Its row precedes its first trace in the store: writes keep their order.
 
         Raises:
-            ConfigError: if the id cannot stand in a URL path, or a sampling parameter is unknown or out of range.
+            ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling parameter is
+                unknown or out of range.
+            GatewayError: 410, if it is being deleted.
         """
         check_session_id(session_id)
+        _check_metadata(metadata or {})
+        if session_id in self._known:
+            check_not_deleted(self._known[session_id])
         fixed = checked_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         self._store.open_session(session_id, stored)
@@ -121,9 +137,19 @@ class Sessions:
         """The session of an answer whose call named none."""
         return self._unnamed.get(answer_id)
 
-    def forget(self, session_id: str) -> None:
-        """Drop what memory holds of a session that was deleted."""
-        self._known.pop(session_id, None)
+    async def delete(self, session_id: str) -> int:
+        """Delete a session with its traces; returns how many there were. Its calls under way end with an error.
+
+        Its name may be used again then, for a session that has nothing of this one.
+        """
+        ended = self._known.setdefault(session_id, self._in_use.get(session_id) or Session(session_id))
+        ended.deleted = True  # and stays known until it is gone, so that calls that come meanwhile hear of it
+        try:
+            return await asyncio.to_thread(self._store.delete, session_id)
+        finally:
+            self._num_deleted += 1
+            self._in_use.pop(session_id, None)
+            self._known.pop(session_id, None)
 
     async def _found(self, session_id: str) -> Session:
         # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
@@ -149,6 +175,7 @@ class Sessions:
         return session
 
     def _keep(self, session: Session) -> Session:
+        self._in_use[session.id] = session
         if len(self._known) > _MAX_IN_MEMORY:
             self._known.popitem(last=False)
         return session
@@ -165,6 +192,24 @@ def check_session_id(session_id: str) -> None:
         raise ConfigError(
             f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters"
         )
+
+
+def check_not_deleted(session: Session) -> None:
+    """Raise a `GatewayError`, 410, for a session that was deleted."""
+    if session.deleted:
+        raise GatewayError(
+            410,
+            f"the session {session.id!r} was deleted while this call was under way: nothing of it is kept",
+            code="session_deleted",
+        )
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    for name in metadata:
+        if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+            raise ConfigError(
+                f"session metadata {name!r}: names that begin with {RESERVED_PREFIX!r} are the gateway's own: choose another"
+            )
 
 
 def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import Gateway
+from rllm.gateway.core import ABORTED, Gateway
 from rllm.gateway.dialects.responses import asked_of
-from rllm.gateway.dialects.responses_output import from_chat
+from rllm.gateway.dialects.responses_output import broken_off, from_chat
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, authorize, session_named
+from rllm.gateway.identity import session_named
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 
@@ -60,7 +61,10 @@ class StoredResponses:
         return answered
 
     async def _show(self, trace: Trace) -> dict[str, Any]:
-        return from_chat(_chat_of(trace), asked_of(trace))
+        response = from_chat(_chat_of(trace), asked_of(trace))
+        if trace.error is not None and trace.finish_reason in ("abort", "error"):
+            return broken_off(response, cancelled=trace.error == ABORTED, reason=trace.error)
+        return response
 
     async def _delete(self, trace: Trace) -> dict[str, Any]:
         hidden = replace(trace, metadata={**trace.metadata, _DELETED_KEY: True})
@@ -69,9 +73,10 @@ class StoredResponses:
 
     async def _found(self, request: Request) -> Trace:
         headers = dict(request.headers.raw)
-        caller = authorize(authorization_of(headers), self._config.api_key)
+        in_path = request.path_params.get("session_id")
+        caller = await caller_of(in_path, headers, self._config, self._sessions)
         response_id = request.path_params["response_id"]
-        session_id = session_named(request.path_params.get("session_id"), headers, caller)
+        session_id = session_named(in_path, headers, caller)
         session_id = session_id or self._sessions.session_of_answer(response_id)
         trace = None
         if session_id is not None and response_id.startswith("resp_"):

@@ -42,6 +42,19 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
     }
 
 
+def broken_off(response: Mapping[str, Any], *, cancelled: bool, reason: str) -> dict[str, Any]:
+    """The response of `from_chat` whose answer broke off, because its client left (`cancelled`) or for another reason."""
+    output = [*response["output"][:-1], *({**item, "status": "incomplete"} for item in response["output"][-1:])]
+    return {
+        **response,
+        "status": "cancelled" if cancelled else "failed",
+        "error": None if cancelled else {"code": "server_error", "message": reason},
+        "incomplete_details": None,
+        "completed_at": None,
+        "output": output,
+    }
+
+
 def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """What an assistant's message holds, as items: reasoning, the message, its tool calls. Their ids name the response."""
     asked = asked or {}
