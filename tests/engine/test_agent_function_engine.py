@@ -7,16 +7,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
+from starlette.applications import Starlette
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import ConfigError, InferenceError
-from rllm.gateway.server import GatewayServer
+from rllm.gateway.server import GatewayServer, ServerThread
 from rllm.gateway.upstream import EngineUpstream, UpstreamCall
 from rllm.sdk import get_chat_client, get_chat_client_async, trajectory
 from rllm.store.memory import MemoryTraceStore
@@ -345,6 +347,39 @@ async def test_an_agent_that_never_calls_the_model_is_told_how(engine_of: Engine
     assert "OPENAI_BASE_URL" in problem(episode)
     assert f"{gateway.url}/v1" in problem(episode)
     assert gateway.session_url(episode.session_id) in problem(episode)
+
+
+async def test_the_framework_that_has_been_imported_is_named(
+    engine_of: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_index", ModuleType("llama_index"))
+    (episode,) = await run(engine_of(lambda text: 1.0), {"text": "x"})
+    assert "LlamaIndex reads OPENAI_API_BASE" in problem(episode)
+    assert "CrewAI" not in problem(episode)
+
+
+async def test_an_agent_that_rightly_calls_no_model_says_so(engine_of: Engine) -> None:
+    def agent(text: str) -> Trajectory:
+        return Trajectory(reward=1.0, trainable=False)
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert not episode.failed
+    assert episode.trajectories[0].reward == 1.0
+    assert episode.metrics["rollout/num_calls"] == 0
+
+
+async def test_an_agent_that_fails_at_another_server_is_told_that_it_went_there(engine_of: Engine) -> None:
+    with ServerThread(Starlette()) as other:
+
+        def agent(text: str) -> float:
+            with openai.OpenAI(base_url=f"{other.url}/v1", api_key="k") as client:
+                ask(client, text)
+            return 1.0
+
+        (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert episode.info["error"]["type"] == "CaptureError"
+    assert f"it called {other.url}/v1/chat/completions" in problem(episode)
+    assert "raised NotFoundError" in problem(episode)
 
 
 async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engine, store: MemoryTraceStore) -> None:

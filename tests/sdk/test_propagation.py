@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.gateway.identity import session_key
 from rllm.sdk import environment, get_chat_client, propagation
 from rllm.sdk.context import Session, session
 
@@ -155,7 +156,7 @@ def test_the_key_of_a_gateway_that_has_one() -> None:
 
 
 def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
-    bound = "rllm.session.cw.bWFj"
+    bound = session_key("secret", "s")
     assert environment("http://gw:1/sessions/s", api_key=bound)["OPENAI_API_KEY"] == bound
 
 

@@ -15,6 +15,7 @@ from rllm.engine.runner import Attempt
 from rllm.engine.signature import arguments_for, name_of
 from rllm.errors import AgentError, CaptureError, ConfigError, boundary
 from rllm.sdk.context import Session
+from rllm.sdk.frameworks import hints_for
 from rllm.threads import in_thread
 from rllm.types import Episode
 
@@ -55,13 +56,18 @@ class AgentFunctionEngine:
 
         Raises:
             AgentError: if the function raises, or returns what cannot be understood.
-            CaptureError: if it called no model, or its calls hold no usable tokens.
+            CaptureError: if it called no model although what it returns is to be learned from, or its calls hold no usable
+                tokens.
         """
         async with self._capture.session(attempt) as session:
-            returned = await self._call(attempt, session.base_url or "")
+            try:
+                returned = await self._call(attempt, session.base_url or "")
+            except AgentError as error:
+                await self._check_where_it_called(session, error)
+                raise
         episode = episode_from(returned, self.name)
         traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
-        if not traces:
+        if not traces and _learns(episode):
             raise CaptureError(self._why_nothing_was_captured(session))
         return complete(episode, attempt, traces)
 
@@ -74,12 +80,28 @@ class AgentFunctionEngine:
             returned = await in_thread(call, name=f"rollout {attempt.task_id}:{attempt.index}")
             return await returned if inspect.isawaitable(returned) else returned
 
+    async def _check_where_it_called(self, session: Session, error: AgentError) -> None:
+        """Say of an agent that failed, having called models, that it has called none of ours: that may be why."""
+        if (session.elsewhere or session.programs) and not await self._capture.traces(session, set()):
+            raise CaptureError(f"{self._why_nothing_was_captured(session)}. In the end {error}") from error
+
     def _why_nothing_was_captured(self, session: Session) -> str:
         problem = f"{self.name} made no model call that reached the gateway"
         if session.elsewhere:
             problem += f" (it called {', '.join(session.elsewhere)})"
-        return (
-            f"{problem}: make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made "
-            "before that has missed it), make it with rllm.sdk.get_chat_client, or give the function a parameter "
-            f"`base_url`, here {session.base_url}"
-        )
+        if session.programs:
+            problem += f", nor did {', '.join(session.programs)}, which it started"
+        remedies = [
+            f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made before that "
+            "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
+            f"`base_url`, here {session.base_url}",
+            "start programs with rllm.sdk.run_program",
+            *hints_for(programs=session.programs),
+            "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
+        ]
+        return f"{problem}: {'; '.join(remedies)}"
+
+
+def _learns(episode: Episode) -> bool:
+    """Whether its author has not said of all of it that it is not to be learned from."""
+    return any(trajectory.trainable for trajectory in episode.trajectories)
