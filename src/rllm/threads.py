@@ -14,9 +14,11 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, TypeVar
+
+from rllm.errors import RLLMError
 
 T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
@@ -105,6 +107,52 @@ class OneThread:
 
     def __del__(self) -> None:
         self.close()
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own. What belongs to one loop, such as connections, serves those of all others
+    from there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closed = False
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name=name, daemon=True)
+        contextvars.Context().run(self._thread.start)
+        self._ready.wait()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the work gives, or raises, in the thread; it is cancelled there if it is here.
+
+        Raises:
+            RLLMError: if the thread is closed before it is done.
+        """
+        if self._closed:
+            raise self._closed_error()
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        except asyncio.CancelledError:
+            here = asyncio.current_task()
+            if self._closed and here is not None and not here.cancelling():
+                raise self._closed_error() from None
+            raise
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Do this last, cancel what is still being done, and end the thread. Repeatable."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._end.set_result, last)
+            self._thread.join()
+
+    async def _stay(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[Callable[[], Coroutine[Any, Any, object]]] = self._loop.create_future()
+        self._ready.set()
+        last = await self._end
+        await last()
+
+    def _closed_error(self) -> RLLMError:
+        return RLLMError(f"{self._name!r} was closed before a call was over")
 
 
 async def _result_of(function: Callable[[], T], worker: _Worker, name: str) -> T:

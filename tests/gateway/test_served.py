@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.upstream import EngineUpstream, UpstreamPool
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.served import ServedEngine, upstream_of
@@ -16,6 +17,8 @@ from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 from rllm.testing.tiny_policy import train_tokenizer
+
+from .held import HeldEngine
 
 ASKED = [{"role": "user", "content": "What is it?"}]
 FACTS = {"logprobs_kind": "processed", "template_hash": "abc"}
@@ -30,6 +33,11 @@ def tokens() -> TokenPrompts:
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(ScriptedEngine(["A fig."] * 4), model="policy") as server:
         yield server
+
+
+@pytest.fixture
+def held() -> HeldEngine:
+    return HeldEngine(["A fig."])
 
 
 def engine_on(server: ScriptedServer, tokens: TokenPrompts, **options: Any) -> ServedEngine:
@@ -63,7 +71,7 @@ async def test_a_streamed_answer_says_so_too(server: ScriptedServer, tokens: Tok
 
 
 async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServer, tokens: TokenPrompts) -> None:
-    ready, looked = False, asyncio.Event()
+    ready, looked = False, threading.Event()
 
     def is_ready() -> bool:
         looked.set()
@@ -71,7 +79,7 @@ async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServe
 
     engine = engine_on(server, tokens, is_ready=is_ready)
     asked = asyncio.create_task(engine.get_model_response(ASKED))
-    await looked.wait()
+    assert await asyncio.to_thread(looked.wait, 60)
     assert not server.requests
     ready = True
     assert (await asked).content == "A fig."
@@ -115,3 +123,48 @@ def test_a_later_turn_goes_on_from_the_very_tokens(server: ScriptedServer, token
 def test_a_gateway_in_front_of_it_asks_the_server_itself(server: ScriptedServer, tokens: TokenPrompts) -> None:
     assert isinstance(upstream_of(engine_on(server, tokens), "policy"), UpstreamPool)
     assert isinstance(upstream_of(ScriptedEngine(["x"]), "policy"), EngineUpstream)
+
+
+def test_agents_may_ask_from_one_event_loop_after_another_over_one_connection(
+    server: ScriptedServer, tokens: TokenPrompts
+) -> None:
+    engine = engine_on(server, tokens)
+    for version in range(3):
+        engine.publish(version)
+        assert asyncio.run(engine.get_model_response(ASKED)).weight_version == version
+    assert len(server.clients) == 1
+    engine.close()
+    engine.close()
+
+
+async def asked_of(engine: ServedEngine, held: HeldEngine) -> asyncio.Task[Any]:
+    """A call that is under way."""
+    call = asyncio.create_task(engine.get_model_response(ASKED))
+    async with asyncio.timeout(60):
+        while held.num_calls == 0:  # noqa: ASYNC110  (made in another thread)
+            await asyncio.sleep(0.005)
+    return call
+
+
+async def test_an_agent_that_is_cancelled_ends_its_call(held: HeldEngine, tokens: TokenPrompts) -> None:
+    with ScriptedServer(held, model="policy") as server:
+        engine = engine_on(server, tokens)
+        call = await asked_of(engine, held)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        held.go.set()
+        assert (await engine.get_model_response(ASKED)).content == "A fig."
+        engine.close()
+
+
+async def test_an_engine_that_is_closed_ends_the_calls_that_are_under_way(
+    held: HeldEngine, tokens: TokenPrompts
+) -> None:
+    with ScriptedServer(held, model="policy") as server:
+        engine = engine_on(server, tokens)
+        call = await asked_of(engine, held)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(RLLMError, match="was closed before a call was over"):
+            await call
+        held.go.set()

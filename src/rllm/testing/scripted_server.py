@@ -36,6 +36,8 @@ class ScriptedServer:
         self.model = model
         self.fault: Fault | None = None
         self.requests: list[dict[str, Any]] = []
+        self.clients: set[Any] = set()
+        """The addresses that have called; each is a connection."""
         self.num_cancelled = 0
         """Streams that the client closed before their end."""
         routes = [
@@ -71,6 +73,7 @@ class ScriptedServer:
     async def _chat(self, request: Request) -> Response:
         asked = await request.json()
         self.requests.append(asked)
+        self.clients.add(request.client)
         if self.fault == "html":
             return HTMLResponse("<html>502 Bad Gateway</html>", status_code=502)
         if self.fault == "malformed":

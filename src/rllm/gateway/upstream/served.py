@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from rllm.capture import SAMPLING_FIELDS, Prior
 from rllm.errors import ConfigError
@@ -22,6 +23,7 @@ from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.ids import new_id
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.openai_engine import output_of_answer
+from rllm.threads import LoopThread
 from rllm.types import Message
 
 _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
@@ -79,8 +81,7 @@ def _note_death(error: UpstreamError) -> None:
 
 
 class ServedEngine:
-    """The policy on a server. A gateway takes its upstream; agents of this process ask it, each event loop over connections
-    of its own."""
+    """The policy on a server. A gateway takes its upstream; agents of this process ask it, from any event loop."""
 
     def __init__(
         self,
@@ -114,9 +115,11 @@ class ServedEngine:
         }
         self._hold_timeout_s = hold_timeout_s
         self._tokens = tokens
-        self._pools: list[UpstreamPool] = []
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, UpstreamPool] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._pools: WeakSet[UpstreamPool] = WeakSet()
+        self._thread: LoopThread | None = None
         self.weight_version = 0
+        self._own = self.new_upstream()
 
     def new_upstream(self) -> UpstreamPool:
         """The server as an upstream for one event loop."""
@@ -125,27 +128,29 @@ class ServedEngine:
             return ServedUpstream(url, **self._options)
 
         pool = UpstreamPool([self._url], connect, PoolConfig(hold_timeout_s=self._hold_timeout_s))
-        pool.replicas.publish(self.weight_version)
-        self._pools.append(pool)
+        with self._lock:
+            pool.replicas.publish(self.weight_version)
+            self._pools.add(pool)
         return pool
 
     def publish(self, weight_version: int) -> None:
         """Note which weights the server has from now on. From any thread."""
-        self.weight_version = weight_version
-        for pool in self._pools:
-            pool.replicas.publish(weight_version)
+        with self._lock:
+            self.weight_version = weight_version
+            for pool in self._pools:
+                pool.replicas.publish(weight_version)
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
         """See `InferenceEngine`; `prompt_token_ids` among the parameters replaces the rendered prompt."""
         prompt_ids = params.pop("prompt_token_ids", None)
-        upstream = self._here()
+        upstream = self._own
         asked = {"messages": list(messages), "tools": list(tools) if tools else None, **params}
         call = UpstreamCall(
             id=f"call-{new_id()}", request=upstream.prepare(asked), prompt_ids=prompt_ids, logprob_details=False
         )
-        answer = await upstream.complete(call)
+        answer = await self._connected().run(partial(upstream.complete, call))
         sampling = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request}
         return replace(output_of_answer(answer, sampling), weight_version=call.route.weight_version)
 
@@ -167,17 +172,18 @@ class ServedEngine:
         return prompt_ids
 
     def close(self) -> None:
-        """Close what carries no call, of event loops that are still there; a gateway closes its own upstream. Repeatable."""
-        for loop, pool in self._of_loop.items():
-            if not loop.is_closed():
-                for replica in pool.replicas:
-                    replica.upstream.close_idle()
+        """End the calls of this process, and close their connections; a gateway closes its own upstream. Repeatable."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close(self._own.close)
 
-    def _here(self) -> UpstreamPool:
-        loop = asyncio.get_running_loop()
-        if loop not in self._of_loop:
-            self._of_loop[loop] = self.new_upstream()
-        return self._of_loop[loop]
+    def _connected(self) -> LoopThread:
+        """Where the connections are of all event loops that ask: agents may have one for each rollout."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = LoopThread(f"calls to {self._url}")
+            return self._thread
 
 
 def upstream_of(engine: InferenceEngine, model_name: str) -> Upstream:
