@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz test-kills check audit format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz test-kills test-frameworks check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,12 @@ test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact captu
 test-verl: $(VENV)/.dev .verl .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
 	PYTHONPATH=$(CURDIR)/.verl $(BIN)/pytest -m verl tests/verl
 
+# FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.
+test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table of the docs.
+	$(BIN)/python tests/frameworks/install.py .frameworks $(FRAMEWORK)
+	@$(PYTEST) -m frameworks $(if $(FRAMEWORK),$(foreach name,$(FRAMEWORK),tests/frameworks/test_$(subst -,_,$(name)).py),tests/frameworks); \
+		status=$$?; $(BIN)/python tests/frameworks/table.py; exit $$status
+
 $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
@@ -124,4 +130,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) .references .clients .litellm .vllm .verl .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .references .clients .litellm .vllm .verl .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

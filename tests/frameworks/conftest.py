@@ -1,0 +1,54 @@
+"""One engine for all tests of a process, and a file of results for each framework, written by the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from .forced import ForcedEngine
+from .proof import Variant, prove
+from .rollouts import Framework
+from .table import read_rows, write_rows
+
+FAILURE_CHARACTERS = 200
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[ForcedEngine]:
+    engine = ForcedEngine(lambda prompt: "")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """What is found out of the module's `FRAMEWORK`, by variant; what was not tried keeps its earlier result."""
+    framework: Framework = request.module.FRAMEWORK
+    rows: dict[str, Any] = {}
+    yield rows
+    rows = {row["way"]: row for row in read_rows(framework.name)} | rows
+    ways = [variant.way for variant in request.module.VARIANTS]
+    write_rows(framework.name, framework.package, framework.version, [rows[way] for way in ways if way in rows])
+
+
+@pytest.fixture
+def proven(engine: ForcedEngine, rows: dict[str, Any]) -> Callable[[Framework, Variant], None]:
+    """Prove a variant, and write down what came of it; a failure becomes a red row."""
+
+    def run(framework: Framework, variant: Variant) -> None:
+        try:
+            rows[variant.way] = prove(framework, variant, engine)
+        except Exception as error:
+            rows[variant.way] = {**variant.described, "failed": _reason(error)}
+            raise
+
+    return run
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what was wrong, which is where Python says it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if not line.startswith("assert ")), type(error).__name__)
+    return said[:FAILURE_CHARACTERS]

@@ -1,0 +1,73 @@
+"""The embedded engine with the choice of each token taken from it, and nothing else: a script says what is sampled.
+
+Chat template, tool parser, continuation, log-probabilities (of the script's tokens, under a tiny random model) are real.
+Like a model, the script sees nothing but the prompt's tokens, as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from rllm.inference.local import LocalEngine
+from rllm.inference.local.scheduler import Request, Scheduler
+from rllm.testing.tiny_policy import END_OF_TURN, train_tokenizer
+
+from ..inference.conftest import build_model
+from ..parser.conftest import TEMPLATES
+
+CONTEXT = 131_072
+Script: TypeAlias = Callable[[str], str]
+"""The whole prompt, special tokens included, to the answer up to its end of turn."""
+
+
+class ForcedEngine(LocalEngine):
+    """Says what `script` says, which may be replaced between calls."""
+
+    def __init__(self, script: Script, *, template: str = "qwen") -> None:
+        tokenizer = train_tokenizer(_texts(), vocab_size=2000)
+        tokenizer.chat_template = TEMPLATES[template]
+        model = build_model("Qwen3", len(tokenizer), num_hidden_layers=1, max_position_embeddings=CONTEXT)
+        super().__init__(model, tokenizer, max_length=CONTEXT)
+        self.script = script
+        self.sampled: list[Request] = []
+        """Every call since the list was last emptied, as the sampler knows it."""
+        self._scheduler = _ForcedScheduler(self)
+
+    def answer_to(self, request: Request) -> list[int]:
+        """The tokens that are sampled for a request."""
+        self.sampled.append(request)
+        answer = self.script(self.tokenizer.decode(request.prompt_ids)) + END_OF_TURN
+        ids: list[int] = self.tokenizer.encode(answer, add_special_tokens=False)
+        return ids
+
+
+class _ForcedScheduler(Scheduler):
+    def __init__(self, engine: ForcedEngine) -> None:
+        super().__init__(engine._scheduler._decoder, engine._text, max_concurrent=64)
+        self._engine = engine
+        self._answers: dict[Request, list[int]] = {}
+
+    def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        tokens = [self._next_token(request) for request in self._live]
+        logprobs = logits.float().log_softmax(-1).gather(1, torch.tensor(tokens).unsqueeze(1))
+        return tokens, logprobs.squeeze(1).tolist()
+
+    def _next_token(self, request: Request) -> int:
+        if request not in self._answers:
+            self._answers[request] = self._engine.answer_to(request)
+        return self._answers[request][len(request.completion_ids)]
+
+    def _remove(self, number: int) -> Any:
+        request = super()._remove(number)
+        del self._answers[request]
+        return request
+
+
+def _texts() -> list[str]:
+    """What agents' prompts are like: English and JSON."""
+    docs = Path(__file__).parents[2] / "docs"
+    return [path.read_text() for path in (docs / "architecture.md", docs / "gateway.md")] * 2

@@ -1,0 +1,38 @@
+"""Install frameworks, each into an environment of its own: their pins contradict each other.
+
+    python tests/frameworks/install.py FOLDER [NAME ...]
+
+Without names, all of examples/frameworks. An environment whose requirements have not changed is left as it is. What does
+not install is named, and is red in the tests; the others are installed all the same.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names or sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt")):
+        try:
+            install(folder / name, EXAMPLES / name / "requirements.txt")
+        except subprocess.CalledProcessError as error:
+            print(f"{name} does not install: {error}", file=sys.stderr)
+
+
+def install(environment: Path, requirements: Path) -> None:
+    wanted, installed = requirements.read_text(), environment / "installed.txt"
+    if installed.exists() and installed.read_text() == wanted:
+        return
+    print(f"Installing {requirements.parent.name} (once) ...", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
+    pip = [environment / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "-r", requirements], check=True)
+    installed.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), sys.argv[2:])

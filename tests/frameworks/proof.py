@@ -1,0 +1,100 @@
+"""What is held of every framework: each call in its session, each sampled token in the store, each conversation in one piece.
+
+An agent is run four times: with a model that thinks and comments, and with one that does neither; each with the gateway's
+token-exact continuation and without it, which is how the drift that a framework causes is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .forced import ForcedEngine
+from .rollouts import Framework, Rollout, Run
+from .shopping import PLAIN, THINKING, TOTAL, Mood, Speech
+
+Endpoint = Literal["chat", "responses", "messages"]
+ID_PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way in which a framework is used, and what is expected of it."""
+
+    way: str
+    """The argument of `agent.py`."""
+    endpoint: Endpoint
+    streaming: bool = False
+    num_calls: int = 3
+    """Of the task: two tool calls and the answer."""
+    num_side_calls: int = 0
+    num_sequences: int = 1
+    """With continuation."""
+    speech: Speech = field(default_factory=Speech)
+    moods: tuple[Mood, ...] = (THINKING, PLAIN)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables beside those of the session."""
+    notes: str = ""
+    """For the table."""
+
+    def __str__(self) -> str:
+        return self.way
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What its row says before anything is tried."""
+        return {"way": self.way, "endpoint": self.endpoint, "streaming": self.streaming, "notes": self.notes}
+
+
+def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[str, Any]:
+    """Run the agent, and give what the table tells of it.
+
+    Raises:
+        AssertionError: if anything is not as it should be.
+    """
+    row = variant.described
+    for mood in variant.moods:
+        exact, anew = (_rollout(framework, variant, engine, mood, exact) for exact in (True, False))
+        for rollout in (exact, anew):
+            check_captured(rollout, variant)
+        assert exact.num_sequences == variant.num_sequences, f"{mood.name}: {exact.drift}"
+        row |= {"calls": len(exact.turns), "side_calls": len(exact.side_calls)}
+        row[mood.name] = {
+            "sequences": exact.num_sequences,
+            "sequences_without": anew.num_sequences,
+            "drift": exact.drift,
+            "drift_without": anew.drift,
+        }
+    return row
+
+
+def _rollout(framework: Framework, variant: Variant, engine: ForcedEngine, mood: Mood, exact: bool) -> Rollout:
+    run = Run(
+        command=framework.command(variant.way),
+        mood=mood,
+        speech=variant.speech,
+        exact_turns=exact,
+        variables=variant.variables,
+    )
+    return run(engine, f"{framework.name} {variant.way}/{mood.name}".replace(" ", "-").replace("/", "-"))
+
+
+def check_captured(rollout: Rollout, variant: Variant) -> None:
+    """The agent came to its answer, and everything that the sampler made for it is in its session."""
+    assert rollout.program.exit_code == 0, rollout.program.stderr
+    assert TOTAL in rollout.program.stdout, rollout.program.stdout
+    assert [info.id for info in rollout.store.sessions()] == [rollout.session_id]
+    check_tokens(rollout)
+    assert (len(rollout.turns), len(rollout.side_calls)) == (variant.num_calls, variant.num_side_calls)
+    for trace in rollout.turns:
+        assert trace.id.startswith(ID_PREFIXES[variant.endpoint])
+        assert ("first_token_s" in trace.timings) == variant.streaming
+
+
+def check_tokens(rollout: Rollout) -> None:
+    """What the store has is what was sampled: prompts, answers and log-probabilities, number by number."""
+    assert rollout.traces
+    stored = sorted((trace.prompt_ids, trace.response_ids, list(trace.logprobs)) for trace in rollout.traces)
+    assert stored == sorted((item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled)
+    assert all(trace.error is None for trace in rollout.traces)

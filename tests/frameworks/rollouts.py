@@ -1,0 +1,112 @@
+"""One framework's agent, run as its user runs it: a program in its own environment that knows nothing but a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import distributions
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rllm.capture import side_calls
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.sdk import ProgramResult, Session, run_program
+from rllm.store.memory import MemoryTraceStore
+from rllm.trainer.sequences import sequences_of
+from rllm.types import DRIFT_KEY, Step, Trace
+
+from .forced import ForcedEngine, Request
+from .shopping import Mood, Shopper, Speech
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES, INSTALLED = ROOT / "examples" / "frameworks", ROOT / ".frameworks"
+TIMEOUT_S = 240.0
+"""Some frameworks take ten seconds to import, on a machine that does nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A folder of `examples/frameworks`, and how its agent is started."""
+
+    name: str
+    package: str
+    """Whose version the table shows."""
+
+    @property
+    def python(self) -> Path:
+        return INSTALLED / self.name / "bin" / "python"
+
+    @property
+    def version(self) -> str | None:
+        """What is installed; `None`: nothing is."""
+        packages = [str(path) for path in (INSTALLED / self.name).glob("lib/python*/site-packages")]
+        return next((found.version for found in distributions(name=self.package, path=packages)), None)
+
+    def command(self, way: str) -> list[str]:
+        return [str(self.python), str(EXAMPLES / self.name / "agent.py"), way]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What came of one run of an agent."""
+
+    session_id: str
+    store: MemoryTraceStore
+    sampled: Sequence[Request]
+    """What the sampler made, in the order in which it was asked."""
+    program: ProgramResult
+
+    @cached_property
+    def traces(self) -> list[Trace]:
+        return self.store.by_session(self.session_id)
+
+    @cached_property
+    def side_calls(self) -> set[str]:
+        return side_calls(self.traces)
+
+    @cached_property
+    def turns(self) -> list[Trace]:
+        """The traces that are trained on."""
+        return [trace for trace in self.traces if trace.id not in self.side_calls]
+
+    @property
+    def num_sequences(self) -> int:
+        """How many token sequences the trainer makes of the turns; 1 is one conversation without a break."""
+        steps = [Step(id=trace.id) for trace in self.turns]
+        for step, trace in zip(steps, self.turns, strict=True):
+            step.fill_from(trace)
+        return len(sequences_of(steps))
+
+    @property
+    def drift(self) -> list[str]:
+        """Why turns do not go on from the tokens before them, each reason once."""
+        return sorted({trace.metadata[DRIFT_KEY] for trace in self.turns if DRIFT_KEY in trace.metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of an agent, to be made."""
+
+    command: Sequence[str]
+    mood: Mood
+    speech: Speech
+    exact_turns: bool = True
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, engine: ForcedEngine, session_id: str) -> Rollout:
+        engine.script = Shopper(mood=self.mood, speech=self.speech)
+        engine.sampled = []
+        store = MemoryTraceStore()
+        config = GatewayConfig(exact_turns=self.exact_turns, shutdown_timeout_s=1.0)
+        with (
+            GatewayServer(store, EngineUpstream(engine, "policy"), config) as server,
+            Session(base_url=server.open_session(session_id)),
+            TemporaryDirectory() as home,
+        ):
+            # A home without the settings of whoever runs the tests.
+            own = {"HOME": home, "PYTHONPATH": "", **self.variables}
+            done = run_program(self.command, timeout_s=TIMEOUT_S, cwd=home, env=own)
+        return Rollout(session_id=session_id, store=store, sampled=engine.sampled, program=done)
