@@ -1,0 +1,160 @@
+"""Agents that are programs: real processes under the function engine, each with its own session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.engine.agent_function_engine import AgentFunctionEngine
+from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.sdk import run_program, run_program_async, session
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.types import Episode
+
+ASK = """
+import json, os, sys, urllib.request
+
+def ask(text):
+    body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+for text in sys.argv[1:]:
+    print(ask(text), flush=True)
+"""
+"""The smallest program that asks a model: it starts in little time, and knows the gateway by its path alone."""
+
+OPENAI = "import openai; print(openai.OpenAI().responses.create(model='m', input='hello').output_text)"
+ANTHROPIC = """
+import anthropic
+message = [{"role": "user", "content": "hello"}]
+print(anthropic.Anthropic().messages.create(model='m', max_tokens=64, messages=message).content[0].text)
+"""
+
+
+@pytest.fixture
+def store() -> MemoryTraceStore:
+    return MemoryTraceStore()
+
+
+@pytest.fixture
+def gateway(store: MemoryTraceStore) -> Iterator[GatewayServer]:
+    scripted = ScriptedEngine(lambda messages: str(messages[-1]["content"]).upper())
+    with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def roll_out(gateway: GatewayServer, store: MemoryTraceStore) -> Callable[..., Any]:
+    async def roll_out(function: Callable[..., Any], *tasks: dict[str, Any], **settings: Any) -> list[Episode]:
+        attempts = [Attempt(task=task, task_id=str(number)) for number, task in enumerate(tasks)]
+        with AgentFunctionEngine(function, gateway=gateway, store=store) as engine:
+            return await RolloutRunner(engine, num_retries=0, **settings).run(attempts)
+
+    return roll_out
+
+
+def asking(*texts: str) -> list[str]:
+    return [sys.executable, "-S", "-c", ASK, *texts]
+
+
+def asked(episode: Episode) -> list[str]:
+    return [str(step.chat_completions[0]["content"]) for step in episode.trajectories[0].steps]
+
+
+async def test_twenty_programs_at_once_each_have_their_own_calls(roll_out: Any) -> None:
+    async def agent(number: int) -> float:
+        done = await run_program_async(asking(f"{number} first", f"{number} second"))
+        return float(done.stdout == f"{number} FIRST\n{number} SECOND\n")
+
+    episodes = await roll_out(agent, *({"number": number} for number in range(20)))
+    assert [episode.trajectories[0].reward for episode in episodes] == [1.0] * 20
+    for number, episode in enumerate(episodes):
+        assert asked(episode) == [f"{number} first", f"{number} second"]
+        assert all(step.response_ids for step in episode.trajectories[0].steps)
+
+
+@pytest.mark.parametrize("program", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
+async def test_programs_with_ordinary_clients_need_nothing_else(roll_out: Any, program: str) -> None:
+    def agent() -> float:
+        return float(run_program([sys.executable, "-c", program]).stdout == "HELLO\n")
+
+    (episode,) = await roll_out(agent, {})
+    assert episode.trajectories[0].reward == 1.0, episode.info
+    assert len(episode.trajectories[0].steps) == 1
+
+
+async def test_a_program_that_calls_nothing_is_named_with_its_remedy(roll_out: Any, tmp_path: Path) -> None:
+    codex = tmp_path / "codex"
+    codex.write_text("#!/bin/sh\necho I have my own ideas\n")
+    codex.chmod(0o755)
+
+    def agent() -> float:
+        run_program([codex])
+        return 1.0
+
+    def agent_that_gives_up() -> float:
+        return float(run_program([codex]).stdout)
+
+    for function in (agent, agent_that_gives_up):
+        (episode,) = await roll_out(function, {})
+        error = episode.info["error"]
+        assert error["type"] == "CaptureError"
+        assert f"nor did {codex}, which it started" in error["message"]
+        assert "CODEX_HOME" in error["message"]
+    assert "raised ValueError: could not convert string to float" in error["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_program_ends_with_its_rollout(roll_out: Any, tmp_path: Path, is_async: bool) -> None:
+    command = ["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"]
+
+    def agent() -> None:
+        with session(role="runs on when the rollout has ended"):
+            run_program(command)
+
+    async def async_agent() -> None:
+        await run_program_async(command)
+
+    (episode,) = await roll_out(async_agent if is_async else agent, {}, timeout_s=1.0)
+    assert episode.info["error"]["type"] == "RolloutTimeout"
+    deadline = time.monotonic() + 60
+    while (tmp_path / "pid").exists() and is_running(int((tmp_path / "pid").read_text() or 0)):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    return bool(pid) and Path(f"/proc/{pid}").exists()
+
+
+async def test_variables_of_the_agent_overrule_ours(roll_out: Any) -> None:
+    def agent() -> float:
+        run_program(asking("x"))
+        done = run_program(["/bin/sh", "-c", "echo $OPENAI_API_KEY $MINE"], env={"OPENAI_API_KEY": "own", "MINE": "1"})
+        return float(done.stdout == "own 1\n")
+
+    (episode,) = await roll_out(agent, {})
+    assert episode.trajectories[0].reward == 1.0
+
+
+def test_outside_of_a_rollout_a_program_gets_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://mine/v1")
+    with session():
+        done = run_program(["/bin/sh", "-c", "echo $OPENAI_BASE_URL"])
+    assert done.stdout == "http://mine/v1\n"
+    assert os.environ["OPENAI_BASE_URL"] == "http://mine/v1"
