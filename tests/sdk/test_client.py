@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -242,3 +245,61 @@ def test_other_providers_are_refused() -> None:
         get_chat_client("anthropic")
     with pytest.raises(ValueError, match="openai"):
         get_chat_client_async("x")
+
+
+def test_a_client_goes_on_in_a_second_event_loop_and_leaves_no_connection_open(server: ModelServer) -> None:
+    client = get_chat_client_async(base_url=server.base_url)
+    hasty = client.with_options(timeout=50.0)
+
+    async def ask() -> list[str | None]:
+        with session() as sess:
+            clients = (client, hasty, client.with_options(timeout=40.0), client)
+            answers = [await one.chat.completions.create(model="m", messages=user("hello")) for one in clients]
+        assert len(sess.llm_calls) == len(clients)
+        return [answer.choices[0].message.content for answer in answers]
+
+    for _ in range(3):
+        assert asyncio.run(ask()) == ["hello"] * 4
+    gc.collect()  # A connection that was left open would warn here, and warnings are errors.
+
+
+def test_a_client_serves_several_event_loops_at_once(server: ModelServer) -> None:
+    client = get_chat_client_async(base_url=server.base_url)
+    together = threading.Barrier(3)
+
+    async def ask(text: str) -> list[str | None]:
+        said = []
+        for _ in range(3):
+            together.wait(60)
+            answer = await client.chat.completions.create(model="m", messages=user(text))
+            said.append(answer.choices[0].message.content)
+        return said
+
+    with ThreadPoolExecutor(3) as threads:
+        texts = ["one", "two", "three"]
+        assert list(threads.map(lambda text: asyncio.run(ask(text)), texts)) == [[text] * 3 for text in texts]
+
+
+def test_clients_can_be_sent_to_another_process(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-this-process")
+    sent = [
+        get_chat_client(base_url=server.base_url, max_retries=7),
+        get_chat_client_async(base_url=server.base_url, max_retries=7),
+        get_chat_client(base_url=server.base_url).with_options(max_retries=7, timeout=5.0),
+    ]
+    pickled = [pickle.dumps(client) for client in sent]
+    assert b"sk-of-this-process" not in pickled[0] + pickled[1]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-other")
+    arrived = [pickle.loads(client) for client in pickled]
+    assert [type(client) for client in arrived] == [type(client) for client in sent]
+    assert [client.max_retries for client in arrived] == [7, 7, 7]
+    assert [client.api_key for client in arrived] == ["sk-of-the-other", "sk-of-the-other", "sk-of-this-process"]
+    with session() as sess:
+        arrived[0].chat.completions.create(model="m", messages=user("hello"))
+    assert len(sess.llm_calls) == 1
+
+
+def test_a_client_with_connections_of_its_own_says_that_it_cannot_be_sent() -> None:
+    http = openai.DefaultHttpxClient(verify=False)
+    with get_chat_client(api_key="k", http_client=http) as client, pytest.raises(ConfigError, match="make the client"):
+        pickle.dumps(client.with_options(timeout=5.0))

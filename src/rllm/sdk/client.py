@@ -6,9 +6,14 @@ goes through untouched.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Any
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any, Self
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import openai
 
@@ -19,16 +24,40 @@ from rllm.sdk.recording import MODEL_CALLS, begin, finish, is_model_call
 _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
 
 
-class ChatClient(openai.OpenAI):
+class _Remade:
+    """A client that goes to another process as the options that it was made with, and is made anew there."""
+
+    _made_with: dict[str, Any]
+    _tracker: _Tracker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._tracker.is_ours:
+            raise ConfigError(
+                "this model client has an http_client of its own, which cannot be sent to another process: make the client "
+                "there, inside the function that uses it"
+            )
+        return _make, (type(self), _without_http_client(self._made_with))
+
+
+def _make(kind: type[Any], options: dict[str, Any]) -> Any:
+    return kind(**options)
+
+
+def _without_http_client(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "http_client"}
+
+
+class ChatClient(_Remade, openai.OpenAI):
     """`openai.OpenAI` whose calls are recorded in the current session.
 
     It can also stand in for `client.chat.completions`, which is what LangChain's `ChatOpenAI(client=...)` expects.
     """
 
     def __init__(self, *, use_proxy: bool = True, **options: Any) -> None:
+        self._made_with = {"use_proxy": use_proxy, **options}
         super().__init__(**_with_placeholder_key(options))
         self._use_proxy = use_proxy
-        _Tracker(use_proxy).attach_to(self._client)
+        self._tracker = _Tracker(use_proxy, is_ours=options.get("http_client") is None).attach_to(self._client)
 
     def copy(self, **options: Any) -> ChatClient:
         """The same client with other options; it stays tracked."""
@@ -49,13 +78,34 @@ class ChatClient(openai.OpenAI):
         return raw
 
 
-class AsyncChatClient(openai.AsyncOpenAI):
-    """`openai.AsyncOpenAI` whose calls are recorded in the current session; see `ChatClient`."""
+class AsyncChatClient(_Remade, openai.AsyncOpenAI):
+    """`openai.AsyncOpenAI` whose calls are recorded in the current session; see `ChatClient`.
+
+    It may be used in several event loops, one after another or at once: each has connections of its own, which are closed
+    with the loop.
+    """
 
     def __init__(self, *, use_proxy: bool = True, **options: Any) -> None:
+        self._made_with = {"use_proxy": use_proxy, **options}
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         super().__init__(**_with_placeholder_key(options))
         self._use_proxy = use_proxy
-        _AsyncTracker(use_proxy).attach_to(self._client)
+        is_ours = options.get("http_client") is None
+        self._tracker: _AsyncTracker = _AsyncTracker(use_proxy, is_ours=is_ours).attach_to(self._first)
+
+    @property
+    def _client(self) -> Any:
+        """The HTTP client for the event loop that asks."""
+        loop = asyncio._get_running_loop()
+        if loop is None or not hasattr(self, "_tracker") or self._tracker.serves(loop):
+            return self._first
+        if loop not in self._of_loop:
+            self._of_loop[loop] = type(self)(**_without_http_client(self._made_with))._client
+        return self._of_loop[loop]
+
+    @_client.setter
+    def _client(self, http_client: Any) -> None:
+        self._first = http_client
 
     def copy(self, **options: Any) -> AsyncChatClient:
         """The same client with other options; it stays tracked."""
@@ -111,17 +161,23 @@ def _with_placeholder_key(options: dict[str, Any]) -> dict[str, Any]:
 class _Tracker:
     """The hooks of one HTTP client."""
 
-    def __init__(self, use_proxy: bool) -> None:
+    def __init__(self, use_proxy: bool, *, is_ours: bool) -> None:
+        """`is_ours`: whether the HTTP client was made for the model client, rather than given to it."""
         self._use_proxy = use_proxy
+        self.is_ours = is_ours
 
-    def attach_to(self, http_client: Any) -> None:
-        """Add the hooks, unless this client has them: copies of a model client share their HTTP client."""
+    def attach_to(self, http_client: Any) -> Self:
+        """Add the hooks, unless this client has them: copies of a model client share their HTTP client. Returns whose hooks
+        they are."""
         hooks = http_client.event_hooks
-        if not any(isinstance(getattr(hook, "__self__", None), _Tracker) for hook in hooks["request"]):
-            http_client.event_hooks = {
-                "request": [*hooks["request"], self.on_request],
-                "response": [*hooks["response"], self.on_response],
-            }
+        for hook in hooks["request"]:
+            if isinstance(there := getattr(hook, "__self__", None), type(self)):
+                return there
+        http_client.event_hooks = {
+            "request": [*hooks["request"], self.on_request],
+            "response": [*hooks["response"], self.on_response],
+        }
+        return self
 
     def on_request(self, request: Any) -> Any:
         frame = current_frame()
@@ -136,11 +192,43 @@ class _Tracker:
 
 
 class _AsyncTracker(_Tracker):
+    """Also knows the event loop that its HTTP client belongs to: connections do not outlive theirs."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, use_proxy: bool, *, is_ours: bool) -> None:
+        super().__init__(use_proxy, is_ours=is_ours)
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        self._closing: AsyncIterator[None] | None = None
+
+    def attach_to(self, http_client: Any) -> Self:
+        self._http_client = weakref.ref(http_client)
+        return super().attach_to(http_client)
+
+    def serves(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether the HTTP client may be used in this loop, which is the first one that asks, unless it is somebody else's."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = weakref.ref(loop)
+            return not self.is_ours or self._loop() is loop
+
     async def on_request(self, request: Any) -> None:
+        if self.is_ours and self._closing is None:
+            self._closing = _closed_with_the_loop(self._http_client)
+            await anext(self._closing)
         super().on_request(request)
 
     async def on_response(self, response: Any) -> None:
         super().on_response(response)
+
+
+async def _closed_with_the_loop(http_client: weakref.ref[Any]) -> AsyncIterator[None]:
+    """An event loop that ends finishes the asynchronous generators that were begun in it, such as this one."""
+    try:
+        yield
+    finally:
+        if (left := http_client()) is not None:
+            await left.aclose()
 
 
 def _lead_to(base_url: str, request: Any) -> None:
