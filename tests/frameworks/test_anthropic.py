@@ -1,0 +1,21 @@
+import pytest
+
+from .proof import Variant
+from .rollouts import Framework
+
+pytestmark = pytest.mark.frameworks
+
+FRAMEWORK = Framework(name="anthropic", package="anthropic")
+THREADS = "asks for a thread on the server, is refused, and sends the whole conversation"
+VARIANTS = [
+    Variant(way="create", endpoint="messages"),
+    Variant(way="async", endpoint="messages"),
+    Variant(way="stream", endpoint="messages", streaming=True),
+    Variant(way="tool_runner", endpoint="messages", notes=THREADS),
+    Variant(way="tool_runner_stream", endpoint="messages", streaming=True, notes=THREADS),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_token_is_captured(variant, proven):
+    proven(FRAMEWORK, variant)
