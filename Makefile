@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-vllm test-verl test-fuzz test-kills test-frameworks check audit format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,15 @@ test-clients: $(VENV)/.dev .clients  ## The gateway with the clients' major vers
 
 test-litellm: $(VENV)/.dev .litellm  ## The callback in a real LiteLLM proxy.
 	RLLM_LITELLM=.litellm $(PYTEST) -m litellm tests/integrations
+
+$(VENV)-trackers/.installed: pyproject.toml tests/tracking/requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)-trackers
+	$(VENV)-trackers/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[tensorboard,wandb,mlflow,trackio]' -r tests/tracking/requirements.txt
+	@touch $@
+
+test-trackers: $(VENV)-trackers/.installed  ## Write with real TensorBoard, W&B, MLflow and trackio, and read it back.
+	$(VENV)-trackers/bin/pytest -m "trackers or not trackers" tests/tracking
 
 $(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
@@ -130,4 +139,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) .references .clients .litellm .vllm .verl .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trackers .references .clients .litellm .vllm .verl .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

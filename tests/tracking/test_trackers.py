@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.tracking import EXTRAS
 from rllm.tracking.base import Trackers
 from rllm.tracking.console import ConsoleTracker
 from rllm.tracking.jsonl import JSONLTracker, forget_after
@@ -69,8 +71,9 @@ def test_one_that_fails_is_named_and_left_out(failing: str, caplog: pytest.LogCa
         trackers.log_episodes(1, "train", [])
         trackers.progress("update", 0, 1)
         trackers.close()
-    assert [record.message for record in caplog.records] == ["Notes failed and is left out from here on"]
-    assert "the server is gone" in caplog.text
+    assert [record.message for record in caplog.records] == [
+        "tracker Notes failed, and is left out from here on: OSError: the server is gone"
+    ]
     assert len(good.heard) == 8
 
 
@@ -92,7 +95,9 @@ def test_trackers_are_made_by_name_with_the_folder_of_the_run(tmp_path: Path) ->
 
 
 def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError, match="no such project"):
+    with pytest.raises(
+        ConfigError, match=r"Broken' cannot start: ConnectionError: no such project; mend that, or leave it out"
+    ):
         Trackers.start(["jsonl", f"{__name__}:Broken"], tmp_path)
 
 
@@ -150,3 +155,17 @@ def test_a_line_on_the_console(
     tracker.progress("update", 0, 1)
     tracker.close()
     assert capsys.readouterr().out == line
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_one_whose_package_is_missing_names_the_extra(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, f"rllm.tracking.{name}", raising=False)
+    for module in [module for module in sys.modules if module.startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(
+        MissingDependencyError, match=rf"trackers={name} needs the package.*pip install 'rllm\[{name}\]'"
+    ):
+        Trackers.start(["jsonl", name], tmp_path)

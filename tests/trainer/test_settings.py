@@ -16,6 +16,7 @@ import rllm
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+from rllm.tracking.about import about_run
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.types import Episode, TerminationReason, Trajectory
@@ -130,6 +131,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
     "trackers": ([], lambda run: run.lines, []),
+    "project": ("other", lambda run: about_run(run.trainer.run_dir).project, "other"),
     "rollout.group_size": (2, group_size, 2),
     "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),
     "rollout.max_tokens": (5, lambda run: {params.get("max_tokens") for params in train_params(run)}, {5}),

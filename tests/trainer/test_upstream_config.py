@@ -73,6 +73,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "tasks_per_step": 64,
         "save_every": 40,
         "store": "/data/rllm-traces.db",
+        "project": "rag-agent",
         "model": {"path": "Qwen/Qwen3-4B", "max_length": 4096 + 6144},
         "rollout": {"temperature": 0.7, "max_tokens": 6144, "max_steps": 10},
         "eval": {"at_start": False, "num_rollouts": 2, "temperature": 0.5, "top_p": 0.8, "top_k": 20},
@@ -83,7 +84,8 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == [
         "ignored, since they mean nothing to the backend local: data.val_batch_size, actor_rollout_ref.hybrid_engine, "
         "actor_rollout_ref.actor.fsdp_config.param_offload, "
-        f"{VLLM}.enable_auto_tool_choice, trainer.logger=wandb"
+        f"{VLLM}.enable_auto_tool_choice, "
+        "trainer.logger=wandb (not installed: pip install 'rllm[wandb]')"
     ]
 
 
@@ -129,7 +131,8 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[str]:
         (["trainer.logger=console"], "trackers", ["jsonl", "console"]),
         (["trainer.logger=[wandb]"], "trackers", ["jsonl"]),
         (["trainer.logger=['my.module:Tracker']"], "trackers", ["jsonl", "my.module:Tracker"]),
-        (["trainer.project_name=p"], "run_dir", Path("runs/p")),
+        (["trainer.project_name=p"], "project", "p"),
+        (["trainer.project_name=p", "trainer.experiment_name=e"], "run_dir", Path("runs/p/e")),
         (["trainer.project_name=p", "trainer.default_local_dir=/data/x"], "run_dir", Path("/data/x")),
         (["rllm.workflow.retry_limit=3"], "rollout.num_retries", 2),
         (["rllm.workflow.n_parallel_tasks=9"], "rollout.max_concurrent", 9),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rllm.errors import ConfigError, RLLMError
 from rllm.registry import resolve
 from rllm.tracking import TRACKERS
 from rllm.types import Episode
@@ -38,19 +39,23 @@ class Trackers:
     """Several trackers as one. One that fails at its start stops the run; one that fails later is dropped, and named."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = list(trackers)
+        self._trackers = [(type(tracker).__name__, tracker) for tracker in trackers]
 
     @classmethod
     def start(cls, names: Sequence[str], run_dir: Path, extra: Sequence[Tracker] = ()) -> Trackers:
-        """The named trackers, started, and `extra` ones."""
-        started = cls(())
+        """The named trackers, started, and `extra` ones.
+
+        Raises:
+            ConfigError: if a name is not known, or its tracker cannot start.
+            MissingDependencyError: naming the extra that installs what it needs.
+        """
+        started = cls(extra)
         try:
-            for name in names:
-                started._trackers.append(resolve(name, TRACKERS, kind="trackers")(run_dir))
+            for name in dict.fromkeys(names):
+                started._trackers.append((name, _start(name, run_dir)))
         except BaseException:
             started.close()
             raise
-        started._trackers += extra
         return started
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -66,9 +71,26 @@ class Trackers:
         self._tell(lambda tracker: tracker.close())
 
     def _tell(self, tell: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
+        for told in list(self._trackers):
+            name, tracker = told
             try:
                 tell(tracker)
-            except Exception:  # a tracker is somebody else's code, and training is worth more than a chart
-                logger.exception("%s failed and is left out from here on", type(tracker).__name__)
-                self._trackers.remove(tracker)
+            except Exception as error:  # a tracker is somebody else's code, and training is worth more than a chart
+                logger.warning(
+                    "tracker %s failed, and is left out from here on: %s: %s", name, type(error).__name__, error
+                )
+                logger.debug("the tracker's traceback", exc_info=error)
+                self._trackers.remove(told)
+
+
+def _start(name: str, run_dir: Path) -> Tracker:
+    make = resolve(name, TRACKERS, kind="trackers")
+    try:
+        tracker: Tracker = make(run_dir)
+    except RLLMError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"trackers={name!r} cannot start: {type(error).__name__}: {error}; mend that, or leave it out of trackers"
+        ) from error
+    return tracker

@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "keep_best",
     "store",
     "trackers",
+    "project",
     "model.device",
     "model.gradient_checkpointing",
     "model.reference_offload",

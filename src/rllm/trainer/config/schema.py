@@ -341,4 +341,6 @@ class TrainConfig(Section):
     ray: RayConfig = Field(default_factory=RayConfig)
     verl: VerlConfig = Field(default_factory=VerlConfig)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
-    """Where metrics go."""
+    """Where metrics and sample conversations go: jsonl, console, tensorboard, wandb, mlflow, trackio, or a package.module:Class."""
+    project: str = "rllm"
+    """What trackers file the run under; its name there is that of its folder."""

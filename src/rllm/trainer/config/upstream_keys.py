@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rllm.algorithms import ALGORITHMS
-from rllm.tracking import TRACKERS
+from rllm.tracking import EXTRAS, TRACKERS
 
 Given: TypeAlias = Mapping[str, Any]
 """All published keys that the user set, with their values."""
@@ -193,13 +194,16 @@ def model_engine(value: Any, given: Given) -> str | None:
 
 
 def trackers(value: Any, given: Given) -> list[Any]:
-    """The JSON lines, which other commands read, and the trackers that exist here."""
-    return ["jsonl", *(name for name in _names(value) if name != "jsonl" and name not in unknown_trackers(value))]
+    """The JSON lines, which other commands read, and the trackers that exist and are installed here."""
+    known = [name for name in _names(value) if name in TRACKERS or ":" in str(name)]
+    return ["jsonl", *(name for name in known if name != "jsonl" and (name not in EXTRAS or find_spec(name)))]
 
 
 def unknown_trackers(value: Any) -> list[Any]:
-    """The trackers that this version lacks."""
-    return [name for name in _names(value) if str(name) not in TRACKERS and ":" not in str(name)]
+    """The trackers that this version lacks, or that are not installed: published scripts name some that they can do without."""
+    lacking = [name for name in _names(value) if name in EXTRAS and find_spec(name) is None]
+    unknown = [name for name in _names(value) if str(name) not in TRACKERS and ":" not in str(name)]
+    return [*unknown, *(f"{name} (not installed: pip install 'rllm[{name}]')" for name in lacking)]
 
 
 def _names(value: Any) -> list[Any]:
@@ -292,7 +296,7 @@ TABLE: dict[str, Rule] = {
     "trainer.total_training_steps": Sets("num_steps"),
     "trainer.critic_warmup": Sets("critic.warmup_steps", at_least_zero),
     "trainer.logger": Sets("trackers", trackers, unknown_trackers),
-    "trainer.project_name": Sets("run_dir", run_dir),
+    "trainer.project_name": Sets("project", text),
     "trainer.experiment_name": Sets("run_dir", run_dir),
     "trainer.default_local_dir": Sets("run_dir", run_dir),
     "trainer.default_hdfs_dir": _IGNORED,

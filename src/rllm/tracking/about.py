@@ -1,0 +1,53 @@
+"""What trackers tell of a run beside its metrics: its name, its project, its settings; and the id that it keeps when resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm.files import replace_text
+
+DEFAULT_PROJECT = "rllm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboutRun:
+    """A run, as people know it."""
+
+    name: str
+    """That of its folder."""
+    project: str
+    settings: Mapping[str, Any]
+    """Its whole configuration, in sections."""
+
+    def flat_settings(self) -> dict[str, Any]:
+        """The settings by dotted key."""
+        return dict(_flat(self.settings))
+
+
+def about_run(run_dir: Path) -> AboutRun:
+    """What the run's folder says of it; a folder without `config.yaml` has no settings."""
+    path = run_dir / "config.yaml"
+    settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    project = settings.get("project") or DEFAULT_PROJECT
+    return AboutRun(name=run_dir.resolve().name, project=str(project), settings=settings)
+
+
+def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:
+    """The id by which a tracker knows this run: made once, and the same when the run is resumed."""
+    path = run_dir / f".{tracker}-id"
+    if not path.exists():
+        replace_text(path, make())
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

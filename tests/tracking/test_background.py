@@ -1,0 +1,48 @@
+import threading
+
+import pytest
+
+from rllm.errors import RLLMError
+from rllm.tracking.background import Background
+
+
+def test_calls_are_made_in_order_and_all_before_the_end() -> None:
+    heard: list[int] = []
+    background = Background("test")
+    for number in range(5):
+        background.do(lambda number=number: heard.append(number))  # type: ignore[misc]
+    background.close()
+    background.close()
+    assert heard == [0, 1, 2, 3, 4]
+
+
+def test_what_goes_wrong_is_raised_where_somebody_hears_it() -> None:
+    heard: list[str] = []
+    background = Background("test")
+    background.do(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        background.close()
+    with pytest.raises(ZeroDivisionError):
+        background.do(lambda: heard.append("later"))
+    assert not heard
+
+
+def test_one_that_hangs_holds_nobody_up() -> None:
+    begun, free = threading.Event(), threading.Event()
+    background = Background("test", max_waiting=2)
+    background.do(begun.set)
+    background.do(lambda: free.wait(60))
+    assert begun.wait(60)
+    with pytest.raises(RLLMError, match="it does not keep up: 2 calls wait"):  # noqa: PT012
+        for _ in range(3):
+            background.do(lambda: None)
+    free.set()
+
+
+def test_the_end_of_a_run_waits_for_a_while_only() -> None:
+    free = threading.Event()
+    background = Background("test", close_s=0.01)
+    background.do(lambda: free.wait(60))
+    with pytest.raises(RLLMError, match="it was not done within"):
+        background.close()
+    free.set()

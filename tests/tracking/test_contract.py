@@ -1,0 +1,163 @@
+"""The same metrics and the same conversations in every tracker, as read back from what each has really written.
+
+Only `make test-trackers` has all their packages; nothing of them reaches the network.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rllm.errors import ConfigError
+from rllm.tracking.base import Trackers
+from rllm.types import Episode, Step, Trajectory
+
+from .readers import READERS
+
+FIRST = {"rollout/reward": 0.25, "policy/kl": 1e-4, "agent/num tools": 3.0, "val/pass@1": 0.5}
+SECOND = {"rollout/reward": 0.75, "policy/kl": -2.5, "eval/accuracy": 1.0, "policy/ratio": math.nan}
+ANSWER = "<script>alert(1)</script> a | b\nand `more`"
+
+optional = pytest.mark.trackers
+EACH = ["jsonl", *(pytest.param(name, marks=optional) for name in READERS if name != "jsonl")]
+
+
+@pytest.fixture
+def nobody_calls_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever asks another host, helper processes included, comes by here first."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, address)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody_calls_out: None) -> Path:
+    """A run's folder, its configuration written; every tracker keeps to this machine, and to the test's folder."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "first-try"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"project": "fruit", "optim": {"lr": 1e-5}}))
+    return folder
+
+
+def episode(index: int, reward: float | None) -> Episode:
+    chat = [{"role": "user", "content": "How many figs?"}, {"role": "assistant", "content": ANSWER}]
+    return Episode(
+        task_id="figs", index=index, trajectories=[Trajectory(reward=reward, steps=[Step(chat_completions=chat)])]
+    )
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_was_logged_is_what_is_there(name: str, run_dir: Path) -> None:
+    trackers = Trackers.start([name], run_dir)
+    trackers.log(1, FIRST)
+    trackers.progress("update", 0, 1)
+    trackers.log(2, SECOND)
+    trackers.log(2, {"eval/reward": 0.5})  # a step may be logged in several parts
+    trackers.close()
+    trackers.close()
+    numbers, _ = READERS[name](run_dir)
+    expected = {(1, key): value for key, value in FIRST.items()} | {(2, key): value for key, value in SECOND.items()}
+    expected[2, "eval/reward"] = 0.5
+    if name == "mlflow":
+        expected[1, "val/pass_at_1"] = expected.pop((1, "val/pass@1"))  # it takes no @
+    assert numbers.keys() == expected.keys()
+    for key, value in expected.items():
+        assert numbers[key] == [pytest.approx(value, rel=1e-6, nan_ok=True)], key
+
+
+@optional
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_conversations_are_tables(name: str, run_dir: Path) -> None:
+    trackers = Trackers.start([name], run_dir)
+    trackers.log_episodes(1, "train", [episode(0, 1.0), episode(1, None), episode(2, 0.5)])
+    trackers.log_episodes(1, "eval", [])
+    trackers.log_episodes(2, "train", [episode(0, 0.0)])
+    trackers.close()
+    tables = READERS[name](run_dir)[1]
+    assert list(tables) == ["samples/train"]
+    rows = tables["samples/train"]
+    assert [(int(row["step"]), row["episode"]) for row in rows] == [
+        (1, "figs:1"),
+        (1, "figs:2"),
+        (1, "figs:0"),
+        (2, "figs:0"),
+    ]
+    assert [str(row["reward"]) for row in rows[1:]] == ["0.5", "1.0", "0.0"]
+    assert {row["conversation"] for row in rows} == {f"user: How many figs?\n\nassistant: {ANSWER}"}
+
+
+@optional
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_a_resumed_run_goes_on_as_the_same(name: str, run_dir: Path) -> None:
+    for step in (1, 2):
+        trackers = Trackers.start(["jsonl", name], run_dir)
+        trackers.log(step, {"rollout/reward": 0.5 * step})
+        trackers.close()
+    assert READERS[name](run_dir)[0] == {(1, "rollout/reward"): [0.5], (2, "rollout/reward"): [1.0]}
+
+
+@optional
+def test_tensorboard_forgets_the_steps_that_are_made_again(run_dir: Path) -> None:
+    first = Trackers.start(["tensorboard"], run_dir)
+    for step in (1, 2, 3):
+        first.log(step, {"rollout/reward": float(step)})
+    first.close()
+    (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')  # what a run that was killed goes on from
+    again = Trackers.start(["tensorboard"], run_dir)
+    again.log(2, {"rollout/reward": 20.0})
+    again.close()
+    assert READERS["tensorboard"](run_dir)[0] == {(1, "rollout/reward"): [1.0], (2, "rollout/reward"): [20.0]}
+
+
+@optional
+def test_a_server_that_is_not_there_stops_the_run_at_its_start(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match="trackers='mlflow' cannot start"):
+        Trackers.start(["mlflow"], run_dir)
+
+
+@optional
+def test_a_store_that_is_lost_in_mid_run_only_ends_its_tracker(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trackers = Trackers.start(["mlflow", "jsonl"], run_dir)
+    trackers.log(1, FIRST)
+    (run_dir.parents[1] / "mlruns").rename(run_dir / "gone")
+    for step in (2, 3):
+        trackers.log(step, SECOND)
+    trackers.close()
+    named = [record.message for record in caplog.records if record.name == "rllm.tracking.base"]
+    assert len(named) == 1
+    assert named[0].startswith("tracker mlflow failed, and is left out from here on")
+    assert {step for step, _ in READERS["jsonl"](run_dir)[0]} == {1, 2, 3}
+
+
+@optional
+def test_wandb_without_a_login_says_so(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import wandb
+
+    wandb.teardown()  # it reads its variables once
+    monkeypatch.setenv("WANDB_MODE", "online")
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "nobody"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="trackers='wandb' cannot start: UsageError: No API key configured"):
+        Trackers.start(["wandb"], run_dir)
