@@ -126,11 +126,13 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
         ([USER], [1, 2, 3], None),
         ([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5], None),
         ([USER, ANSWER, RESULT], [1, 2, 3, 80, 5], "reasoning"),
+        ([USER, called('{"b": 7.0, "a": 6}', reasoning_content=""), RESULT], [1, 2, 3, 80, 5], "reasoning"),
+        ([USER, called('{"b": 7.0, "a": 6}'), RESULT], [1, 2, 3, 80, 5], "tool_json"),
         ([USER, {**ANSWER, "content": "No."}, RESULT], [1, 2, 3, 80, 5], "edited"),
         ([USER, called('{"b": 8}'), RESULT], [1, 2, 3, 80, 5], "edited"),
         ([{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}, USER], [7, 8], None),
     ],
-    ids=["first", "exact", "reasoning", "edited", "edited-call", "few-shot"],
+    ids=["first", "exact", "reasoning", "left-out", "sent-back", "edited", "edited-call", "few-shot"],
 )
 def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     assert after_one_answer().drift_of(Said.of(messages, None), prompt_ids) == drift

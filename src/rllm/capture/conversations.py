@@ -144,10 +144,12 @@ class Conversations:
             return None
         if not self._same_arguments(said, num_messages):
             return "edited"
-        if call.has_reasoning:
+        answer = said.messages[num_messages - 1]
+        if call.has_reasoning and not _has_reasoning(answer):
             return "reasoning"
-        echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[num_messages - 1])]
-        return "tool_json" if echoed != call.arguments else "template"
+        if [item["function"].get("arguments") for item in _tool_calls(answer)] != call.arguments:
+            return "tool_json"
+        return "reasoning" if call.has_reasoning else "template"
 
     def add(self, said: Said, trace: Trace) -> None:
         """Remember an answer, once it is given; one without tokens cannot be gone on from.
