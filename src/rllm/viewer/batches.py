@@ -1,0 +1,129 @@
+"""The files in which a run keeps what its optimiser was fed; `rllm.trainer.batch_log` writes them."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rllm.errors import StoreError
+
+_KINDS = {"i4": "i", "f4": "f", "f2": "e"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSpan:
+    """The tokens of one call, as they were fed."""
+
+    trace_id: str
+    sequence: int
+    start: int
+    """Position of the first of them in its sequence."""
+    tokens: slice
+    """Where they lie among all tokens of the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSequence:
+    """One sequence: prompts, sampled and inserted tokens in order."""
+
+    length: int
+    digest: str
+    spans: Sequence[FedSpan]
+
+
+@dataclass(frozen=True)
+class FedBatch:
+    """One step's batch."""
+
+    told: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.told["step"])
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.told["algorithm"])
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The ratios between which no token is clipped; `None` for an algorithm that does not clip single tokens."""
+        clip = self.told.get("clip")
+        return None if clip is None else (float(clip[0]), float(clip[1]))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.told["num_tokens"])
+
+    @property
+    def sampler_logprob_sum(self) -> float | None:
+        found = self.told.get("sampler_logprob_sum")
+        return None if found is None else float(found)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        return [int(value) for value in _unpacked(self.told["ids"])]
+
+    @cached_property
+    def numbers(self) -> dict[str, list[float]]:
+        """Of every token, by name: `advantage`, `weight`, and `entropy`, `ratio`, ... where the trainer knew them."""
+        return {name: _unpacked(packed) for name, packed in self.told["tokens"].items()}
+
+    @cached_property
+    def sequences(self) -> list[FedSequence]:
+        found, place = [], 0
+        for number, sequence in enumerate(self.told["sequences"]):
+            spans = []
+            for trace_id, start, stop in sequence["spans"]:
+                tokens = slice(place, place + stop - start)
+                spans.append(FedSpan(trace_id=trace_id, sequence=number, start=start, tokens=tokens))
+                place = tokens.stop
+            found.append(FedSequence(length=sequence["length"], digest=sequence["digest"], spans=spans))
+        return found
+
+    @cached_property
+    def by_trace(self) -> dict[str, FedSpan]:
+        """The spans by the call that sampled them."""
+        return {span.trace_id: span for sequence in self.sequences for span in sequence.spans}
+
+
+def read_batch(folder: Path, step: int) -> FedBatch | None:
+    """The batch of a step; `None` if the run kept none.
+
+    Raises:
+        StoreError: if the file is damaged.
+    """
+    path = folder / "batches" / f"step-{step:06d}.json"
+    try:
+        batch = FedBatch(orjson.loads(path.read_bytes()))
+        if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.told["sequences"]):
+            raise ValueError(f"{len(batch.ids)} ids for {batch.num_tokens} tokens")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, zlib.error, struct.error) as error:
+        raise StoreError(
+            f"{str(path)!r} is not a batch of this version ({error}): delete it, the rest is unharmed"
+        ) from error
+    return batch
+
+
+def digest_of(ids: Sequence[int]) -> str:
+    """What a whole sequence is recognised by."""
+    return sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()[:16]
+
+
+def _unpacked(packed: Mapping[str, str]) -> list[float]:
+    raw = zlib.decompress(b64decode(packed["data"]))
+    kind = _KINDS[packed["kind"]]
+    values = struct.unpack(f"<{len(raw) // struct.calcsize(kind)}{kind}", raw)
+    return array("d", values).tolist()

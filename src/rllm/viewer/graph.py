@@ -1,0 +1,192 @@
+"""An episode as a picture: a lane for each agent, its calls as nodes, forks, tools, and rewards with arrows to what they credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rllm.types import StepCredit, Trace
+from rllm.viewer.drift import num_alike
+from rllm.viewer.messages import said
+from rllm.viewer.rollouts import Rollout
+from rllm.viewer.tokens import is_prefix
+
+COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
+"""Distances, in the units of the picture."""
+NODE = 17
+BESIDE = "beside the task"
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One model call."""
+
+    number: int
+    """From 1 on, in call order."""
+    trace: Trace
+    role: str
+    credit: StepCredit | None
+    reward: float | None
+    """The step's own."""
+    parent: Call | None = None
+    """Whose tokens its prompt begins with, or else whose messages."""
+    is_exact: bool = True
+    """Whether it goes on from the parent's very tokens."""
+    children: list[Call] = field(default_factory=list)
+    branch: int = 0
+    """Which line of its lane it is drawn in."""
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def tools(self) -> list[str]:
+        return [name for name, _ in said(self.trace.response).tools]
+
+    @property
+    def advantage(self) -> float | None:
+        return self.credit.advantage if self.credit else None
+
+    @property
+    def new_messages(self) -> list[dict[str, object]]:
+        """What the prompt says beyond the call that it goes on from."""
+        if self.parent is None:
+            return list(self.trace.messages)
+        said = [*self.parent.trace.messages, self.parent.trace.response]
+        alike = num_alike([_essence(item) for item in said], [_essence(item) for item in self.trace.messages])
+        return list(self.trace.messages[alike:])
+
+
+@dataclass(kw_only=True)
+class Reward:
+    """What an agent earned, drawn at the end of its lane."""
+
+    role: str
+    value: float | None
+    credited: list[Call]
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Graph:
+    """The whole picture."""
+
+    calls: list[Call]
+    lanes: list[tuple[str, float, float]]
+    """Role, top and height."""
+    rewards: list[Reward]
+    width: float
+    height: float
+
+    @property
+    def num_forks(self) -> int:
+        return sum(max(len(call.children) - 1, 0) for call in self.calls)
+
+
+def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> Graph:
+    """The picture of an episode, laid out in call order from left to right."""
+    calls = _calls(rollout, traces, credits_)
+    _link(calls)
+    roles = list(dict.fromkeys([path.name for path in rollout.paths] + [call.role for call in calls]))
+    lanes: list[tuple[str, float, float]] = []
+    top = 0.0
+    for role in roles:
+        members = [call for call in calls if call.role == role]
+        height: float = ROW * (1 + max((call.branch for call in members), default=0))
+        for call in members:
+            call.x = LABEL + MARGIN + COLUMN * (call.number - 1)
+            call.y = top + ROW / 2 + ROW * call.branch
+        lanes.append((role, top, height))
+        top += height
+    end = LABEL + MARGIN + COLUMN * max(len(calls), 1)
+    return Graph(
+        calls=calls, lanes=lanes, rewards=_rewards(rollout, calls, lanes, end), width=end + 90, height=max(top, ROW)
+    )
+
+
+def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
+    credit_of = {credit.trace_id: credit for credit in credits_}
+    told: dict[str, tuple[str, Mapping[str, object]]] = {
+        str(step["id"]): (path.name, step) for path in rollout.paths for step in path.steps
+    }
+    calls = []
+    for number, trace in enumerate(traces, start=1):
+        credit = credit_of.get(trace.id)
+        role, step = told.get(trace.id, ("", {}))
+        role = role or (credit.trajectory_name if credit else "") or (BESIDE if rollout.paths else "agent")
+        reward = step.get("reward")
+        calls.append(
+            Call(
+                number=number,
+                trace=trace,
+                role=role,
+                credit=credit,
+                reward=reward if isinstance(reward, float | int) else None,
+            )
+        )
+    return calls
+
+
+def _link(calls: Sequence[Call]) -> None:
+    """Give each call its parent and its line: a second child of one parent is a fork, and begins a line of its own."""
+    lines: dict[str, int] = {}
+    for place, call in enumerate(calls):
+        earlier = [item for item in calls[:place] if item.role == call.role]
+        exact = [item for item in earlier if is_prefix(item.trace, call.trace)]
+        if exact:
+            call.parent = max(exact, key=lambda item: len(item.trace.prompt_ids) + len(item.trace.response_ids))
+        elif earlier:
+            best = max(earlier, key=lambda item: _num_messages_alike(item, call))
+            if _num_messages_alike(best, call) > len(best.trace.messages) - 1 and len(call.trace.messages) > len(
+                best.trace.messages
+            ):
+                call.parent, call.is_exact = best, False
+        if call.parent is None:
+            call.branch = lines.get(call.role, 0) if earlier else 0
+            if earlier:
+                call.branch = max(item.branch for item in earlier) + 1 if _overlaps(earlier, call) else 0
+        else:
+            is_fork = bool(call.parent.children)
+            call.branch = max(item.branch for item in earlier) + 1 if is_fork else call.parent.branch
+            call.parent.children.append(call)
+
+
+def _overlaps(earlier: Sequence[Call], call: Call) -> bool:
+    """Whether it was asked while another call of the lane was still being answered."""
+    return any(
+        item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
+    )
+
+
+def _num_messages_alike(one: Call, other: Call) -> int:
+    return num_alike([_essence(item) for item in one.trace.messages], [_essence(item) for item in other.trace.messages])
+
+
+def _essence(message: Mapping[str, object]) -> object:
+    told = said(message)
+    return told.role, told.text.strip(), tuple(name for name, _ in told.tools)
+
+
+def _rewards(
+    rollout: Rollout, calls: Sequence[Call], lanes: Sequence[tuple[str, float, float]], end: float
+) -> list[Reward]:
+    rewards = []
+    for role, top, height in lanes:
+        paths = [path for path in rollout.paths if path.name == role]
+        if not paths:
+            continue
+        credited = [
+            call for call in calls if call.role == role and (call.advantage is not None or call.reward is not None)
+        ]
+        for number, path in enumerate(paths):
+            own = {str(step["id"]) for step in path.steps}
+            rewards.append(
+                Reward(
+                    role=role,
+                    value=path.reward,
+                    credited=[call for call in credited if call.trace.id in own],
+                    x=end + 24,
+                    y=top + ROW / 2 + number * min(ROW / 2, height / len(paths)),
+                )
+            )
+    return rewards

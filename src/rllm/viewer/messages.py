@@ -1,0 +1,77 @@
+"""Chat messages as they are shown, whatever their authors put into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One message."""
+
+    role: str
+    kind: str
+    """Its class in the style sheet."""
+    name: str = ""
+    text: str = ""
+    reasoning: str = ""
+    tools: list[tuple[str, str]] = field(default_factory=list)
+    """Name and arguments of each tool call."""
+
+
+def said(message: object) -> Said:
+    """A message in parts; one that is none is shown as it is."""
+    if not isinstance(message, Mapping):
+        return Said(role="?", kind="other", text=pretty(message))
+    role = str(message.get("role") or "?")
+    text = _text(message.get("content"))
+    calls = message.get("tool_calls")
+    return Said(
+        role=role,
+        kind=role if role in _ROLES else "other",
+        name=str(message.get("name") or ""),
+        text=pretty(text) if role == "tool" else text,
+        reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
+        tools=[_call(call) for call in calls] if isinstance(calls, list) else [],
+    )
+
+
+def pretty(value: object) -> str:
+    """Arguments and results with line breaks, where they are JSON."""
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        if not isinstance(found, dict | list):
+            return value
+        value = found
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _text(content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
+    return pretty(content)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(text := part.get("text"), str):
+        return text
+    kind = part.get("type", "part") if isinstance(part, Mapping) else type(part).__name__
+    return f"[{kind}]"
+
+
+def _call(call: object) -> tuple[str, str]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return "?", pretty(call)
+    return str(function.get("name")), pretty(function.get("arguments"))

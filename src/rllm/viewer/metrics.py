@@ -1,0 +1,74 @@
+"""A run's `metrics.jsonl`, read as it grows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+
+Row: TypeAlias = Mapping[str, Any]
+"""What is known of one step: the names and values of all its lines together."""
+
+
+class MetricsFile:
+    """The rows of a file by step, in order. A file that was cut, as a resumed run does, is read anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._inode = 0
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def rows(self) -> list[Row]:
+        """Everything that was logged so far. A line that is still being written, or was torn off, is not there yet."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return []
+        if found.st_ino != self._inode or found.st_size < self._offset:
+            self._offset, self._inode, self._rows = 0, found.st_ino, {}
+        if found.st_size > self._offset:
+            self._read_on()
+        return [self._rows[step] for step in sorted(self._rows)]
+
+    def _read_on(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            told = orjson.loads(line)
+            step = int(told["step"])
+        except (ValueError, KeyError, TypeError):
+            return  # a line that a crash left behind
+        self._rows.setdefault(step, {}).update(told)
+
+
+def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
+    """The values of a metric by step, where it is a number."""
+    return [
+        (int(row["step"]), float(row[name]))
+        for row in rows
+        if isinstance(row.get(name), int | float) and not isinstance(row.get(name), bool)
+    ]
+
+
+def is_trained(row: Row) -> bool:
+    """Whether a row is of a training step, and not of an evaluation alone."""
+    return "timing/step_s" in row
+
+
+def neighbours(steps: Sequence[int], step: int) -> tuple[int | None, int | None]:
+    """The steps before and after one."""
+    place = bisect_left(steps, step)
+    before = steps[place - 1] if place > 0 else None
+    place += place < len(steps) and steps[place] == step
+    return before, steps[place] if place < len(steps) else None

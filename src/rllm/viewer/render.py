@@ -1,0 +1,89 @@
+"""Templates to HTML. Everything is escaped; what templates may call is listed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from rllm.errors import MissingDependencyError
+from rllm.viewer import charts
+from rllm.viewer.messages import said
+from rllm.viewer.spans import blocks, plain
+from rllm.viewer.timeline import KINDS
+from rllm.viewer.tokens import OVERLAYS, shade
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE = Path(__file__).parent
+
+
+@cache
+def environment() -> Environment:
+    """The templates.
+
+    Raises:
+        MissingDependencyError: if Jinja is not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingDependencyError.of("jinja2", "viewer", "the viewer") from error
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(number=charts.number, seconds=seconds, when=when, tone=tone, said=said, signed=signed)
+    made.globals.update(
+        url=url,
+        blocks=blocks,
+        plain=plain,
+        KINDS=KINDS,
+        OVERLAYS=OVERLAYS,
+        shade=shade,
+        chart_size=(charts.WIDTH, charts.HEIGHT),
+    )
+    return made
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """The HTML of a page."""
+    return environment().get_template(template).render(context)
+
+
+def url(*parts: object, **query: object) -> str:
+    """A path of the viewer; parts may hold anything, and query fields without a value are left out."""
+    path = "/" + "/".join(quote(str(part), safe="") for part in parts)
+    given = {name.rstrip("_"): value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def tone(value: float | None) -> str:
+    """The class of an advantage: from `d-5`, far below the others, to `d5`; `none` where there is none."""
+    return shade("advantage", value) if value is not None else "none"
+
+
+def signed(value: float | None) -> str:
+    """A number with its sign, since colour alone tells not everybody which side it is on."""
+    return "" if value is None else f"{'+' if value > 0 else ''}{charts.number(value)}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: 840 ms, 3.2 s, 4:05 min."""
+    if value is None:
+        return ""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 60 else f"{int(value // 60)}:{int(value % 60):02d} min"
+
+
+def when(value: float) -> str:
+    """A moment, in this machine's time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else ""

@@ -1,0 +1,219 @@
+"""The rollouts of a run, as the metadata of their sessions tell of them: no trace is read to list, sort or filter them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.store.base import SessionInfo, TraceStore
+from rllm.types import OUTCOME_KEY
+
+_PAGE = 1000
+_FRESH_S = 1.0
+"""Seconds for which what was read is good enough."""
+_MAY_STILL_END_S = 6 * 3600.0
+"""Age after which a rollout that never ended is not looked at again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """What one agent did in a rollout: a trajectory in short."""
+
+    name: str
+    reward: float | None
+    advantage: float | None
+    dropped: str | None
+    trainable: bool
+    truncated: bool
+    num_tokens: int
+    tools: list[str]
+    steps: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One session of the store."""
+
+    session_id: str
+    created_at: float
+    num_calls: int
+    task_id: str = ""
+    """With the step that it was made for behind an @, as the trainer has it."""
+    index: int = 0
+    split: str = ""
+    step: int | None = None
+    """As metrics count: the training step, or after how many of them it evaluates."""
+    has_ended: bool = False
+    ended: str | None = None
+    is_correct: bool = False
+    error: Mapping[str, str] | None = None
+    warnings: list[str] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    paths: list[Path] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return f"{self.task_name} · {self.index}" if self.task_id else self.session_id
+
+    @property
+    def task_name(self) -> str:
+        """The task without the step that it was taken for."""
+        return self.task_id.rpartition("@")[0] or self.task_id if self.split == "train" else self.task_id
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over its agents; `None`: nobody scored it."""
+        rewards = [path.reward for path in self.paths if path.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def seconds(self) -> float | None:
+        return self.metrics.get("timing/rollout_s")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(path.num_tokens for path in self.paths)
+
+    @property
+    def tools(self) -> list[str]:
+        return sorted({tool for path in self.paths for tool in path.tools})
+
+    @property
+    def drifts(self) -> list[str]:
+        """Why prompts did not go on from what was sampled, one for each call of which that is so."""
+        return [str(step["drift"]) for path in self.paths for step in path.steps if "drift" in step]
+
+    @property
+    def badges(self) -> list[tuple[str, str]]:
+        """What sets it apart: a word, and a sentence."""
+        found = []
+        if not self.has_ended:
+            found.append(("running", "no outcome was recorded: it is under way, or its run was stopped"))
+        if self.error:
+            found.append(("failed", f"{self.error.get('type', '')}: {self.error.get('message', '')}"[:300]))
+        if any(path.truncated for path in self.paths):
+            found.append(("truncated", "an answer was cut off at its maximal length"))
+        reasons = {path.dropped for path in self.paths if path.dropped}
+        found += [(reason.replace("_", " "), f"left out of training: {reason}") for reason in sorted(reasons)]
+        if self.has_ended and not self.error and self.reward is None:
+            found.append(("unscored", "nobody gave it a reward"))
+        if self.drifts:
+            found.append(("drift", f"prompts differ from what was sampled: {', '.join(sorted(set(self.drifts)))}"))
+        return list({word: (word, told) for word, told in found}.values())
+
+
+class Rollouts:
+    """All rollouts of a store, newest first; read once, and then only what is new or was not over."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._by_id: dict[str, Rollout] = {}
+        self._order: list[str] = []
+        """Newest first."""
+        self._read_at = 0.0
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Rollout]:
+        """As of a second ago at most."""
+        with self._lock:
+            if time.monotonic() - self._read_at > _FRESH_S:
+                self._refresh()
+                self._read_at = time.monotonic()
+            return [self._by_id[session_id] for session_id in self._order]
+
+    def get(self, session_id: str) -> Rollout | None:
+        """One of them, as it is now."""
+        info = self._store.session(session_id)
+        return None if info is None else rollout_of(info)
+
+    def of_step(self, step: int, split: str = "train") -> list[Rollout]:
+        """In the order of tasks and attempts."""
+        found = [item for item in self.all() if item.step == step and item.split == split]
+        return sorted(found, key=lambda item: (_natural(item.task_id), item.index, item.created_at))
+
+    def of_task(self, task_id: str, split: str | None = None, step: int | None = None) -> list[Rollout]:
+        """The attempts at one task, in their order; of one evaluation, where there were several."""
+        return sorted(
+            (
+                item
+                for item in self.all()
+                if item.task_id == task_id and split in (None, item.split) and step in (None, item.step)
+            ),
+            key=lambda item: (item.step or 0, item.index),
+        )
+
+    def _refresh(self) -> None:
+        if self._order and self._store.session(self._order[0]) is None:
+            self._by_id, self._order = {}, []  # a resumed run has deleted what it makes again
+        fresh: list[str] = []
+        offset, is_known = 0, False
+        while not is_known and (page := self._store.sessions(limit=_PAGE, offset=offset)):
+            for info in page:
+                is_known = is_known or info.id in self._by_id
+                if info.id not in self._by_id:
+                    fresh.append(info.id)
+                self._by_id[info.id] = rollout_of(info)
+            offset += len(page)
+        self._order = [*fresh, *self._order]
+        for rollout in self._unfinished(self._order[_PAGE:]):
+            now = self._store.session(rollout.session_id)
+            if now is not None:
+                self._by_id[now.id] = rollout_of(now)
+
+    def _unfinished(self, session_ids: Iterable[str]) -> list[Rollout]:
+        oldest = time.time() - _MAY_STILL_END_S
+        found = (self._by_id[session_id] for session_id in session_ids)
+        return [item for item in found if not item.has_ended and item.split and item.created_at > oldest]
+
+
+def rollout_of(info: SessionInfo) -> Rollout:
+    """What a session says; one that no trainer made has next to nothing."""
+    about = info.metadata
+    outcome = about.get(OUTCOME_KEY)
+    ended: dict[str, Any] = {}
+    if isinstance(outcome, Mapping):
+        ended = {
+            "has_ended": True,
+            "ended": outcome.get("ended"),
+            "is_correct": bool(outcome.get("is_correct")),
+            "error": outcome.get("error"),
+            "warnings": list(outcome.get("warnings") or ()),
+            "metrics": outcome.get("metrics") or {},
+            "paths": [_path(told) for told in outcome.get("trajectories") or ()],
+        }
+    step, split = about.get("training_step"), str(about.get("split", ""))
+    if isinstance(step, int) and split == "train":
+        step += 1
+    return Rollout(
+        session_id=info.id,
+        created_at=info.created_at,
+        num_calls=info.num_traces,
+        task_id=str(about.get("task_id", "")),
+        index=int(about.get("index") or 0),
+        split=split,
+        step=step if isinstance(step, int) else None,
+        **ended,
+    )
+
+
+def _path(told: Mapping[str, Any]) -> Path:
+    return Path(
+        name=str(told.get("name", "")),
+        reward=told.get("reward"),
+        advantage=told.get("advantage"),
+        dropped=told.get("dropped"),
+        trainable=bool(told.get("trainable", True)),
+        truncated=bool(told.get("truncated")),
+        num_tokens=int(told.get("num_tokens") or 0),
+        tools=[str(tool) for tool in told.get("tools") or ()],
+        steps=list(told.get("steps") or ()),
+    )
+
+
+def _natural(task_id: str) -> list[tuple[int, str]]:
+    """Sorts 10 behind 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", task_id) if part]

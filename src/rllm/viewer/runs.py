@@ -1,0 +1,215 @@
+"""Which runs and stores there are to look at, and what each of them has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm.errors import ConfigError, StoreError
+from rllm.store import open_store, path_of
+from rllm.store.base import TraceStore
+from rllm.types import StepCredit, Trace
+from rllm.viewer.batches import FedBatch, read_batch
+from rllm.viewer.metrics import MetricsFile, Row
+from rllm.viewer.rollouts import Rollouts
+from rllm.viewer.vocabulary import Vocabulary, vocabulary_of
+
+MARKS = ("metrics.jsonl", "config.yaml", "traces.db")
+"""Files by which a folder is known as a run's."""
+HOW_TO_MAKE_ONE = (
+    "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
+)
+_BUSY_S = 120.0
+"""Seconds without a new line or trace after which a run counts as stopped."""
+_SESSIONS_KEPT = 256
+_TIMEOUT_S = 5.0
+
+
+class Run:
+    """One run folder, or a trace store without one. Everything is read when it is asked for, and may be asked from threads."""
+
+    def __init__(self, name: str, *, folder: Path | None, store_url: str | None = None) -> None:
+        self.name = name
+        self.folder = folder
+        self._store_url = store_url
+        self._metrics = MetricsFile(folder / "metrics.jsonl") if folder else None
+        self._store: TraceStore | None = None
+        self._rollouts: Rollouts | None = None
+        self._calls: OrderedDict[str, tuple[float, list[Trace], list[StepCredit]]] = OrderedDict()
+        self._lock = threading.RLock()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings, as far as they can be read."""
+        path = self.folder / "config.yaml" if self.folder else None
+        if path is None or not path.is_file():
+            return {}
+        return _config(path, path.stat().st_mtime_ns)
+
+    def rows(self) -> list[Row]:
+        """The metrics by step."""
+        return self._metrics.rows() if self._metrics else []
+
+    @property
+    def store(self) -> TraceStore:
+        """The traces, opened for reading when they are first asked for.
+
+        Raises:
+            StoreError, ConfigError, MissingDependencyError: with what is wrong with the store, and the remedy.
+        """
+        with self._lock:
+            if self._store is None:
+                self._store = _opened(self.store_url)
+            return self._store
+
+    @property
+    def store_url(self) -> str:
+        """Where the traces are."""
+        return self._store_url or self.config.get("store") or str((self.folder or Path()) / "traces.db")
+
+    @property
+    def rollouts(self) -> Rollouts:
+        with self._lock:
+            if self._rollouts is None:
+                self._rollouts = Rollouts(self.store)
+            return self._rollouts
+
+    def calls(self, session_id: str) -> tuple[list[Trace], list[StepCredit]]:
+        """The traces of a session, in call order, and what the trainer decided about them; those of late are remembered."""
+        with self._lock:
+            kept = self._calls.get(session_id)
+            if kept is None or time.monotonic() - kept[0] > _BUSY_S / 60:
+                traces = sorted(self.store.by_session(session_id), key=lambda trace: trace.started_at)
+                kept = (time.monotonic(), traces, self.store.credits(session_id))
+                self._calls[session_id] = kept
+            self._calls.move_to_end(session_id)
+            while len(self._calls) > _SESSIONS_KEPT:
+                self._calls.popitem(last=False)
+            return kept[1], kept[2]
+
+    def batch(self, step: int) -> FedBatch | None:
+        """What the optimiser was fed at a step, if the run kept it."""
+        return read_batch(self.folder, step) if self.folder else None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        model = (self.config.get("model") or {}).get("path")
+        return vocabulary_of(self.folder, model if isinstance(model, str) else None)
+
+    @property
+    def changed_at(self) -> float:
+        """When something was last written, in Unix seconds; 0 where that is not known."""
+        paths = [self.folder / "metrics.jsonl"] if self.folder else []
+        if (database := _file_of(self.store_url)) is not None:
+            paths += [database, database.with_name(f"{database.name}-wal")]
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a training seems to be going on: it was heard of lately, and is not through."""
+        rows, num_steps = self.rows(), self.config.get("num_steps")
+        is_through = bool(rows) and isinstance(num_steps, int) and rows[-1]["step"] >= num_steps
+        return not is_through and time.time() - self.changed_at < _BUSY_S
+
+    def close(self) -> None:
+        """Let go of the store."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = self._rollouts = None
+
+
+class Runs:
+    """The runs under what a user named; new ones are found as they appear."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self._sources = list(sources)
+        self._runs: dict[tuple[str, str], Run] = {}
+        self.all()
+
+    def all(self) -> list[Run]:
+        """Those that were changed last come first.
+
+        Raises:
+            ConfigError: if a source is neither a run nor a store nor a folder of runs.
+        """
+        found = [run for source in self._sources for run in self._of(source)]
+        return sorted(found, key=lambda run: -run.changed_at)
+
+    def get(self, name: str) -> Run | None:
+        """The run of this name."""
+        return next((run for run in self.all() if run.name == name), None)
+
+    def close(self) -> None:
+        """Let go of every store."""
+        for run in self._runs.values():
+            run.close()
+
+    def _of(self, source: str) -> list[Run]:
+        if "://" in source and path_of(source) is None:
+            return [self._known("store", folder=None, store_url=source)]
+        path = Path(path_of(source) or source).expanduser()
+        if path.is_file():
+            return [self._known(path.stem, folder=None, store_url=str(path))]
+        if not path.is_dir():
+            raise ConfigError(f"run={source!r}: there is no such folder; {HOW_TO_MAKE_ONE}")
+        if _is_run(path):
+            return [self._known(path.resolve().name, folder=path)]
+        inside = [item for item in sorted(path.glob("*")) if item.is_dir() and _is_run(item)]
+        if not inside and any(path.iterdir()):
+            raise ConfigError(
+                f"run={source!r} is not the folder of a run, nor a folder of runs: it has none of {', '.join(MARKS)}; "
+                f"{HOW_TO_MAKE_ONE}"
+            )
+        return [self._known(item.name, folder=item) for item in inside]
+
+    def _known(self, name: str, *, folder: Path | None, store_url: str | None = None) -> Run:
+        """The run that was made for this place before, or a new one, under a name that no other has."""
+        place = str(folder.resolve()) if folder else str(store_url)
+        for (known_place, _), run in self._runs.items():
+            if known_place == place:
+                return run
+        taken = {known for _, known in self._runs}
+        unique = next(
+            item for item in (name, *(f"{name}-{number}" for number in range(2, 10_000))) if item not in taken
+        )
+        self._runs[place, unique] = Run(unique, folder=folder, store_url=store_url)
+        return self._runs[place, unique]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MARKS)
+
+
+def _file_of(url: str) -> Path | None:
+    path = path_of(url)
+    return None if path is None else Path(path).expanduser()
+
+
+def _opened(url: str) -> TraceStore:
+    path = _file_of(url)
+    if path is not None:
+        if not path.exists():
+            raise StoreError(
+                f"there are no traces yet: {str(path)!r} is not there. They appear with the first rollouts"
+            )
+        from rllm.store.sqlite import SqliteTraceStore
+
+        return SqliteTraceStore(path, read_only=True, timeout_s=_TIMEOUT_S)
+    return open_store(url, read_only=True)
+
+
+@lru_cache(maxsize=64)
+def _config(path: Path, _changed_at: int) -> dict[str, Any]:
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}  # the page can do without
+    return told if isinstance(told, dict) else {}
