@@ -100,7 +100,7 @@ class RecordedEngine:
             tools=tools,
             requested_sampling=params,
             model=self.model,
-            timings={"total_s": time.perf_counter() - clock},
+            timings={"total_s": time.perf_counter() - clock, **_queued(output)},
             parent_id=parent_of(output.prompt_ids, frame.session.llm_calls),
             **shared,
         )
@@ -131,6 +131,11 @@ def _with_imposed(
     if (seed := sampling.get("seed")) is not None:
         asked["seed"] = seeds.next(seed, messages, tools)
     return asked
+
+
+def _queued(output: ModelOutput) -> dict[str, float]:
+    """How long the engine let the call wait, as far as it says so."""
+    return {name: float(output.metrics[name]) for name in ("queue_s",) if name in output.metrics}
 
 
 def _metadata(frame: Frame) -> dict[str, Any]:

@@ -81,8 +81,8 @@ PANELS = (
         title="Drift",
         unit="share",
         lines=(
-            Line(metric="tokens/drift", label="prompts that do not go on from what was sampled"),
-            Line(metric="rollout/truncated", label="answers cut off"),
+            Line(metric="tokens/drift", label="prompts that fork"),
+            Line(metric="rollout/truncated", label="cut off"),
         ),
     ),
     Panel(
@@ -167,11 +167,17 @@ def charts_of(
         first: the first step to show.
         last: the last one.
     """
-    charts = (_chart(panel, runs, first, last) for panel in PANELS)
+    steps = [int(row["step"]) for _, rows in runs for row in rows if _is_within(int(row["step"]), first, last)]
+    across = _Axis.of(
+        min(steps, default=0), max(steps, default=1), LEFT, WIDTH - RIGHT
+    )  # one for all, to compare by eye
+    charts = (_chart(panel, runs, across, first, last) for panel in PANELS)
     return [chart for chart in charts if chart.traces]
 
 
-def _chart(panel: Panel, runs: Sequence[tuple[str, Sequence[Row]]], first: int | None, last: int | None) -> Chart:
+def _chart(
+    panel: Panel, runs: Sequence[tuple[str, Sequence[Row]]], across: _Axis, first: int | None, last: int | None
+) -> Chart:
     chart = Chart(panel=panel)
     found = []
     for run_number, (run, rows) in enumerate(runs):
@@ -183,8 +189,7 @@ def _chart(panel: Panel, runs: Sequence[tuple[str, Sequence[Row]]], first: int |
     every = [pair for *_, values, bands in found for pair in (*values, *(item for band in bands for item in band))]
     if not every:
         return chart
-    steps, numbers = [step for step, _ in every], [value for _, value in every]
-    across = _Axis.of(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    numbers = [value for _, value in every]
     up = _Axis.of(*_padded(min(numbers), max(numbers)), HEIGHT - BOTTOM, TOP)
     chart.y_ticks = [(up.at(value), number(value)) for value in up.ticks(4)]
     chart.x_ticks = [(across.at(value), f"{value:g}") for value in across.ticks(6) if value == int(value)]
@@ -243,11 +248,11 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _within(values: Sequence[tuple[int, float]], first: int | None, last: int | None) -> list[tuple[int, float]]:
-    return [
-        (step, value)
-        for step, value in values
-        if math.isfinite(value) and (first is None or step >= first) and (last is None or step <= last)
-    ]
+    return [(step, value) for step, value in values if math.isfinite(value) and _is_within(step, first, last)]
+
+
+def _is_within(step: int, first: int | None, last: int | None) -> bool:
+    return (first is None or step >= first) and (last is None or step <= last)
 
 
 def _thinned(values: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:

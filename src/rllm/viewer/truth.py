@@ -143,7 +143,7 @@ def _checks(
     is_whole = len(fed) == len(batch.by_trace)
     sampled = [trace for trace, _, _ in fed]
     credited = [sum(credit.trainer_logprobs) for _, credit, _ in fed if credit and credit.trainer_logprobs is not None]
-    trained = row.get("tokens/trained")
+    trained = row.get("tokens/trained", 0 if row and not batch.num_tokens else None)
     return [
         Check(
             name="tokens",

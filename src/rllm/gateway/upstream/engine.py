@@ -42,6 +42,7 @@ class EngineUpstream:
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         outputs = await self._outputs(call.request, call.prompt_ids)
+        call.route.queue_s += _queued(outputs)
         choices = [
             {
                 "index": index,
@@ -66,6 +67,7 @@ class EngineUpstream:
                 ids = {"prompt_token_ids": piece.prompt_ids} if isinstance(piece, ModelOutput) else {}
                 yield [{**head, "choices": [choice], **ids}]
         outputs = [choice.output for choice in choices if choice.output is not None]
+        call.route.queue_s += _queued(outputs)
         yield [{**head, "choices": [], "usage": _usage(outputs), FACTS_KEY: _facts(outputs)}]
 
     async def models(self) -> list[dict[str, Any]]:
@@ -227,6 +229,11 @@ def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
     }
+
+
+def _queued(outputs: Sequence[ModelOutput]) -> float:
+    """Seconds that the call waited for the engine's attention, as far as that says so."""
+    return max((float(output.metrics.get("queue_s", 0.0)) for output in outputs), default=0.0)
 
 
 def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
