@@ -117,7 +117,7 @@ def run_supervised(
 @contextlib.contextmanager
 def _input(stdin: str | int) -> Iterator[IO[bytes] | int]:
     if isinstance(stdin, int) or not stdin:
-        yield stdin or subprocess.DEVNULL
+        yield subprocess.DEVNULL if stdin == "" else int(stdin)
         return
     with tempfile.TemporaryFile() as file:
         file.write(stdin.encode())

@@ -34,10 +34,11 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
     with socket.socket(fileno=control_fd) as control, _woken_by_children() as woken:
         _adopt_orphans()
         try:
-            leader = subprocess.Popen(command, start_new_session=True).pid
+            process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             _tell(control, {"error": error.strerror or str(error)})
             return
+        leader = process.pid  # `process` is kept: it would wait for its child as it is forgotten, before us
         exits: dict[int, int] = {}
         while leader not in exits and control not in select.select([control, woken], [], [])[0]:
             with contextlib.suppress(BlockingIOError):
