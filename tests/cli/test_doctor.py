@@ -1,11 +1,9 @@
-"""`rllm doctor --endpoint`: what a person reads, and the exit code that a script does."""
+"""`rllm doctor`: what a person reads, and the exit code that a script does."""
 
 from __future__ import annotations
 
 import json
 import sys
-
-import pytest
 
 from rllm import cli
 
@@ -56,11 +54,24 @@ def test_for_programs(monkeypatch, capsys):
     assert "token ids" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [([], "name a server, as in --endpoint"), (["--endpoint", "nowhere"], "use the address of a server")],
-)
-def test_what_is_no_server_at_all(monkeypatch, capsys, arguments, told):
-    code, _, err = doctor(monkeypatch, capsys, *arguments)
+def test_what_is_no_server_at_all(monkeypatch, capsys):
+    code, _, err = doctor(monkeypatch, capsys, "--endpoint", "nowhere")
     assert code == 2
-    assert told in err
+    assert "use the address of a server" in err
+
+
+def test_this_machine_and_a_model(monkeypatch, capsys, policy):
+    code, out, _ = doctor(monkeypatch, capsys, "--model", str(policy), "--port", "0")
+    assert code == 0, out
+    assert out.splitlines()[-1] == "Nothing keeps it from training."
+    assert "  ok    chat template              append-only" in out
+
+
+def test_a_model_that_is_not_there_for_programs(monkeypatch, capsys):
+    code, out, err = doctor(monkeypatch, capsys, "--model", "./nowhere", "--json")
+    told = json.loads(out)
+    assert (code, told["ok"]) == (1, False)
+    [problem] = [finding for finding in told["findings"] if finding["name"] == "model"]
+    assert "there is no such folder" in problem["said"]
+    assert all(finding["ok"] or finding["fix"] for finding in told["findings"])
+    assert "1 to mend before training." in err

@@ -6,8 +6,6 @@ import contextlib
 import platform
 import shutil
 import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +21,7 @@ from rllm.gateway.server import bind, url_of
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.sizes import in_words
 from rllm.trainer.memory import checkpoint_bytes, worker_memory
+from rllm.trainer.nodes import gpus_of_driver, nearest_folder
 from rllm.trainer.rollouts import joined_for
 
 ASK_S = 50.0
@@ -65,9 +64,9 @@ def answered(question: Question) -> Answer:
     return Answer(
         versions={"python": platform.python_version(), **{name: _installed(name) for name in question.packages}},
         missing=[folder for folder in question.folders if not Path(folder).exists()],
-        disk_free=shutil.disk_usage(_nearest(question.disk)).free,
+        disk_free=shutil.disk_usage(nearest_folder(question.disk)).free,
         unreached=_why_unreached(question.url),
-        gpus=_gpus(),
+        gpus=gpus_of_driver(),
     )
 
 
@@ -99,7 +98,7 @@ def _question(config: TrainConfig, url: str | None) -> Question:
     if config.backend == "verl":
         model = Path(config.model.path).expanduser()
         run = config.run_dir.absolute() if config.run_dir is not None else Path.cwd()
-        folders = [folder for folder in (model, _nearest(str(run))) if folder.exists()]
+        folders = [folder for folder in (model, nearest_folder(str(run))) if folder.exists()]
         disk = str(run)
     return Question(
         packages=_packages(config), folders=tuple(str(folder.absolute()) for folder in folders), disk=disk, url=url
@@ -228,12 +227,6 @@ def _matters(name: str, found: str | None) -> Any:
     return found.split(".")[:2] if name == "python" and found is not None else found
 
 
-def _nearest(folder: str | None) -> Path:
-    """The folder, or the one around it that is there."""
-    path = Path(folder or tempfile.gettempdir())
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
 def _why_unreached(url: str | None) -> str | None:
     if url is None:
         return None
@@ -243,13 +236,3 @@ def _why_unreached(url: str | None) -> str | None:
     except OSError as error:
         return f"{url}: {error}"
     return None
-
-
-def _gpus() -> list[str]:
-    """Name and memory of each GPU, as far as the driver's own program tells."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in told.splitlines() if line.strip()]

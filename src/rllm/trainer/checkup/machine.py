@@ -1,0 +1,110 @@
+"""What the machine has: Python, GPUs, memory, disk, a free port."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from rllm.errors import ConfigError
+from rllm.gateway.server import bind
+from rllm.inference.capabilities import Finding
+from rllm.trainer.nodes import gpus_of_driver, nearest_folder
+
+GB = 1e9
+LITTLE_DISK = 5 * GB
+"""Free space below which a run is likely to end early, whatever its model."""
+OLDEST_PYTHON = (3, 11)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    ok = sys.version_info >= OLDEST_PYTHON
+    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    return Finding(name="python", ok=ok, said=said, fix="" if ok else "make an environment with Python 3.11 or newer")
+
+
+def gpus() -> Finding:
+    """What torch sees, beside what the driver does."""
+    driver = gpus_of_driver()
+    try:
+        import torch
+    except ImportError as error:
+        said = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
+        return Finding(name="gpu", ok=not driver, said=said, fix="pip install 'rllm[train]'" if driver else "")
+    if torch.cuda.is_available():
+        free = (torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
+        names = (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        each = (
+            f"{name}, {left / GB:.0f} of {total / GB:.0f} GB free"
+            for name, (left, total) in zip(names, free, strict=True)
+        )
+        return Finding(name="gpu", ok=True, said="; ".join(each))
+    if driver:
+        fix = "install a build of torch for its driver: see https://pytorch.org/get-started/locally"
+        said = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
+        return Finding(name="gpu", ok=False, said=said, fix=fix)
+    apple = torch.backends.mps.is_available()
+    return Finding(name="gpu", ok=True, said="Apple's (MPS)" if apple else "none: models run on the CPU")
+
+
+def memory(needed: float | None) -> Finding:
+    """Main memory; and where models run in it, whether it holds `needed` bytes."""
+    free = _free_memory()
+    if free is None:
+        return Finding(name="memory", ok=True, said="not known on this system")
+    said = f"{free / GB:.1f} GB free"
+    if needed is None:
+        return Finding(name="memory", ok=True, said=said)
+    room = max([free, *_free_on_gpus()])
+    said += f"; training all weights takes {needed / GB:.1f} GB beside activations"
+    fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
+    return Finding(name="memory", ok=needed <= room, said=said, fix=fix)
+
+
+def disk(folder: Path, needed: float | None) -> Finding:
+    """Free space where runs are written; `needed` is what one checkpoint takes, in bytes."""
+    free = shutil.disk_usage(nearest_folder(str(folder.absolute()))).free
+    said = f"{free / GB:.1f} GB free at {folder}"
+    least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
+    if needed is not None:
+        said += f"; a checkpoint takes about {needed / GB:.1f} GB"
+    fix = "" if free >= least else "set run_dir to a larger file system, or keep_checkpoints=1"
+    return Finding(name="disk", ok=free >= least, said=said, fix=fix)
+
+
+def reachable_port(port: int) -> Finding:
+    """Whether `rllm gateway` could listen there; a training run takes any free port."""
+    try:
+        bind("127.0.0.1", port).close()
+    except ConfigError as error:
+        fix = "rllm gateway --port N takes another; training takes any free one"
+        return Finding(name="port", ok=False, said=str(error), needed=False, fix=fix)
+    return Finding(name="port", ok=True, said=f"127.0.0.1:{port} is free")
+
+
+def _free_on_gpus() -> list[float]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))]
+
+
+def _free_memory() -> float | None:
+    """Bytes that this process may still take, as Linux and its control groups say."""
+    lines = _read(Path("/proc/meminfo")).splitlines()
+    values = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    free = values.get("MemAvailable")
+    limit, used = (_read(Path(f"/sys/fs/cgroup/memory.{name}")).strip() for name in ("max", "current"))
+    if free is not None and limit.isdecimal() and used.isdecimal():
+        free = min(free, float(limit) - float(used))
+    return free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,33 @@
+import socket
+from pathlib import Path
+
+from rllm.trainer.checkup.machine import disk, memory, python, reachable_port
+
+
+def test_the_interpreter() -> None:
+    assert python().ok
+
+
+def test_memory_that_a_model_does_not_fit_into() -> None:
+    assert memory(None).ok
+    assert memory(1.0).ok
+    found = memory(1e18)
+    assert not found.ok
+    assert "training all weights takes 1000000000.0 GB" in found.said
+    assert "model.lora_rank=16" in found.fix
+
+
+def test_a_disk_that_is_too_small_for_the_checkpoints(tmp_path: Path) -> None:
+    found = disk(tmp_path / "runs", 1e18)
+    assert not found.ok
+    assert "run_dir" in found.fix
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_port_that_is_taken_is_a_note() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = reachable_port(port)
+    assert (found.ok, found.needed) == (False, False)
+    assert str(port) in found.said
+    assert reachable_port(0).ok

@@ -1,0 +1,81 @@
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from rllm.trainer.checkup.model import generation_finding, missing_files, model_findings, template_findings
+
+from ...parser.conftest import TEMPLATES, _trained
+
+PLAIN = """{%- for m in messages -%}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}"""
+LAST_FIRST = """{%- for m in messages | reverse -%}{{ m.role + ":" + m.content + "\n" }}{%- endfor -%}"""
+
+
+def finding(template: str):
+    tokenizer = deepcopy(_trained())
+    tokenizer.chat_template = template
+    [found] = template_findings(tokenizer)
+    return found
+
+
+def test_a_template_that_only_appends() -> None:
+    found = finding(PLAIN)
+    assert (found.ok, found.said) == (True, "append-only: it prints earlier turns as it did at first")
+
+
+def test_a_template_that_drops_earlier_reasoning() -> None:
+    found = finding(TEMPLATES["qwen"])
+    assert (found.ok, found.needed) == (False, False)
+    assert found.said == "not append-only: it prints earlier answers, reasoning, tool calls otherwise than at first"
+    assert "gateway.exact_turns" in found.fix
+
+
+def test_a_template_that_nobody_can_go_on_from() -> None:
+    found = finding(LAST_FIRST)
+    assert not found.ok
+    assert "later turns cannot go on from sampled tokens" in found.said
+
+
+def test_no_template() -> None:
+    tokenizer = deepcopy(_trained())
+    tokenizer.chat_template = None
+    [found] = template_findings(tokenizer)
+    assert (found.ok, found.needed) == (False, True)
+    assert "chat_template.jinja" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (None, ""),
+        ({"eos_token_id": 2, "temperature": 1.0, "top_k": 0, "do_sample": True}, ""),
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, "asks for temperature=0.6, top_p=0.95, top_k=20"),
+        ({"repetition_penalty": 1.05}, "asks for repetition_penalty=1.05"),
+    ],
+)
+def test_sampling_that_the_model_asks_for(settings: dict[str, float] | None, said: str, tmp_path: Path) -> None:
+    if settings is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    found = generation_finding(tmp_path)
+    assert found.ok == (not said)
+    assert said in found.said
+
+
+def test_files_that_a_download_left_out(tmp_path: Path) -> None:
+    assert missing_files(tmp_path) == ["config.json", "weights (*.safetensors)"]
+    (tmp_path / "config.json").write_text("{}")
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert missing_files(tmp_path) == ["model-00002-of-00002.safetensors"]
+    [found] = model_findings(str(tmp_path))
+    assert (found.ok, found.name) == (False, "model")
+    assert "lacks model-00002-of-00002.safetensors" in found.said
+
+
+def test_a_folder_that_is_not_there() -> None:
+    [found] = model_findings("./nowhere")
+    assert not found.ok
+    assert "there is no such folder" in found.said

@@ -1,0 +1,54 @@
+from rllm.trainer.checkup.versions import Package, installed_packages, version_findings
+
+TRAIN = {
+    "torch": Package(version="2.13.0+cpu"),
+    "transformers": Package(version="5.10.4", requires=["huggingface-hub<2.0,>=1.5.0", "sentencepiece; extra == 'all'"]),
+    "peft": Package(version="0.21"),
+    "safetensors": Package(version="0.8"),
+    "huggingface-hub": Package(version="1.33.0"),
+    "rllm": Package(version="0.1", requires=["orjson>=3.10", "verl<0.10,>=0.9.1; extra == 'verl'", "torch>=2.6; extra == 'train'"]),
+    "orjson": Package(version="3.11"),
+}  # fmt: skip
+
+
+def told(**changed: Package) -> list[tuple[bool, bool, str, str]]:
+    packages = {**TRAIN, **{name.replace("_", "-"): package for name, package in changed.items()}}
+    return [(item.ok, item.needed, item.said, item.fix) for item in version_findings(packages)]
+
+
+def test_versions_that_fit_each_other() -> None:
+    assert told() == [(True, True, "torch 2.13.0+cpu transformers 5.10.4 peft 0.21 safetensors 0.8", "")]
+
+
+def test_one_that_another_does_not_take() -> None:
+    assert told(huggingface_hub=Package(version="2.4.0"))[1:] == [
+        (
+            False,
+            True,
+            "transformers 5.10.4 asks for huggingface-hub<2.0,>=1.5.0, and huggingface-hub 2.4.0 is installed",
+            "pip install 'huggingface-hub<2.0,>=1.5.0'",
+        )
+    ]
+
+
+def test_what_an_extra_of_ours_asks_for_must_be_right_where_it_is_installed() -> None:
+    assert [said for _, _, said, _ in told(verl=Package(version="0.8"))[1:]] == [
+        "rllm 0.1 asks for verl<0.10,>=0.9.1, and verl 0.8 is installed"
+    ]
+
+
+def test_what_only_some_runs_use_is_a_note() -> None:
+    assert told(ray=Package(version="2.60", requires=["msgpack<2,>=1"]))[1:] == [
+        (False, False, "ray 2.60 asks for msgpack<2,>=1, and msgpack is not installed", "pip install 'msgpack<2,>=1'")
+    ]
+
+
+def test_an_environment_that_cannot_train() -> None:
+    found = version_findings({"rllm": Package(version="0.1")})
+    assert [(item.ok, item.fix.partition(";")[0]) for item in found] == [(False, "pip install 'rllm[train]'")]
+
+
+def test_what_is_installed_here() -> None:
+    packages = installed_packages()
+    assert packages["rllm"].version
+    assert any(item.startswith("pydantic") for item in packages["rllm"].requires)
