@@ -86,7 +86,7 @@ class LocalBackend:
         with nullcontext() if self.adapter is None else self.adapter.at_work():
             trunk = Trunk.of(self.model.base_model, autocast=settings.autocast, recompute=gradient_checkpointing)
             if serve is None:
-                self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, **sampling)
+                self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)
             else:
                 self._sampler = serve(loaded, self.adapter)
         self.policy = Policy(model=self.model, trunk=trunk)

@@ -13,6 +13,7 @@ from torch import Tensor
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward
 from rllm.backends.local.recompute import recomputable_layers, recomputing
+from rllm.inference.local.attention import use_grouped_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Trunk:
         """
         if recompute:
             recomputable_layers(module)
+        use_grouped_attention(module)
         return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
 
     def like(self, module: Any) -> Trunk:

@@ -33,7 +33,14 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`transformers`' sdpa interface. Decoding (T = 1) lets the queries of a group stand as T = H / K of its own."""
+    """`transformers`' sdpa interface. Decoding (T = 1) lets the queries of a group stand as T = H / K of its own.
+
+    Autocast leaves it in float32 on a CPU, whose kernel takes twice as long for the gradients of bfloat16.
+    """
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            states = (query.float(), key.float(), value.float())
+            return grouped_attention(module, *states, attention_mask, dropout, scaling, **options)
     batch, heads, length, size = query.shape
     groups = key.shape[1]
     if attention_mask is not None and groups != heads and not dropout:

@@ -31,8 +31,17 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Allowed difference of two logits as a share of the largest one; other types are only good to about 5 %."""
 
 
-def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes: int) -> Decoder:
-    """The fastest decoder whose logits equal those of plain forward passes of this model.
+def choose_decoder(
+    model: Any,
+    *,
+    max_sequences: int,
+    max_length: int,
+    max_bytes: int,
+    original: Any = None,
+    products: torch.dtype | None = None,
+) -> Decoder:
+    """The fastest decoder whose logits equal those of plain forward passes of this model, or of the `original` that it is
+    a copy of. `products` is the format of its matrix products, where that is not the format of its logits.
 
     What is tried is the model at hand and not its name, so a new architecture is either served exactly or falls back.
     """
@@ -57,7 +66,7 @@ def choose_decoder(model: Any, *, max_sequences: int, max_length: int, max_bytes
         try:
             with torch.no_grad():
                 decoder = build()
-                exact = _is_exact(decoder, model)
+                exact = _is_exact(decoder, original or model, products)
         except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
@@ -94,7 +103,7 @@ def _cache_shape(model: Any) -> CacheShape:
     )
 
 
-def _is_exact(decoder: Decoder, model: Any) -> bool:
+def _is_exact(decoder: Decoder, model: Any, products: torch.dtype | None) -> bool:
     """Whether a few ragged sequences give the logits of plain forward passes."""
     vocabulary = model.get_input_embeddings().num_embeddings
     prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
@@ -104,7 +113,7 @@ def _is_exact(decoder: Decoder, model: Any) -> bool:
     for _ in range(_PROBE_STEPS):
         logits = decoder.step(tokens)
         expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
-        tolerance = _TOLERANCE.get(logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
+        tolerance = _TOLERANCE.get(products or logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
         exact = exact and bool((logits - expected).abs().max() <= tolerance)
         tokens = [(token + 1) % vocabulary for token in tokens]
         sequences = [[*sequence, token] for sequence, token in zip(sequences, tokens, strict=True)]

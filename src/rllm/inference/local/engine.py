@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
 import random
 import threading
 import time
@@ -19,6 +18,7 @@ import torch
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decoders import choose_decoder
+from rllm.inference.local.packed import PackedModel, can_pack, main_memory
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.parser.answer import Answer, AnswerReader
 from rllm.parser.chat_template import ChatTemplate
@@ -61,9 +61,11 @@ class LocalEngine:
         seed: int = 0,
         device: str | torch.device | None = None,
         cache_bytes: int | None = None,
+        autocast: bool = False,
     ) -> None:
         """`max_length` bounds prompt and answer together (default: the model's context). `cache_bytes` bounds the keys
-        and values kept (default: 40 % of free GPU memory, or a quarter of main memory)."""
+        and values kept (default: 40 % of free GPU memory, or a quarter of main memory). With `autocast` matrix products
+        are done in bfloat16 where the weights are in float32, on a CPU."""
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent}: use at least 1")
         self.model = model.eval() if device is None else model.to(device).eval()
@@ -75,8 +77,11 @@ class LocalEngine:
         self._tool_parser = find_tool_parser(tool_parser)
         self._seeds = random.Random(seed)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
+        self._packed = PackedModel(self.model, autocast=autocast) if can_pack(self.model) else None
         decoder = choose_decoder(
-            model,
+            self._packed.module if self._packed else self.model,
+            original=self.model,
+            products=self._packed.products if self._packed else None,
             max_sequences=max_concurrent,
             max_length=self.max_length,
             max_bytes=cache_bytes or _default_cache_bytes(model.device),
@@ -167,6 +172,8 @@ class LocalEngine:
     def publish(self, version: int) -> None:
         """The model's weights are now this version: answers in the making go on with them, cached prefixes go."""
         with self.paused():
+            if self._packed:
+                self._packed.update()
             self._scheduler.publish(version)
 
     def stats(self) -> dict[str, float]:
@@ -395,10 +402,7 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _default_cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.4)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (ValueError, OSError, AttributeError):  # not a POSIX system
-        return 2 << 30
+    return main_memory() // 4
 
 
 _warned: set[str] = set()

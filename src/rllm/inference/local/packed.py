@@ -1,0 +1,80 @@
+"""Linear layers as a CPU multiplies by them fastest: the sampler's own layout of the trainer's weights.
+
+In oneDNN's layout a product takes 0.6 to 0.9 of the time of a plain one (0.4 in bfloat16), and each of its rows is the same,
+bit for bit, whatever other rows there are. Weights change once a training step, and are then packed anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ROWS = 64
+"""The number of rows that a layout is chosen for. It serves any other as well."""
+_SHARE_OF_MEMORY = 8
+"""Weights are packed where that takes at most this part of main memory."""
+
+
+def can_pack(model: Any) -> bool:
+    """Whether the model is in float32 on a CPU that oneDNN knows, and small enough to be held once more."""
+    return (
+        model.device.type == "cpu"
+        and model.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= main_memory()
+    )
+
+
+class PackedModel:
+    """A copy of a model that multiplies by packed weights; it shares all its tensors with the model."""
+
+    def __init__(self, model: Any, *, autocast: bool = False) -> None:
+        """With `autocast` products are done in bfloat16, and everything else in the model's own format."""
+        self.products = torch.bfloat16 if autocast else torch.float32
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self.module = copy.deepcopy(model, memo=shared)
+        self._layers: list[PackedLinear] = []
+        for parent in list(self.module.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    self._layers.append(PackedLinear(child, self.products))
+                    setattr(parent, name, self._layers[-1])
+        self.update()
+
+    def update(self) -> None:
+        """Take up the model's weights as they are now."""
+        for layer in self._layers:
+            layer.pack()
+
+
+class PackedLinear(nn.Module):  # type: ignore[misc]
+    """An `nn.Linear` whose weight is packed when it is told to; without gradient."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._dtype = dtype
+
+    def pack(self) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self._dtype), _ROWS)
+        self._shift = None if self.bias is None else self.bias.detach().to(self._dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        given = inputs.to(self._dtype)
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(given, self._packed, self._shift, "none", [], "")
+        return outputs.to(inputs.dtype)
+
+
+def main_memory() -> int:
+    """Bytes of this machine's main memory; 8 GiB where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        return 8 << 30

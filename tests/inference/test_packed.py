@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rllm.inference.local.packed import PackedLinear, PackedModel, can_pack
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+SHAPES = [(256, 1024), (300, 32), (2, 7), (1, 64)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_those_of_the_layer(
+    dtype: torch.dtype, tolerance: float, outputs: int, inputs: int, bias: bool
+) -> None:
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    packed = PackedLinear(linear, dtype)
+    packed.pack()
+    rows = torch.randn(3, 5, inputs)
+    with torch.no_grad():
+        found, expected = packed(rows), linear(rows)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES[:2])
+def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    packed = PackedLinear(nn.Linear(inputs, outputs), dtype)
+    packed.pack()
+    rows = torch.randn(200, inputs)
+    with torch.no_grad():
+        expected = packed(rows)
+        for count in (1, 2, 3, 4, 7, 8, 31, 64, 65, 128, 199):
+            assert torch.equal(packed(rows[:count]), expected[:count]), count
+            assert torch.equal(packed(rows[-count:]), expected[-count:]), count
+
+
+def test_a_packed_model_shares_its_tensors_and_follows_them_when_told(new_model: Any) -> None:
+    model = new_model(tie_word_embeddings=False)
+    assert can_pack(model)
+    packed = PackedModel(model)
+    assert all(mine is theirs for mine, theirs in zip(packed.module.parameters(), model.parameters(), strict=True)), (
+        "packing holds the products' layout besides, and no second copy of the weights"
+    )
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        before = model(ids).logits
+        torch.testing.assert_close(packed.module(ids).logits, before, atol=1e-4, rtol=0)
+        model.lm_head.weight.mul_(2)
+        packed.update()
+        torch.testing.assert_close(packed.module(ids).logits, 2 * before, atol=1e-4, rtol=0)
+
+
+def test_what_is_not_in_float32_on_a_cpu_is_left_alone(new_model: Any) -> None:
+    assert not can_pack(new_model().to(torch.bfloat16))
+    assert not can_pack(new_model().to("meta"))
