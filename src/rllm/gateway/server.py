@@ -147,8 +147,8 @@ def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
     _run(_Server(uvicorn_config(app, config.shutdown_timeout_s, config)), listener)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+def bind(host: str, port: int, *, of: str = "gateway") -> socket.socket:
+    """A listening socket; `of` names in errors whose it is.
 
     Raises:
         ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
@@ -157,9 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(
-            f"gateway host={host!r}: {error}: use an address of this machine, such as 127.0.0.1"
-        ) from error
+        raise ConfigError(f"{of} host={host!r}: {error}: use an address of this machine, such as 127.0.0.1") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -171,7 +169,7 @@ def bind(host: str, port: int) -> socket.socket:
             if error.errno == errno.EADDRINUSE
             else f"{error.strerror}: use an address of this machine and a port above 1023"
         )
-        raise ConfigError(f"gateway port={port} on host {host!r}: {remedy}") from error
+        raise ConfigError(f"{of} port={port} on host {host!r}: {remedy}") from error
     return listener
 
 

@@ -41,7 +41,7 @@ def create_app(runs: Runs, *, token: str | None = None, hosts: Sequence[str] = L
         yield
         runs.close()
 
-    app = Starlette(routes=_routes(runs), exception_handlers={404: _unknown}, lifespan=closing)
+    app = Starlette(routes=_routes(runs), exception_handlers={404: _unknown, 500: _failed}, lifespan=closing)
     return Guard(app, token=token, hosts=hosts)
 
 
@@ -99,6 +99,11 @@ def _answering(page: Callable[[Request], Page | dict[str, Any]]) -> Callable[[Re
 
 async def _unknown(_: Request, __: Exception) -> Response:
     return _told(404, "there is no such page")
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    # The server goes on to report the error with its traceback.
+    return _told(500, f"this page failed, which is a fault of the viewer: {type(error).__name__}: {error}")
 
 
 def _told(status: int, sentence: str) -> Response:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_SHORT = 80
+"""Characters up to which JSON stays on one line."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -47,7 +49,7 @@ def pretty(value: object) -> str:
             found = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        if not isinstance(found, dict | list):
+        if not isinstance(found, dict | list) or len(value) < _SHORT:
             return value
         value = found
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)

@@ -161,7 +161,7 @@ def episode_page(run: Run, session_id: str) -> Page:
 
 
 def tokens_page(run: Run, session_id: str, given: Given) -> Page:
-    """A sequence, which ends with the call of the query, or else the rollout's first, with what is known of each token."""
+    """A sequence, which ends with the call of the query, or else is the rollout's first, with what is known of each token."""
     rollout, trace = _rollout(run, session_id), _trace(run, session_id, given.get("call", ""))
     traces, _ = run.calls(session_id)
     overlay = given.get("overlay") or "mask"
@@ -189,12 +189,10 @@ def tokens_data(run: Run, session_id: str, given: Given) -> dict[str, Any]:
     """Every value of a sequence, for the script that shows them under the pointer."""
     rollout, trace = _rollout(run, session_id), _trace(run, session_id, given.get("call", ""))
     table, vocabulary = _columns_of(run, rollout, trace), run.vocabulary
-    known = {
-        token_id: found.hex(" ") for token_id in set(table.ids) if (found := vocabulary.bytes_of(token_id)) is not None
-    }
+    known = {str(token_id): text for token_id in set(table.ids) if (text := vocabulary.hex_of(token_id))}
     return {
         "ids": table.ids,
-        "bytes": {str(token_id): text for token_id, text in known.items()},
+        "bytes": known,
         "spans": [list(span) for span in table.spans],
         "clip": table.clip,
         "columns": {
@@ -363,7 +361,8 @@ def _rollout(run: Run, session_id: str) -> Rollout:
 
 def _trace(run: Run, session_id: str, trace_id: str) -> Trace:
     traces: Sequence[Trace] = run.calls(session_id)[0]
-    found = next((trace for trace in traces if trace_id in (trace.id, "")), None)
+    choices = traces if trace_id else leaves(traces)
+    found = next((trace for trace in choices if trace_id in (trace.id, "")), None)
     if found is None:
         raise NotFoundError(f"there is no call {trace_id!r} in session {session_id!r}")
     return found

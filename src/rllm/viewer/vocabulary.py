@@ -23,9 +23,10 @@ class Vocabulary:
     def __bool__(self) -> bool:
         return bool(self._bytes_of)
 
-    def bytes_of(self, token_id: int) -> bytes | None:
-        """What the token stands for; `None` if nobody knows."""
-        return self._bytes_of.get(token_id)
+    def hex_of(self, token_id: int) -> str:
+        """Its bytes in hex; empty if nobody knows them."""
+        found = self._bytes_of.get(token_id)
+        return "" if found is None else found.hex(" ")
 
     def text_of(self, token_id: int) -> str:
         """The token to look at: text where it is text, its bytes in hex where it is a part of a character, else its id."""

@@ -1,0 +1,81 @@
+"""`rllm view`: look at runs in a browser, live; or write a run down as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_PORT = 7070
+
+
+def view(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run folders, folders of runs, or trace stores.", metavar="[RUN]...", show_default="runs"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RLLM_VIEW_TOKEN",
+            help="What a caller must present; made up where one is needed.",
+            show_default=False,
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the run's report to this HTML file instead.", show_default=False)
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Show runs as a local web page: rewards, rollouts, every token, what the optimiser was fed, where the time went.
+
+    A run that is going on is shown as it goes. Nothing is written, and no other host is asked for anything.
+    """
+    from rllm.viewer.runs import Runs
+
+    sources = runs or ["runs"]
+    if export is not None:
+        _export(sources, export)
+        return
+    _serve(Runs(sources), host, port, token, browser)
+
+
+def _export(sources: list[str], path: Path) -> None:
+    from rllm.errors import ConfigError
+    from rllm.viewer.export import export_report
+
+    if len(sources) != 1:
+        raise ConfigError(f"--export takes one run, and {len(sources)} were named")
+    count = export_report(sources[0], path)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count} rollouts in full")
+
+
+def _serve(runs: object, host: str, port: int, token: str | None, browser: bool) -> None:
+    import secrets
+    import webbrowser
+
+    from rllm.gateway.config import GatewayConfig, is_loopback
+    from rllm.gateway.server import bind, serve, url_of
+    from rllm.viewer.app import create_app
+    from rllm.viewer.render import url as path_of
+    from rllm.viewer.runs import Runs
+
+    assert isinstance(runs, Runs)
+    found = runs.all()
+    if len(found) == 1:
+        _ = found[0].rows() or found[0].store  # what cannot be opened is said now, and not on a page
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(16)
+    app = create_app(runs, token=token)
+    listener = bind(host, port, of="viewer")
+    path = path_of("run", found[0].name) if len(found) == 1 else "/"
+    address = f"{url_of(listener, host)}{path}{f'?token={token}' if token else ''}"
+    print(f"{len(found)} run{'' if len(found) == 1 else 's'}: {address}  (Ctrl-C ends)", flush=True)
+    if browser:
+        webbrowser.open(address)
+    serve(app, listener, GatewayConfig(shutdown_timeout_s=1.0))

@@ -1,0 +1,122 @@
+"""A run as one HTML file that can be sent to somebody: charts, steps, and the rollouts that tell most. It has no script."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from rllm.errors import ConfigError
+from rllm.files import replace_text
+from rllm.viewer import charts
+from rllm.viewer.graph import Graph, graph_of
+from rllm.viewer.metrics import Row, is_trained
+from rllm.viewer.render import HERE, render
+from rllm.viewer.rollouts import Rollout
+from rllm.viewer.runs import Run, Runs
+from rllm.viewer.tokens import TokenTable, leaves, token_table
+
+_MAX_STEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A rollout that is in the report with all that was said."""
+
+    rollout: Rollout
+    graph: Graph
+    table: TokenTable | None
+
+
+def export_report(source: str, path: Path, *, num_rollouts: int = 40) -> int:
+    """Write the report of a run, in one step. Returns how many rollouts it shows in full.
+
+    Args:
+        source: a run folder, or a trace store.
+        path: the file; one that is there is replaced.
+        num_rollouts: how many rollouts to show in full: failed ones, and those with the highest and lowest advantages.
+
+    Raises:
+        ConfigError: if the source is not one run, or the file cannot be written.
+        MissingDependencyError: if Jinja is not installed.
+        StoreError: if the traces cannot be read.
+    """
+    runs = Runs([source])
+    try:
+        found = runs.all()
+        if len(found) != 1:
+            names = ", ".join(run.name for run in found[:5]) or "none"
+            raise ConfigError(f"run={source!r} holds {len(found)} runs ({names}): name one of them")
+        shown, html = _report(found[0], num_rollouts)
+        replace_text(path, html)
+    except OSError as error:
+        raise ConfigError(
+            f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
+        ) from error
+    finally:
+        runs.close()
+    return shown
+
+
+def _report(run: Run, num_rollouts: int) -> tuple[int, str]:
+    rows = run.rows()
+    every = run.rollouts.all()
+    chosen = [_shown(run, rollout) for rollout in telling(every, num_rollouts)]
+    style = (HERE / "static" / "viewer.css").read_text(encoding="utf-8")
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    return len(chosen), render(
+        "report.html",
+        {
+            "run": run,
+            "rows": rows,
+            "latest": rows[-1] if rows else {},
+            "charts": charts.charts_of([(run.name, rows)]),
+            "steps": [(row, _by_task(run.rollouts.of_step(int(row["step"])))) for row in _spread(rows)],
+            "shown": chosen,
+            "shown_ids": {item.rollout.session_id for item in chosen},
+            "num_rollouts": len(every),
+            "vocabulary": run.vocabulary,
+            "style": style,
+            "policy": f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        },
+    )
+
+
+def telling(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+    """The rollouts that tell most, in order of time: a quarter of them failed ones, the others by turns the best and the worst
+    credited, then the newest."""
+    failed = [item for item in rollouts if item.error][: count // 4]
+    credited = sorted((item for item in rollouts if item.paths and not item.error), key=_advantage)
+    best_and_worst = [item for pair in zip(reversed(credited), credited, strict=True) for item in pair]
+    chosen = {item.session_id: item for item in (*failed, *best_and_worst, *rollouts)}
+    return sorted(list(chosen.values())[:count], key=lambda item: item.created_at)
+
+
+def _advantage(rollout: Rollout) -> float:
+    return max((path.advantage or 0.0 for path in rollout.paths), key=abs, default=0.0)
+
+
+def _shown(run: Run, rollout: Rollout) -> Shown:
+    traces, credits_ = run.calls(rollout.session_id)
+    ends = leaves(traces)
+    batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
+    table = token_table(ends[0], traces, credits_, batch) if ends else None
+    return Shown(rollout=rollout, graph=graph_of(rollout, traces, credits_), table=table)
+
+
+def _spread(rows: Sequence[Row]) -> list[Row]:
+    """The training steps; of very many some, the first and the last among them."""
+    trained = [row for row in rows if is_trained(row)]
+    if len(trained) <= _MAX_STEPS:
+        return trained
+    places = {round(number * (len(trained) - 1) / (_MAX_STEPS - 1)) for number in range(_MAX_STEPS)}
+    return [trained[place] for place in sorted(places)]
+
+
+def _by_task(rollouts: Iterable[Rollout]) -> list[tuple[str, list[Rollout]]]:
+    tasks: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        tasks.setdefault(rollout.task_id, []).append(rollout)
+    return [(members[0].task_name, members) for members in tasks.values()]
