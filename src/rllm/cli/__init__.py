@@ -17,6 +17,7 @@ from rllm.cli.sft import sft
 from rllm.cli.store import store
 from rllm.cli.traces import traces
 from rllm.cli.train import train
+from rllm.cli.view import view
 from rllm.errors import ConfigError, RLLMError
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(sft)
 app.command("eval")(evaluate)
+app.command()(view)
 app.command()(explain)
 app.command()(gateway)
 app.command()(doctor)
