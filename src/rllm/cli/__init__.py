@@ -13,6 +13,7 @@ from rllm.cli.doctor import doctor
 from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
 from rllm.cli.gateway import gateway
+from rllm.cli.run import run
 from rllm.cli.sft import sft
 from rllm.cli.store import store
 from rllm.cli.traces import traces
@@ -34,6 +35,7 @@ app.command("eval")(evaluate)
 app.command()(view)
 app.command()(explain)
 app.command()(gateway)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.add_typer(traces)
 app.add_typer(store)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, Upstream, UpstreamKind
+from rllm.gateway.upstream.token_prompts import TokenPrompts
 
 if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
@@ -37,8 +38,12 @@ def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
     )
 
 
-def served(base_url: str, model: str | None, api_key: str | None, kind: UpstreamKind) -> ModelSource:
+def served(
+    base_url: str, model: str | None, api_key: str | None, kind: UpstreamKind, *, tokenizer: str | None = None
+) -> ModelSource:
     """The named model of a server, or the only one that it has. The server must answer now.
+
+    With its `tokenizer`, later turns go on from the very tokens that were sampled.
 
     Raises:
         ConfigError: if the URL is none, or the model is to be chosen.
@@ -50,7 +55,8 @@ def served(base_url: str, model: str | None, api_key: str | None, kind: Upstream
             f"--model is missing: the server at {base_url} names {', '.join(found) or 'none'}; choose one"
         )
     name = model or found[0]
-    upstream = HTTPUpstream(base_url, api_key=api_key, model=name, kind=kind)
+    tokens = None if tokenizer is None else TokenPrompts.load(tokenizer)
+    upstream = HTTPUpstream(base_url, api_key=api_key, model=name, kind=kind, tokens=tokens)
     return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream))
 
 

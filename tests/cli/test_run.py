@@ -1,0 +1,219 @@
+"""`rllm run`, with real programs in front of a scripted server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.store import open_store
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine, encode
+from rllm.testing.scripted_server import ScriptedServer
+from rllm.types import Episode
+
+from .conftest import here, rllm
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+def ask(messages, **options):
+    body = {"model": "policy", "messages": messages, **options}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
+        return json.load(response)["choices"][0]["message"]
+
+messages = []
+for text in sys.argv[1].split(","):
+    messages.append({"role": "user", "content": text})
+    messages.append(ask(messages))
+    print(messages[-1]["content"])
+print(os.environ.get("RLLM_UPSTREAM_API_KEY"), os.environ.get("RLLM_GATEWAY_API_KEY"), file=sys.stderr)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def shout(messages):
+    return str(messages[-1]["content"]).upper()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ScriptedServer(ScriptedEngine(shout)) as server:
+        yield server
+
+
+@pytest.fixture
+def run(server, work):
+    (work / "program.py").write_text(PROGRAM)
+
+    def run(*arguments):
+        return here("run", "--upstream", server.base_url, *arguments, cwd=work)
+
+    return run
+
+
+def asking(text, code=0):
+    return ["--", sys.executable, "-S", "program.py", text, str(code)]
+
+
+def test_it_passes_on_what_is_printed_and_sums_up_what_was_captured(run, work):
+    done = run("--session", "mine", "--metadata", "task=7", *asking("hi,again"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "HI\nAGAIN\n"
+    assert "rllm run: 2 calls in session mine" in done.stderr
+    assert "ended with exit code 0" in done.stderr
+    assert "rllm traces show mine --store sqlite:///traces.db" in done.stderr
+    store = open_store("traces.db")
+    traces = store.by_session("mine")
+    assert [trace.response_ids[:-1] for trace in traces] == [encode("HI"), encode("AGAIN")]
+    assert store.session("mine").metadata["task"] == "7"
+    store.close()
+
+
+def test_its_episode_is_json_on_stdout_and_in_a_file(run, work):
+    done = run("--json", "--out", "episode.json", *asking("hi,again"))
+    episode = Episode.from_dict(json.loads(done.stdout))
+    assert json.loads((work / "episode.json").read_text()) == json.loads(done.stdout)
+    [trajectory] = episode.trajectories
+    assert [step.response_ids[:-1] for step in trajectory.steps] == [encode("HI"), encode("AGAIN")]
+    assert trajectory.steps[1].prompt_ids[: len(trajectory.steps[0].prompt_ids)] == trajectory.steps[0].prompt_ids
+    assert episode.info["program"]["stdout"] == "HI\nAGAIN\n"
+    assert episode.info["program"]["exit_code"] == 0
+    assert "HI\nAGAIN\n" in done.stderr
+
+
+def test_a_session_that_is_gone_on_with_gives_only_what_is_new(run):
+    run("--session", "mine", *asking("hi"))
+    done = run("--session", "mine", *asking("again"))
+    assert "1 call in session mine" in done.stderr
+
+
+def test_its_exit_code_is_the_programs(run):
+    assert run(*asking("hi", 3)).returncode == 3
+    assert run("--allow-no-calls", "--", "/bin/sh", "-c", "kill -ABRT $$").returncode == 128 + signal.SIGABRT
+
+
+def test_a_program_that_calls_nothing_fails_with_what_it_was_given(run):
+    done = run("--session", "mine", "--", "echo", "hi")
+    assert done.returncode == 1
+    assert "echo ended with exit code 0" in done.stderr
+    assert "made no model call that reached the gateway" in done.stderr
+    assert re.search(r"OPENAI_BASE_URL .*http://127.0.0.1:\d+/sessions/mine/v1", done.stderr)
+    done = run("--", "/bin/sh", "-c", "exit 9")
+    assert done.returncode == 9
+    assert "made no model call" in done.stderr
+    done = run("--allow-no-calls", "--", "echo", "hi")
+    assert done.returncode == 0
+    assert "0 calls" in done.stderr
+
+
+def test_one_that_takes_too_long_is_stopped(run):
+    done = run("--timeout", "0.5", "--", "sleep", "600")
+    assert done.returncode == 124
+    assert "was stopped, its time being up" in done.stderr
+
+
+def test_a_flood_is_cut_in_the_middle(run):
+    done = run("--max-output", "10", "--allow-no-calls", "--", "seq", "1", "10000")
+    assert done.stdout == "1\n2\n3\n[... 48884 bytes left out ...]\n0000\n"
+    assert "48884 bytes are left out" in done.stderr
+
+
+def test_operators_keys_are_not_the_programs(run, monkeypatch):
+    monkeypatch.setenv("RLLM_UPSTREAM_API_KEY", "theirs")
+    monkeypatch.setenv("RLLM_GATEWAY_API_KEY", "theirs")
+    assert "None None" in run(*asking("hi")).stderr
+
+
+def test_a_gateway_that_runs_already_is_used_with_a_key_of_the_session(work):
+    (work / "program.py").write_text(PROGRAM + "\n")
+    store = MemoryTraceStore()
+    with GatewayServer(store, EngineUpstream(ScriptedEngine(shout), "m"), GatewayConfig(api_key="secret")) as gateway:
+        at = ["run", "--gateway", gateway.url, "--session", "mine"]
+        done = here(*at, "--api-key", "secret", *asking("hi"), cwd=work)
+        assert done.returncode == 0, done.stderr
+        assert "1 call in session mine" in done.stderr
+        assert "rllm traces show" not in done.stderr
+        refused = here(*at, *asking("hi"), cwd=work)
+    assert len(store.by_session("mine")) == 1
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
+
+
+def test_side_calls_are_counted_and_left_out(run, work):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    beside = PROGRAM.replace("messages = []", "messages = []\nask([{'role': 'user', 'content': 'A title?'}])")
+    (work / "program.py").write_text(beside.replace("ask(messages)", f"ask(messages, tools=[{tool}])"))
+    done = run("--json", *asking("hi"))
+    assert "rllm run: 1 call in session" in done.stderr
+    assert "1 side call (without tools: 1)" in done.stderr
+    assert json.loads(done.stdout)["trajectories"][0]["info"]["num_side_calls"] == 1
+
+
+@pytest.mark.slow
+def test_a_model_of_this_machine_will_do(work, policy):
+    (work / "program.py").write_text(PROGRAM.replace("**options}", '"max_tokens": 8, **options}'))
+    done = here("run", "--model", policy, "--json", *asking("hi"), cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["trajectories"][0]["steps"][0]["response_ids"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_a_signal_ends_it_with_its_program(server, work, number):
+    script = "setsid sleep 600 & echo $! > child; echo $$ > leader; wait"
+    command = [sys.executable, "-m", "rllm", "run", "--upstream", server.base_url, "--", "/bin/sh", "-c", script]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (work / "leader").exists() and (work / "leader").read_text().strip())
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    for name in ("child", "leader"):
+        assert not Path(f"/proc/{int((work / name).read_text())}").exists()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--", "ls"], "there is no model"),
+        (["--gateway", "127.0.0.1:8080", "--", "ls"], "--gateway 127.0.0.1:8080"),
+        (["--gateway", "http://127.0.0.1:9", "--", "ls"], "cannot be reached"),
+        (["--timeout", "0", "--", "ls"], "timeout_s=0"),
+        (["--metadata", "task", "--", "ls"], "--metadata task: use KEY=VALUE"),
+        (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_remedy(fails, work, arguments, named):
+    code, errors = fails("run", *arguments)
+    assert code in (1, 2)
+    assert named in errors
+
+
+def test_a_program_that_is_not_there_is_named(run):
+    done = run("--", "no-such-program")
+    assert done.returncode == 2
+    assert "'no-such-program' cannot be started" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_is_a_command_with_its_own_help():
+    done = rllm("run", "--help", cwd=Path.cwd(), env={**os.environ, "COLUMNS": "200"})
+    assert "-- COMMAND..." in done.stdout
