@@ -25,7 +25,8 @@ class RemoteGateway:
 
     url: str
     """`http://host:port`."""
-    api_key: str
+    api_key: str | None
+    """The gateway's own key, if it has one."""
 
     def open_session(
         self,
@@ -39,9 +40,23 @@ class RemoteGateway:
         Raises:
             InferenceError: if the gateway cannot be reached, or refuses.
         """
+        return self.open_session_with_key(session_id, metadata=metadata, sampling=sampling)[0]
+
+    def open_session_with_key(
+        self,
+        session_id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> tuple[str, str | None]:
+        """As `open_session`; with a key that is good for this session only, if the gateway has keys.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
         wanted = {"id": session_id, "metadata": dict(metadata or {}), "sampling": sampling and dict(sampling)}
-        self._ask("POST", "/sessions", orjson.dumps(wanted))
-        return f"{self.url}/sessions/{quote(session_id, safe='')}/v1"
+        answer = self._ask("POST", "/sessions", orjson.dumps(wanted))
+        return f"{self.url}/sessions/{quote(session_id, safe='')}/v1", answer.get("api_key")
 
     def by_session(self, session_id: str) -> list[Trace]:
         """The calls of a session.
@@ -61,10 +76,12 @@ class RemoteGateway:
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
         address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
-        headers = {"authorization": f"Bearer {self.api_key}", "content-type": "application/json"}
+        secure = address.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = connect(address.hostname or "", address.port, timeout=TIMEOUT_S)
+        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
         try:
-            connection.request(method, path, body, headers)
+            connection.request(method, address.path + path, body, {"content-type": "application/json", **key})
             response = connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
