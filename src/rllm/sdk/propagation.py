@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError
+from rllm.sdk.certificates import sharing
 from rllm.sdk.context import Frame, current_frame
 from rllm.sdk.patching import Patch, Replacement
 from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
@@ -29,6 +30,8 @@ def _replacements() -> Iterator[Replacement]:
         if library := _import(name):
             yield Replacement(library.Client, "send", _sending)
             yield Replacement(library.AsyncClient, "send", _sending_async)
+            yield Replacement(library.HTTPTransport, "__init__", sharing(library))
+            yield Replacement(library.AsyncHTTPTransport, "__init__", sharing(library))
     if aiohttp := _import("aiohttp"):
         yield Replacement(aiohttp.ClientSession, "_request", _requesting)
 
