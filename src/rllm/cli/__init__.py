@@ -8,6 +8,7 @@ import sys
 import typer
 
 from rllm import __version__
+from rllm.cli.config import config
 from rllm.cli.demo import demo
 from rllm.cli.doctor import doctor
 from rllm.cli.eval import evaluate
@@ -37,6 +38,7 @@ app.command()(explain)
 app.command()(gateway)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
+app.command()(config)
 app.add_typer(traces)
 app.add_typer(store)
 

@@ -26,7 +26,7 @@ class AboutRun:
 
     def flat_settings(self) -> dict[str, Any]:
         """The settings by dotted key."""
-        return dict(_flat(self.settings))
+        return dict(flat(self.settings))
 
 
 def about_run(run_dir: Path) -> AboutRun:
@@ -45,9 +45,10 @@ def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted key."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

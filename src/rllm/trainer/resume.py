@@ -17,6 +17,7 @@ from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import dataset_identity
 from rllm.store.base import TraceStore
+from rllm.tracking.about import flat
 from rllm.tracking.jsonl import forget_after
 from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
@@ -124,13 +125,13 @@ def identity_of(
     """By key, everything that decides what a run learns, and the tasks that it is judged by."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": config.algorithm.get("name", "grpo"), **asdict(algorithm)}
-    flat = {key: value for key, value in _flat(settings) if not _may_change(key)}
+    told = {key: value for key, value in flat(settings) if not _may_change(key)}
     if config.optim.schedule != "constant":
-        flat["num_steps"] = config.num_steps  # the schedule is stretched over them
-    flat["train_dataset"] = dataset_identity(train_data)
+        told["num_steps"] = config.num_steps  # the schedule is stretched over them
+    told["train_dataset"] = dataset_identity(train_data)
     if val_data is not None:
-        flat[VAL_DATASET] = dataset_identity(val_data)
-    plain: dict[str, Any] = orjson.loads(to_json(flat))
+        told[VAL_DATASET] = dataset_identity(val_data)
+    plain: dict[str, Any] = orjson.loads(to_json(told))
     return plain
 
 
@@ -164,7 +165,7 @@ def _default(key: str, now: Mapping[str, Any]) -> Any:
         return field.default if field else None
     if _may_change(key):
         return now.get(key)
-    return dict(_flat(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
+    return dict(flat(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
 
 
 def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: int, evaluated_at: int) -> int:
@@ -206,12 +207,3 @@ def _sessions(store: TraceStore) -> Iterator[Any]:
     while page := store.sessions(limit=_PAGE, offset=offset):
         yield from page
         offset += len(page)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -1,0 +1,196 @@
+"""Every setting with its meaning, what it may be, and its default: read from the schema, for people and for editors."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import BaseModel, TypeAdapter
+
+from rllm.algorithms import ALGORITHMS
+from rllm.registry import resolve
+from rllm.trainer.config.schema import TrainConfig
+
+SCHEMA_FILE = "rllm.schema.json"
+HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"
+"""How a YAML file tells an editor its schema, which `rllm config --json-schema` prints."""
+
+_WIDTH = 116
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_NAMES = {"integer": "whole number", "boolean": "true | false", "object": "mapping", "array": "list", "string": "text"}
+_BOUNDS = {"minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "exclusiveMaximum": "< {}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting."""
+
+    key: str
+    """With dots; `NAME` stands for a name that the user chooses."""
+    default: Any
+    allowed: str
+    """What it may be, in words."""
+    doc: str
+    optional: bool = False
+    """Whether it has no place in the defaults: a setting of one algorithm, or of a role."""
+
+
+def settings(algorithm: str = "grpo") -> list[Setting]:
+    """All settings, in the order of the schema, with those of this algorithm.
+
+    Raises:
+        ConfigError: if there is no such algorithm.
+    """
+    return list(_of_model(TrainConfig, "", algorithm, optional=False))
+
+
+def section_docs() -> dict[str, str]:
+    """What each section is about, by its name; the whole configuration is `""`."""
+    kinds = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
+    sections = {name: kind for name, kind in kinds.items() if _is_section(kind)}
+    docs = {name: inspect.getdoc(kind) or "" for name, kind in sections.items()}
+    open_ones = {name: TrainConfig.model_fields[name].description or "" for name in ("algorithm", "roles")}
+    return {"": inspect.getdoc(TrainConfig) or "", **docs, **open_ones}
+
+
+def matching(found: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
+    """The settings of these keys and sections; or if there are none, those whose key or meaning has the word."""
+    chosen = [item for item in found if any(f"{item.key}.".startswith(f"{word}.") for word in words)]
+    return chosen or [item for item in found if any(word in item.key or word in item.doc for word in words)]
+
+
+def as_yaml(found: Sequence[Setting], docs: Mapping[str, str]) -> str:
+    """The settings as a file that sets each to its default, with what they mean; optional ones as comments."""
+    lines: list[str] = []
+    above: tuple[str, ...] = ()
+    for item in found:
+        *sections, name = item.key.split(".")
+        mark = "# " if item.optional else ""
+        for depth, section in enumerate(sections):
+            if tuple(sections[: depth + 1]) != above[: depth + 1]:
+                lines += ["", *_comment(docs.get(section, ""), depth), f"{'  ' * depth}{mark}{section}:"]
+        above = tuple(sections)
+        indent = "  " * len(sections)
+        lines += [
+            *_comment(f"{item.doc} {_in_one_line(item.allowed)}", len(sections)),
+            f"{indent}{mark}{name}: {_value(item.default)}",
+        ]
+    return "\n".join(lines).strip() + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema of configuration files, for editors (https://json-schema.org)."""
+    schema = TrainConfig.model_json_schema()
+    properties = {
+        field.name: {"description": " ".join(doc.split())} for name in ALGORITHMS for field, doc in _fields_of(name)
+    }
+    schema["properties"]["algorithm"] = {
+        "type": "object",
+        "description": schema["properties"]["algorithm"].get("description", ""),
+        "properties": {"name": {"type": "string", "examples": sorted(ALGORITHMS)}, **properties},
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rllm"}
+
+
+def _of_model(model: type[BaseModel], prefix: str, algorithm: str, *, optional: bool) -> Iterator[Setting]:
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        kind, key = field.annotation, f"{prefix}{name}"
+        if key == "algorithm":
+            yield from _of_algorithm(algorithm)
+        elif _is_section(kind):
+            yield from _of_model(cast("type[BaseModel]", kind), f"{key}.", algorithm, optional=optional)
+        elif get_origin(kind) is dict and _is_section(get_args(kind)[1]):
+            yield from _of_model(get_args(kind)[1], f"{key}.NAME.", algorithm, optional=True)
+        else:
+            yield Setting(
+                key=key,
+                default=_plain(field.get_default(call_default_factory=True)),
+                allowed=_allowed(schemas[name]),
+                doc=" ".join((field.description or "").split()),
+                optional=optional,
+            )
+
+
+def _of_algorithm(name: str) -> Iterator[Setting]:
+    yield Setting(
+        key="algorithm.name",
+        default=name,
+        allowed=f"{' | '.join(sorted(ALGORITHMS))} | package.module:Class",
+        doc="How rewards become advantages, and advantages a loss.",
+    )
+    hints = get_type_hints(resolve(name, ALGORITHMS, kind="algorithm.name"))
+    for field, doc in _fields_of(name):
+        default = field.default_factory() if field.default is MISSING else field.default
+        allowed = _allowed(TypeAdapter(hints[field.name]).json_schema())
+        yield Setting(key=f"algorithm.{field.name}", default=_plain(default), allowed=allowed, doc=doc, optional=True)
+
+
+def _fields_of(algorithm: str) -> Iterator[tuple[Any, str]]:
+    """The fields of an algorithm's dataclass, each with the string below it."""
+    kind = resolve(algorithm, ALGORITHMS, kind="algorithm.name")
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        docs |= _attribute_docs(base)
+    for field in fields(kind):
+        yield field, docs.get(field.name, "")
+
+
+def _attribute_docs(kind: type) -> dict[str, str]:
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    pairs = zip(tree.body, tree.body[1:], strict=False)
+    return {
+        target.target.id: " ".join(str(below.value.value).split())
+        for target, below in pairs
+        if isinstance(target, ast.AnnAssign)
+        and isinstance(target.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What a JSON Schema allows, in words."""
+    if "anyOf" in schema:
+        return " | ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum") or [schema["const"]]))
+    if schema.get("type") == "array":
+        return f"list of {_allowed(schema.get('items', {}))}"
+    name = (
+        "path" if schema.get("format") == "path" else _NAMES.get(schema.get("type", ""), schema.get("type", "anything"))
+    )
+    bounds = " and ".join(form.format(schema[bound]) for bound, form in _BOUNDS.items() if bound in schema)
+    return f"{name} {bounds}".strip()
+
+
+def _plain(value: Any) -> Any:
+    """As YAML has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _in_one_line(allowed: str) -> str:
+    return f"[{allowed}]" if len(allowed) > _WIDTH // 2 else f"[{allowed}]".replace(" ", _NO_BREAK)
+
+
+def _comment(text: str, depth: int) -> list[str]:
+    indent = "  " * depth
+    return [f"{indent}# {line.replace(_NO_BREAK, ' ')}" for line in textwrap.wrap(text, _WIDTH - len(indent))]
+
+
+def _value(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()

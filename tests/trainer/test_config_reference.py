@@ -1,0 +1,94 @@
+"""What `rllm config` shows is the schema, and what it prints is a configuration."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from rllm.errors import ConfigError
+from rllm.tracking.about import flat
+from rllm.trainer.config import TrainConfig, load_config
+from rllm.trainer.config.reference import as_yaml, json_schema, matching, section_docs, settings
+
+ALL = settings()
+BY_KEY = {item.key: item for item in ALL}
+
+
+def test_every_setting_is_there_with_its_default_and_a_meaning() -> None:
+    defaults = dict(flat(TrainConfig().model_dump(mode="json")))
+    shown = {item.key: item.default for item in ALL if not item.optional and item.default != {}}
+    assert shown == defaults
+    assert not [item.key for item in ALL if not item.doc]
+    assert len(BY_KEY) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"),
+    [
+        ("num_steps", "whole number > 0"),
+        ("rollout.max_tokens", "whole number > 0 | null"),
+        ("model.engine", "embedded | vllm"),
+        ("eval.top_p", "number > 0.0 and <= 1.0 | null"),
+        ("trackers", "list of text"),
+        ("optim.autocast", "true | false"),
+        ("run_dir", "path | null"),
+        ("algorithm.kl_in", "loss | reward"),
+        ("roles.NAME.weight", "number > 0"),
+    ],
+)
+def test_what_a_setting_may_be(key: str, allowed: str) -> None:
+    assert BY_KEY[key].allowed == allowed
+
+
+def test_the_file_that_is_printed_sets_the_defaults() -> None:
+    printed = as_yaml(ALL, section_docs())
+    assert load_config(yaml.safe_load(printed)) == TrainConfig()
+    assert "  # Learning rate after the warm-up. [number > 0]\n  lr: 1.0e-06\n" in printed
+
+
+def test_its_comments_are_settings_too() -> None:
+    lines = as_yaml(
+        [item for item in settings("ppo") if item.key.startswith("algorithm.")], section_docs()
+    ).splitlines()
+    wanted = yaml.safe_load(
+        "\n".join(line.replace("# ", "", 1) for line in lines if "gae_lambda: " in line or "name: " in line)
+    )
+    assert wanted == {"name": "ppo", "gae_lambda": BY_PPO["algorithm.gae_lambda"].default}
+
+
+BY_PPO = {item.key: item for item in settings("ppo")}
+
+
+def test_an_algorithm_that_is_not_known() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.name='grop' is not known: did you mean 'grpo'"):
+        settings("grop")
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["optim.lr"], ["optim.lr"]),
+        (["sft"], ["sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task"]),
+        (["seed", "project"], ["seed", "project"]),
+        (["CUDA_VISIBLE_DEVICES"], ["vllm.devices"]),
+        (["nothing of this kind"], []),
+    ],
+)
+def test_settings_by_key_section_or_word(words: list[str], keys: list[str]) -> None:
+    assert [item.key for item in matching(ALL, words)] == keys
+
+
+def test_editors_are_told_the_same() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema).is_valid
+    assert check(yaml.safe_load(as_yaml(ALL, section_docs())))
+    assert check({"algorithm": {"name": "ppo", "gae_lambda": 0.9}, "optim": {"lr": 1e-5}})
+    assert not check({"optim": {"rl": 1e-5}})
+    assert not check({"model": {"engine": "sglang"}})
+    described = schema["$defs"]["OptimConfig"]["properties"]["lr"]["description"]
+    assert described == "Learning rate after the warm-up."
+    assert schema["properties"]["algorithm"]["properties"]["clip_high"]["description"] == "How far above 1 it may rise."
