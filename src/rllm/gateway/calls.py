@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway, ModelCall, new_call_id
+from rllm.gateway.deadlines import Deadlines
 from rllm.gateway.dialects import Dialect, StreamEncoder
-from rllm.gateway.disconnect import ClientDisconnected, until_disconnect
+from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import SESSION_HEADER, headers_of, metadata_of, session_named
@@ -50,6 +51,8 @@ class CallEndpoint:
     """Where it is given, calls are answered with the number of tokens of their prompts."""
     flights: Flights = field(default_factory=Flights)
     """The calls of this route that may be asked for again."""
+    watched: Deadlines = field(default_factory=partial(Deadlines, WATCH_AFTER_S))
+    """Calls that are not watched yet for clients that leave."""
     limits: CallLimits | None = None
     observers: Sequence[CallObserver] = ()
 
@@ -62,7 +65,7 @@ class CallEndpoint:
             call, asked, attempt = await self._call(scope, receive, answer)
             if self.render_count is not None:
                 mode = "count"
-                async with until_disconnect(receive):
+                async with until_disconnect(receive, self.watched):
                     num_tokens = await self.gateway.count_tokens(call)
                 await answer.whole(200, self.render_count(num_tokens))
             elif call.asked.get("stream"):
@@ -154,10 +157,10 @@ class CallEndpoint:
         self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, attempt: Attempt | None
     ) -> None:
         if earlier := self.flights.find(attempt):
-            await answer.whole(200, await _joined(earlier, attempt, receive))
+            await answer.whole(200, await self._joined(earlier, attempt, receive))
             return
         with self.flights.begin(attempt) as flight:
-            async with until_disconnect(receive, flight.left):
+            async with until_disconnect(receive, self.watched, flight.left):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
             flight.land(body)
         await answer.whole(200, body)
@@ -168,7 +171,7 @@ class CallEndpoint:
         with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
             try:
                 if earlier := self.flights.find(attempt):
-                    await answer.piece(await _joined(earlier, attempt, receive))
+                    await answer.piece(await self._joined(earlier, attempt, receive))
                 else:
                     await self._stream_first(call, encoder, receive, answer, attempt, spoken)
             except ClientDisconnected:
@@ -195,7 +198,8 @@ class CallEndpoint:
             def goes_on(cut: Callable[[], None]) -> bool:
                 return not answer.began and flight.left(cut)
 
-            async with until_disconnect(receive, goes_on), aclosing(self.gateway.stream(call, encoder)) as pieces:
+            leaves = until_disconnect(receive, self.watched, goes_on)
+            async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
                 async for piece in pieces:
                     spoken()
                     if flight.diverted:
@@ -205,18 +209,17 @@ class CallEndpoint:
             if diverted:
                 flight.land(b"".join(diverted))
 
-
-async def _joined(flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:
-    """The answer of an earlier call to one who asks for it again."""
-    assert attempt is not None
-    whole = flight.joined()
-    async with until_disconnect(receive):
-        try:
-            return await asyncio.shield(whole)
-        except asyncio.CancelledError:
-            if not flight.left_by(attempt):
-                flight.give_up()
-            raise
+    async def _joined(self, flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:
+        """The answer of an earlier call to one who asks for it again."""
+        assert attempt is not None
+        whole = flight.joined()
+        async with until_disconnect(receive, self.watched):
+            try:
+                return await asyncio.shield(whole)
+            except asyncio.CancelledError:
+                if not flight.left_by(attempt):
+                    flight.give_up()
+                raise
 
 
 class _Answer:

@@ -8,7 +8,9 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-_WATCH_AFTER_S = 0.1
+from rllm.gateway.deadlines import Deadlines
+
+WATCH_AFTER_S = 0.1
 """Most calls of a fast server are over by then, and never pay for a task that watches their connection."""
 
 
@@ -17,14 +19,17 @@ class ClientDisconnected(Exception):
 
 
 class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
-    """`async with until_disconnect(receive):` cancels its block, and raises `ClientDisconnected`, if the client leaves.
+    """`async with until_disconnect(receive, deadlines):` cancels its block, and raises `ClientDisconnected`, if the client leaves.
 
     The request's body must have been read: from there on an ASGI server has only the disconnect left to say.
     """
 
-    def __init__(self, receive: Receive, goes_on: Callable[[Callable[[], None]], bool] | None = None) -> None:
+    def __init__(
+        self, receive: Receive, deadlines: Deadlines, goes_on: Callable[[Callable[[], None]], bool] | None = None
+    ) -> None:
         """`goes_on(cut)` is asked when the client has left; if it returns true, the block goes on until `cut()`."""
         self._receive = receive
+        self._deadlines = deadlines
         self._goes_on = goes_on
         self._active = True
         self._watcher: asyncio.Task[None] | None = None
@@ -34,9 +39,10 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
         worker = asyncio.current_task()
         assert worker is not None
         self._worker = worker
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start_watching)
+        self._deadlines.set(self, WATCH_AFTER_S, asyncio.get_running_loop())
 
-    def _start_watching(self) -> None:
+    def expire(self) -> None:
+        """Begin to watch the connection."""
         self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -54,7 +60,7 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._active = False
-        self._timer.cancel()
+        self._deadlines.drop(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if self._gone:

@@ -20,9 +20,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from rllm.gateway.deadlines import Deadlines
+
 _MAX_BUFFERED = 1024 * 1024
 """Bytes that may wait for a slow reader before the server is made to wait."""
 
+
+_GRAIN_S = 0.1
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
@@ -44,6 +48,7 @@ class HTTPConnections:
         self._read_timeout_s = read_timeout_s
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
+        self._silences = Deadlines(_GRAIN_S)
         self._waiting: deque[asyncio.Future[tuple[Connection, bool]]] = deque()
         """Calls without a connection, the one that waits longest first."""
         self._connecting: set[asyncio.Task[None]] = set()
@@ -169,7 +174,7 @@ class HTTPConnections:
         return connection
 
     def _new_connection(self) -> Connection:
-        return Connection(self._idle)
+        return Connection(self._idle, self._silences)
 
 
 class UnreachableError(ConnectionError):
@@ -201,8 +206,9 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """One connection, and the answer to the request that was last sent on it."""
 
-    def __init__(self, idle: list[Connection]) -> None:
+    def __init__(self, idle: list[Connection], silences: Deadlines) -> None:
         self._idle = idle
+        self._silences = silences
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         # Called for every HTTP chunk, of which a streamed answer has one for each token.
@@ -269,13 +275,14 @@ class Connection(asyncio.Protocol):
             raise self._failure
         self._waiter = self._loop.create_future()
         allowed_s = min(self._read_timeout_s, self._deadline - time.monotonic())
-        timer = self._loop.call_later(allowed_s, self._expire)
+        self._silences.set(self, allowed_s, self._loop)
         try:
             await self._waiter
         finally:
-            timer.cancel()
+            self._silences.drop(self)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Let whoever waits for the server wait no longer."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError("the server was silent for too long"))
 

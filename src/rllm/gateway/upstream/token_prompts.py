@@ -142,15 +142,17 @@ class _Choice:
         delta: dict[str, Any] = {} if self._began else {"role": "assistant"}
         self._began = True
         reason = choice.get("finish_reason")
-        content = self._reader.show(ids)
+        shown = self._reader.show(ids)
+        reasoning, content = shown.reasoning, shown.content
         if reason is not None:
             answer = self._reader.read(self._ids)
-            content += self._reader.rest(answer.content)
-            if answer.reasoning:
-                delta["reasoning_content"] = answer.reasoning
+            rest = self._reader.rest(answer)
+            reasoning, content = reasoning + rest.reasoning, content + rest.content
             if answer.tool_calls:
                 delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]
                 reason = "tool_calls" if reason == "stop" else reason
+        if reasoning:
+            delta["reasoning_content"] = reasoning
         if content:
             delta["content"] = content
         numbers = (choice.get("logprobs") or {}).get("token_logprobs") or []
