@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import TypeAlias
 
 from rllm.types import DRIFT_KEY, Trace
 
@@ -14,8 +15,13 @@ CAUSES = {
     "tool_json": "the arguments of a tool call were written otherwise",
     "template": "the template prints the past, or its white space, otherwise",
 }
+Block: TypeAlias = tuple[str, int, int, int, int]
+"""As `difflib` says it: how two stretches compare, and where they begin and end in either list."""
+
 _AROUND = 12
 """Tokens that are shown on either side of a difference."""
+_ISLAND = 4
+"""Equal tokens between two differences, below which they belong to these."""
 _LONGEST = 20_000
 """Tokens up to which differences are looked for; what lies behind counts as one."""
 
@@ -86,7 +92,7 @@ def _drift(trace: Trace, prior: Trace, cause: str) -> Drift:
 def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
     one, other = list(sampled[common : common + _LONGEST]), list(rendered[common : common + _LONGEST])
     pieces = [_same(sampled[:common], 0)]
-    blocks = SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    blocks = _merged(SequenceMatcher(None, one, other, autojunk=False).get_opcodes())
     last = len(blocks) - 1
     for number, (kind, begin, end, start, stop) in enumerate(blocks):
         if kind == "equal":
@@ -105,6 +111,20 @@ def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> li
         else:
             pieces.append(Piece(same=False, sampled=one[begin:end], rendered=other[start:stop], at=common + begin))
     return [piece for piece in pieces if piece.sampled or piece.rendered]
+
+
+def _merged(blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks, with few equal tokens between two differences counted as different: they would tear words apart."""
+    merged: list[Block] = []
+    for number, (kind, begin, end, start, stop) in enumerate(blocks):
+        is_island = kind == "equal" and 0 < number < len(blocks) - 1 and end - begin < _ISLAND
+        differs = kind != "equal" or is_island
+        if differs and merged and merged[-1][0] != "equal":
+            _, first, _, beginning, _ = merged[-1]
+            merged[-1] = ("replace", first, end, beginning, stop)
+        else:
+            merged.append(("replace" if differs else "equal", begin, end, start, stop))
+    return merged
 
 
 def _same(ids: Sequence[int], at: int) -> Piece:

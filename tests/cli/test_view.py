@@ -1,0 +1,91 @@
+"""`rllm view`, as a user starts it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from ..viewer.made import large_run
+from .conftest import here
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start the viewer in a folder with one run; gives its address."""
+    large_run(tmp_path / "runs/one", num_episodes=4)
+    started = []
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "rllm", "view", *arguments, "--port", "0"]
+        viewer = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        started.append(viewer)
+        return re.search(r"http://\S+", viewer.stdout.readline())[0]
+
+    yield start
+    for viewer in started:
+        viewer.send_signal(signal.SIGINT)
+        assert viewer.wait(60) == 0
+        viewer.stdout.close()
+
+
+def read(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_the_run_in_runs_is_shown(serve):
+    address = serve()
+    assert address.startswith("http://127.0.0.1:")
+    assert address.endswith("/run/one")
+    assert "Reward" in read(address)
+
+
+def test_another_address_needs_a_token(serve):
+    address = serve("--host", "0.0.0.0")
+    plain, _, token = address.partition("?token=")
+    assert len(token) > 16
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        read(plain)
+    with urllib.request.urlopen(urllib.request.Request(plain, headers={"authorization": f"Bearer {token}"})) as answer:
+        assert answer.status == 200
+
+
+def test_a_report_is_one_file_that_asks_nobody(tmp_path):
+    large_run(tmp_path / "run", num_episodes=60)
+    done = here("view", "run", "--export", "report.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "40 rollouts in full" in done.stdout
+    html = (tmp_path / "report.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!#)', html)
+    assert "<script" not in html
+    assert all(f'id="{link}"' in html for link in re.findall(r'href="#([^"]+)"', html))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nix"], "run='nix': there is no such folder; make one with `rllm demo`"),
+        ([], "run='runs': there is no such folder; make one with `rllm demo`"),
+        (["docs"], "run='docs' is not the folder of a run, nor a folder of runs"),
+        (["docs", "docs", "--export", "x.html"], "--export takes one run, and 2 were named"),
+        (["s3://bucket/run"], "there is no 's3' trace store"),
+    ],
+)
+def test_bad_input_is_a_sentence(tmp_path, arguments, told):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("")
+    done = here("view", *arguments, cwd=tmp_path)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_a_taken_port_is_a_sentence(serve, tmp_path):
+    port = re.search(r":(\d+)/", serve())[1]
+    done = here("view", "--port", port, cwd=tmp_path)
+    assert (done.returncode, "another program listens there" in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,218 @@
+"""What the pages are made of: metrics, tokens, drift, times, batches, vocabularies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import StoreError
+from rllm.store.base import SessionInfo
+from rllm.types import DRIFT_KEY, OUTCOME_KEY, StepCredit
+from rllm.viewer.batches import FedBatch, digest_of, read_batch
+from rllm.viewer.charts import charts_of, number, sync_lights
+from rllm.viewer.drift import drifts_of
+from rllm.viewer.graph import graph_of
+from rllm.viewer.metrics import MetricsFile, neighbours, series
+from rllm.viewer.render import seconds, signed
+from rllm.viewer.rollouts import rollout_of
+from rllm.viewer.runs import Run
+from rllm.viewer.timeline import timeline
+from rllm.viewer.tokens import chain_of, leaves, shade, token_table
+from rllm.viewer.truth import truth_of
+from rllm.viewer.vocabulary import vocabulary_of
+
+from .made import outcome_of, trace_of, write_vocabulary
+
+
+def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    assert file.rows() == []
+    path.write_text('{"step":1,"a":1}\n{"step":1,"b":2}\nnot json\n{"step":2,"a":3}\n{"step":3,')
+    assert [dict(row) for row in file.rows()] == [{"step": 1, "a": 1, "b": 2}, {"step": 2, "a": 3}]
+    with path.open("a") as more:
+        more.write('"a":null}\n')
+    assert series(file.rows(), "a") == [(1, 1.0), (2, 3.0)]
+    path.write_text('{"step":1,"a":7}\n')
+    assert series(file.rows(), "a") == [(1, 7.0)], "a resumed run has cut the file"
+
+
+def test_steps_have_neighbours() -> None:
+    assert neighbours([1, 4, 9], 4) == (1, 9)
+    assert neighbours([1, 4, 9], 5) == (4, 9)
+    assert neighbours([1], 1) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(None, ""), (0.0, "0"), (0.53123, "0.531"), (1234.5, "1234"), (3.14e-7, "3.1e-07"), (float("inf"), "inf")],
+)
+def test_numbers_are_short(value: float | None, told: str) -> None:
+    assert number(value) == told
+
+
+def test_a_number_says_on_which_side_it_is() -> None:
+    assert [signed(value) for value in (0.5, -0.5, 0.0, None)] == ["+0.5", "-0.5", "0", ""]
+    assert [seconds(value) for value in (0.25, 3.21, 245.0)] == ["250 ms", "3.2 s", "4:05 min"]
+
+
+def test_a_long_run_keeps_its_peaks() -> None:
+    rows = [{"step": step, "rollout/reward": 5.0 if step == 7777 else 0.0} for step in range(1, 20_001)]
+    [chart] = charts_of([("long", rows)])
+    points = chart.traces[0].points
+    assert len(points) <= 420
+    assert max(point.value for point in points) == 5.0
+
+
+def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:
+    rows = [
+        {"step": 1, "policy/weight_version": 1, "policy/sampler_gap_mean": 1e-6, "tokens/staleness_max": 0},
+        {"step": 2, "policy/weight_version": 1},
+        {"step": 3, "policy/weight_version": 2, "policy/sampler_gap_mean": 0.3},
+        {"step": 4, "policy/weight_version": 3, "tokens/staleness_max": 2},
+    ]
+    assert [light.state for light in sync_lights(rows, max_staleness=1)] == ["ok", "bad", "warn", "bad"]
+
+
+FIRST = trace_of("s", prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-0.5, -1.0])
+SECOND = trace_of("s", 1, prompt_ids=[1, 2, 3, 4, 5], response_ids=[6], logprobs=[-2.0], weight_version=3)
+ASIDE = trace_of("s", 2, prompt_ids=[1, 9], response_ids=[8], logprobs=[-0.1])
+
+
+def credit_of(trace, **fields):
+    told = {"training_step": 0, "episode_id": "e:0", "trajectory_name": "agent", "reward": 1.0, "advantage": 0.5}
+    return StepCredit(trace_id=trace.id, session_id="s", **{**told, **fields})
+
+
+def test_a_sequence_knows_which_call_sampled_what() -> None:
+    calls = [FIRST, SECOND, ASIDE]
+    assert chain_of(SECOND, calls) == [FIRST, SECOND]
+    assert leaves(calls) == [SECOND, ASIDE]
+    table = token_table(SECOND, calls, [credit_of(FIRST, trainer_logprobs=[-0.25, -1.0]), credit_of(SECOND)], None)
+    assert table.ids == [1, 2, 3, 4, 5, 6]
+    assert table.spans == [(2, 4, FIRST.id), (5, 6, SECOND.id)]
+    assert table.columns["mask"] == [0, 0, 2, 2, 0, 1]
+    assert table.columns["sampler"] == [None, None, -0.5, -1.0, None, -2.0]
+    assert table.columns["gap"] == [None, None, 0.25, 0.0, None, None]
+    assert table.columns["version"] == [None, None, 0, 0, None, 3]
+
+
+def fed(ids, sequence, spans, **numbers) -> FedBatch:
+    told = {"step": 1, "algorithm": "GRPO", "clip": [0.8, 1.2], "num_tokens": len(ids), "sampler_logprob_sum": -3.5}
+    sequences = [{"length": len(sequence), "digest": digest_of(sequence), "spans": spans}]
+    batch = FedBatch({**told, "sequences": sequences, "tokens": {}, "ids": {}})
+    batch.__dict__.update(ids=ids, numbers=numbers)
+    return batch
+
+
+def test_what_left_the_range_in_the_direction_of_its_advantage_is_clipped() -> None:
+    spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
+    batch = fed(
+        [3, 4, 6], [1, 2, 3, 4, 5, 6], spans, advantage=[1.0, 1.0, -1.0], weight=[0.1] * 3, ratio=[1.5, 0.5, 0.5]
+    )
+    table = token_table(SECOND, [FIRST, SECOND], [], batch)
+    assert [table.clipped(place) for place in (0, 2, 3, 5)] == [False, True, False, True]
+    assert shade("ratio", 1.5, clipped=True) == "d5 clip"
+
+
+def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
+    spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
+    rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2))
+    credits_ = [credit_of(item, trainer_logprobs=item.logprobs) for item in (FIRST, SECOND)]
+
+    def look(ids, sequence, advantage):
+        batch = fed(ids, sequence, spans, advantage=advantage, weight=[0.1] * 3)
+        truth = truth_of(batch, [rollout], lambda _: ([FIRST, SECOND, ASIDE], credits_), {"tokens/trained": 3.0})
+        return truth, {check.name: check.agrees for check in truth.checks}
+
+    truth, agrees = look([3, 4, 6], [1, 2, 3, 4, 5, 6], [0.5] * 3)
+    assert set(agrees.values()) == {True}
+    assert truth.left_out == [("of no trajectory", 1, 1)]
+    truth, agrees = look([3, 9, 6], [1, 2, 3, 9, 5, 6], [0.5, 0.5, 0.75])
+    assert (truth.sequences[0].same_ids, truth.sequences[0].same_context) == (False, False)
+    assert truth.sequences[0].first_difference == f"call {FIRST.id}, token 1"
+    assert not agrees["sum of advantages"]
+    assert agrees["tokens"]
+
+
+def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "batches").mkdir()
+    (tmp_path / "batches/step-000001.json").write_text('{"step": 1}')
+    with pytest.raises(StoreError, match=r"step-000001.json' is not a batch of this version"):
+        read_batch(tmp_path, 1)
+    assert read_batch(tmp_path, 2) is None
+
+
+def test_drift_is_aligned() -> None:
+    said = {"role": "assistant", "content": "Four"}
+    again = trace_of(
+        "s",
+        1,
+        prompt_ids=[1, 2, 3, 40, 5, 6, 7, 8, 9, 10],
+        messages=[*FIRST.messages, said],
+        metadata={DRIFT_KEY: "template"},
+    )
+    prior = trace_of("s", prompt_ids=[1, 2, 3], response_ids=[4, 5, 6, 7, 8, 9], logprobs=[-1.0] * 6)
+    [drift] = drifts_of([prior, again])
+    assert (drift.cause, drift.num_common, drift.prior) == ("template", 3, prior)
+    differing = [(piece.sampled, piece.rendered) for piece in drift.pieces if not piece.same]
+    assert differing == [([4], [40])]
+    assert drift.pieces[-1].rendered == [10], "what is new behind the answer is no difference"
+
+
+def test_times_are_told_apart() -> None:
+    info = SessionInfo(
+        id="s", created_at=100.0, num_traces=2, metadata={OUTCOME_KEY: outcome_of(FIRST), "split": "train"}
+    )
+    calls = [
+        trace_of("s", started_at=100.2, timings={"total_s": 0.1, "queue_s": 0.04}),
+        trace_of("s", 1, started_at=100.5, timings={"total_s": 0.1}),
+    ]
+    [lane] = timeline([rollout_of(info)], {"s": calls}, now=1000.0)
+    totals = {kind: round(lane.total(kind), 3) for kind in ("queue", "model", "tool", "reward")}
+    assert totals == {"queue": 0.04, "model": 0.16, "tool": 0.4, "reward": 0.15}
+    assert not lane.is_stuck
+
+
+def test_a_rollout_that_says_nothing_any_more_is_stuck() -> None:
+    info = SessionInfo(id="s", created_at=100.0, num_traces=1, metadata={"split": "train", "training_step": 0})
+    assert timeline([rollout_of(info)], {"s": [FIRST]}, now=5000.0)[0].is_stuck
+
+
+def test_a_fork_begins_a_line_of_its_own() -> None:
+    calls = [
+        FIRST,
+        SECOND,
+        trace_of("s", 3, prompt_ids=[1, 2, 3, 4, 50], response_ids=[7], logprobs=[-1.0]),
+    ]
+    rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=3))
+    graph = graph_of(rollout, calls, [])
+    assert [call.parent.number if call.parent else None for call in graph.calls] == [None, 1, 1]
+    assert [call.branch for call in graph.calls] == [0, 0, 1]
+    assert graph.num_forks == 1
+
+
+def test_ids_become_text_without_a_tokenizer(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, ["a", " fig", "\n", "Ã", "©"])
+    known = vocabulary_of(tmp_path, None)
+    assert [known.text_of(item) for item in range(6)] == ["a", " fig", "\n", "⟨c3⟩", "⟨a9⟩", "⟨5⟩"]
+    assert known.decode([3, 4]) == "é"
+    model = tmp_path / "metaspace"
+    model.mkdir()
+    vocab = [["▁fig", -1.0], ["<0xC3>", -2.0]]
+    told = {"model": {"vocab": vocab}, "added_tokens": [{"id": 2, "content": "<|end|>"}]}
+    (model / "tokenizer.json").write_text(json.dumps(told))
+    other = vocabulary_of(None, str(model))
+    assert [other.hex_of(item) for item in range(3)] == [b" fig".hex(" "), "c3", b"<|end|>".hex(" ")]
+    assert not vocabulary_of(tmp_path / "nothing", "org/model")
+
+
+def test_the_real_vocabulary_is_that_of_the_tokenizer(run: Run, run_folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    [checkpoint] = sorted(run_folder.glob("checkpoints/step-*"))[-1:]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    ids = tokenizer.encode("How many figs? Señor 漢字\n")
+    assert run.vocabulary.decode(ids) == tokenizer.decode(ids)

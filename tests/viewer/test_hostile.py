@@ -1,0 +1,111 @@
+"""What models, agents and folders say is text and nothing else, wherever it is shown."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from rllm.viewer.export import export_report
+
+from .conftest import Client
+from .made import ATTACK, hostile_run
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the attributes that could run something."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.dangerous: list[tuple[str, str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        for name, value in attrs:
+            is_script = name == "src" and value != "/static/viewer.js"
+            if (
+                name.startswith("on")
+                or name == "style"
+                or is_script
+                or (value or "").strip().lower().startswith("javascript:")
+            ):
+                self.dangerous.append((tag, name, value))
+
+
+KNOWN = set(
+    "a article aside b body button circle code dd defs details dialog div dl dt em fieldset figcaption figure form h1 h2 head "
+    "header html i input kbd label legend li link main marker meta nav option p path pre rect script section select small span "
+    "summary svg table tbody td text th thead title tr ul style".split()
+)
+PAGES = [
+    "",
+    "/step/1",
+    "/rollouts",
+    f"/rollouts?{'&'.join(f'{name}={quote(ATTACK)}' for name in ('text', 'role', 'tool', 'error', 'task', 'badge', 'split'))}",
+    f"/group?task={quote(ATTACK + '@0.0.0', safe='')}",
+    "/episode/bad",
+    "/tokens/bad",
+    "/tokens/bad?view=table",
+    "/tokens/bad?overlay=advantage&call=bad-1",
+    "/drift",
+    "/drift/bad",
+    "/time/1",
+    f"/rollouts?sort={quote(ATTACK)}",
+    f"/tokens/bad?overlay={quote(ATTACK)}",
+    f"/tokens/bad?call={quote(ATTACK)}",
+    f"/episode/{quote('<img src=x onerror=hacked=1>')}",
+    f"/group?task={quote('<script>hacked=1</script>')}",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hostile_run(tmp_path_factory.mktemp("hostile"))
+
+
+def check(html: str) -> None:
+    found = Elements(html)
+    assert found.names <= KNOWN
+    assert found.dangerous == []
+    assert "<img" not in html
+    assert "onload=hacked=1>" not in html
+    assert "49" not in re.findall(r"\}\}(.{2})", html), "templates of others are not run"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_an_attack_is_shown_as_text(look: Client, folder: Path, path: str) -> None:
+    client = look(folder)
+    answer = client.get(f"/run/{quote(folder.name)}{path}")
+    assert answer.status_code in (200, 400, 404)
+    check(answer.text)
+    assert escape("<script>window.hacked = 1", quote=False) in answer.text or "&lt;" in answer.text
+
+
+def test_every_text_of_an_episode_is_there_to_read(look: Client, folder: Path) -> None:
+    html = look(folder).get(f"/run/{quote(folder.name)}/episode/bad").text
+    assert html.count("&lt;script&gt;window.hacked = 1&lt;/script&gt;") >= 12
+
+
+def test_the_home_page_shows_names_as_text(look: Client, folder: Path) -> None:
+    check(look(folder).get("/").text)
+
+
+def test_an_attack_in_a_report_is_text_too(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    export_report(str(folder), path)
+    html = path.read_text()
+    check(html)
+    assert "<script" not in html
+    assert "default-src &#39;none&#39;" in html
+
+
+def test_json_cannot_be_taken_for_a_page(look: Client, folder: Path) -> None:
+    answer = look(folder).get(f"/run/{quote(folder.name)}/tokens/bad/data.json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"

@@ -1,0 +1,179 @@
+"""Every page over HTTP, of a run that was really trained."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from rllm.viewer.runs import Run
+
+from .conftest import Client
+
+
+@pytest.fixture
+def client(look: Client) -> TestClient:
+    return look()
+
+
+def words(html: str) -> str:
+    """What a reader sees."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def page(client: TestClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def links(html: str, start: str) -> list[str]:
+    return list(dict.fromkeys(unescape(link) for link in re.findall(r'href="([^"]*)"', html) if link.startswith(start)))
+
+
+def test_every_link_of_every_page_leads_to_a_page(client: TestClient) -> None:
+    seen: set[str] = set()
+    pending = ["/"]
+    while pending:
+        path = pending.pop()
+        html = page(client, path)
+        assert "<script" not in html.replace('<script type="module" src="/static/viewer.js"></script>', "")
+        found = [link.partition("#")[0] for link in links(html, "/")]
+        for link in found:
+            kind = re.sub(r"[0-9a-f]{32}|\d+|call=[^&]*|task=[^&]*", "?", link)
+            if link and kind not in seen:
+                seen.add(kind)
+                pending.append(link)
+    for kind in (
+        "/run/real/step/?",
+        "/run/real/group",
+        "/run/real/episode/?",
+        "/run/real/tokens/?",
+        "/run/real/batch/?",
+        "/run/real/time/?",
+        "/run/real/drift/?",
+    ):
+        assert any(item.startswith(kind) for item in seen), kind
+
+
+def test_the_run_shows_its_metrics(client: TestClient) -> None:
+    html = page(client, "/run/real")
+    for title in ("Reward", "Accuracy", "Entropy", "KL", "Answer length", "Drift", "Time", "Weight sync"):
+        assert title in html
+    assert 'href="/run/real/step/1"' in html
+    assert "in step" in html
+
+
+def test_a_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
+    html = page(client, "/run/real/step/1")
+    told = words(html)
+    assert html.count("<tr>") == 2 * 2 + len(re.findall(r'<span class="quiet"></span>', html))
+    assert "solver" in told
+    assert "judge" in told
+    assert "failed" in told
+    assert "zero variance" in told, "every judge earned the same"
+    assert len(links(html, "/run/real/episode/")) == 8
+
+
+def test_a_group_is_shown_from_where_its_rollouts_part(client: TestClient) -> None:
+    link = links(page(client, "/run/real/step/1"), "/run/real/group")[0]
+    told = words(page(client, link))
+    assert re.search(r"\d+ tokens that all have in common", told)
+    assert "row/" in told
+    assert "4 rollouts" in told
+
+
+def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
+    whole = next(item for item in run.rollouts.of_step(1) if not item.error)
+    told = words(page(client, f"/run/real/episode/{whole.session_id}"))
+    for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "goes on from call 1"):
+        assert word in told, word
+    broken = next(item for item in run.rollouts.of_step(1) if item.error)
+    told = words(page(client, f"/run/real/episode/{broken.session_id}"))
+    assert "the shelf fell down" in told
+    assert "not trained on: error" in told
+
+
+def test_tokens_have_every_value(client: TestClient, run: Run) -> None:
+    whole = next(item for item in run.rollouts.of_step(1) if item.paths and item.paths[0].advantage)
+    told = client.get(f"/run/real/tokens/{whole.session_id}/data.json").json()
+    assert len(told["ids"]) == len(told["columns"]["mask"])
+    start, stop, _ = told["spans"][-1]
+    for name in ("sampler", "trainer", "gap", "ratio", "entropy", "advantage", "version", "weight"):
+        values = told["columns"][name][start:stop]
+        assert None not in values, name
+        assert told["columns"][name][0] is None, "the prompt has none"
+    assert told["columns"]["gap"][start] == pytest.approx(0.0, abs=1e-4)
+    assert told["clip"] == [0.8, 1.2]
+    trace = next(item for item in run.calls(whole.session_id)[0] if item.id == told["spans"][-1][2])
+    assert told["columns"]["sampler"][start:stop] == pytest.approx(trace.logprobs, rel=1e-4)
+    assert told["bytes"][str(told["ids"][0])] == b"<|im_start|>".hex(" ")
+
+
+@pytest.mark.parametrize("overlay", ["mask", "sampler", "trainer", "gap", "ratio", "entropy", "advantage", "version"])
+def test_every_overlay_colours_what_was_sampled(client: TestClient, run: Run, overlay: str) -> None:
+    whole = next(item for item in run.rollouts.of_step(1) if item.paths and item.paths[0].advantage)
+    html = page(client, f"/run/real/tokens/{whole.session_id}?overlay={overlay}")
+    assert re.search(r'<i class="[a-z]', html)
+    table = page(client, f"/run/real/tokens/{whole.session_id}?overlay={overlay}&view=table")
+    assert words(table).count(" trained ") > 3
+
+
+def test_the_batch_agrees_with_what_was_sampled(client: TestClient) -> None:
+    html = page(client, "/run/real/batch/1")
+    assert "✕" not in html
+    assert html.count("✓") > 10
+    assert "Sampled, and not fed" in html
+
+
+def test_time_has_a_lane_for_each_rollout(client: TestClient) -> None:
+    html = page(client, "/run/real/time/1")
+    assert len(links(html, "/run/real/episode/")) == 8
+    assert html.count('class="t-model"') >= 8
+    slowest = page(client, "/run/real/time/1?sort=slowest")
+    assert links(slowest, "/run/real/episode/") != []
+
+
+def test_drift_shows_both_sides_and_the_cause(client: TestClient) -> None:
+    listed = page(client, "/run/real/drift")
+    assert "edited" in words(listed)
+    told = words(page(client, links(listed, "/run/real/drift/")[0]))
+    assert "the agent changed what was said" in told
+    assert "something else" in told
+
+
+def test_the_queue_of_the_embedded_sampler_is_kept(run: Run) -> None:
+    traces, _ = run.calls(run.rollouts.of_step(1)[0].session_id)
+    assert all(trace.timings["queue_s"] >= 0 for trace in traces)
+
+
+def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tmp_path: Path) -> None:
+    from .made import large_run
+
+    other = large_run(tmp_path / "other", num_episodes=200)
+    html = page(look(run_folder, other), "/run/real?with=other")
+    assert "other: training" in html
+    assert "real: training" in html
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("/nowhere", 404, "there is no such page"),
+        ("/run/nix", 404, "there is no run named 'nix'"),
+        ("/run/real/step/77", 404, "there is no step 77"),
+        ("/run/real/batch/77", 404, "this run kept no batch of step 77"),
+        ("/run/real/episode/nix", 404, "there is no session 'nix'"),
+        ("/run/real/group?task=nix", 404, "there is no rollout of the task 'nix'"),
+        ("/run/real/rollouts?reward=much", 400, "use a number, >0.5"),
+        ("/run/real/rollouts?step=x", 400, "step='x'"),
+        ("/run/real?from=-1", 400, "use a whole number"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, status: int, told: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert told in unescape(answer.text)

@@ -1,0 +1,121 @@
+"""Finding runs, following one that goes on, and what is said where there is none."""
+
+from __future__ import annotations
+
+import sqlite3
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.store import open_store
+from rllm.types import OUTCOME_KEY
+from rllm.viewer.rollouts import Rollouts
+from rllm.viewer.runs import Runs
+
+from .conftest import Client
+from .made import large_run, outcome_of, trace_of, write_metrics
+
+
+def test_a_folder_of_runs_shows_each_and_those_to_come(look: Client, tmp_path: Path) -> None:
+    client = look(tmp_path)
+    told = unescape(client.get("/").text)
+    assert "There are no runs yet" in told
+    assert "rllm demo" in told
+    large_run(tmp_path / "one", num_episodes=4)
+    assert 'href="/run/one"' in client.get("/").text
+
+
+def test_equal_names_are_kept_apart(tmp_path: Path) -> None:
+    folders = [large_run(tmp_path / parent / "run", num_episodes=4) for parent in ("a", "b")]
+    runs = Runs([str(folder) for folder in folders])
+    assert sorted(run.name for run in runs.all()) == ["run", "run-2"]
+    runs.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("nix", "there is no such folder; make one with `rllm demo`"), ("docs", "is not the folder of a run")],
+)
+def test_what_is_no_run_is_said_so(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/readme.md").write_text("")
+    with pytest.raises(ConfigError, match=told):
+        Runs([str(tmp_path / name)])
+
+
+def test_a_store_alone_is_shown_without_metrics(look: Client, tmp_path: Path) -> None:
+    folder = large_run(tmp_path / "run", num_episodes=4)
+    client = look(folder / "traces.db")
+    assert "a trace store without a run" in client.get("/run/traces").text
+    assert client.get("/run/traces/episode/s000001").status_code == 200
+
+
+def test_a_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("num_steps: 3\n")
+    client = look(tmp_path)
+    assert "Nothing was measured yet" in client.get(f"/run/{tmp_path.name}").text
+    answer = client.get(f"/run/{tmp_path.name}/rollouts")
+    assert answer.status_code == 503
+    assert "there are no traces yet" in unescape(answer.text)
+
+
+def test_what_a_training_adds_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
+    with open_store(str(tmp_path / "traces.db")) as store:
+        rollouts = Rollouts(open_store(str(tmp_path / "traces.db"), read_only=True))
+        assert rollouts.all() == []
+        store.open_session("one", {"task_id": "t", "split": "train", "training_step": 0}).result(60)
+        assert [(item.session_id, item.has_ended) for item in rollouts.all()] == [("one", False)]
+        store.open_session("two", {"task_id": "t", "split": "train", "training_step": 0}).result(60)
+        store.open_session("one", {OUTCOME_KEY: outcome_of(trace_of("one"))}).result(60)
+        assert [(item.session_id, item.has_ended) for item in rollouts.all()] == [("two", False), ("one", True)]
+        store.delete("two")
+        assert [item.session_id for item in rollouts.all()] == ["one"], "a resumed run has deleted it"
+
+
+def test_a_database_in_use_is_read_meanwhile(look: Client, tmp_path: Path) -> None:
+    folder = large_run(tmp_path / "run", num_episodes=4)
+    writer = sqlite3.connect(folder / "traces.db")
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("DELETE FROM sessions")
+    assert "4 in all" in look(folder).get("/run/run/rollouts").text
+    writer.rollback()
+    writer.close()
+
+
+def test_a_locked_database_is_a_sentence(look: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.runs._TIMEOUT_S", 0.1)
+    folder = large_run(tmp_path / "run", num_episodes=4)
+    owner = sqlite3.connect(folder / "traces.db")
+    owner.execute("PRAGMA locking_mode = EXCLUSIVE")
+    owner.execute("BEGIN EXCLUSIVE")
+    answer = look(folder).get("/run/run/rollouts")
+    owner.rollback()
+    owner.close()
+    assert answer.status_code == 503
+    assert "another process" in unescape(answer.text)
+
+
+def test_an_older_schema_is_read_and_a_newer_one_refused(look: Client, tmp_path: Path) -> None:
+    write_metrics(tmp_path, 1)
+    (tmp_path / "traces.db").write_bytes((Path(__file__).parents[1] / "store/data/schema_1.db").read_bytes())
+    assert "in all" in look(tmp_path).get(f"/run/{tmp_path.name}/rollouts").text
+    with sqlite3.connect(tmp_path / "newer.db") as newer:
+        newer.execute(f"PRAGMA application_id = {0x724C4C4D}")
+        newer.execute("PRAGMA user_version = 99")
+        newer.execute("CREATE TABLE sessions (id)")
+    newer.close()
+    answer = look(tmp_path / "newer.db").get("/run/newer/rollouts")
+    assert answer.status_code == 503
+    assert "has schema 99" in unescape(answer.text)
+
+
+def test_thousands_of_episodes_are_a_page_at_a_time(look: Client, tmp_path: Path) -> None:
+    client = look(large_run(tmp_path / "large", num_episodes=2_000))
+    html = client.get("/run/large/rollouts").text
+    assert "2000 in all" in html
+    assert html.count("<tr>") == 51
+    assert len(html) < 100_000
+    assert "s001900" in client.get("/run/large/step/20").text

@@ -1,0 +1,72 @@
+"""Who may look at the viewer, and what its pages may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Client
+
+TOKEN = "a very long token"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7070", "localhost:1", "localhost", "[::1]:7070", "LOCALHOST:7070"])
+def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> None:
+    assert look().get("/", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:7070", "127.0.0.1.evil.example", "10.0.0.7:7070", "localhost@evil.example", ""],
+)
+def test_a_name_that_leads_here_by_a_trick_is_refused(look: Client, host: str) -> None:
+    answer = look().get("/", headers={"host": host})
+    assert answer.status_code == 421
+    assert "answers to 127.0.0.1" in answer.text
+
+
+def test_a_token_is_asked_for_once(look: Client) -> None:
+    client = look(token=TOKEN, base_url="http://gpu-box:7070")
+    assert client.get("/").status_code == 401
+    assert client.get("/static/viewer.css").status_code == 401
+    assert client.get(f"/?token={TOKEN}x").status_code == 401
+    led = client.get(f"/run/real?with=other&token={TOKEN}")
+    assert (led.status_code, led.headers["location"]) == (303, "/run/real?with=other")
+    cookie = led.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN.replace(" ", "") not in cookie.replace(" ", "")
+    assert client.get("/run/real").status_code == 200, "the cookie is enough"
+
+
+def test_a_program_presents_its_token_as_a_key(look: Client) -> None:
+    client = look(token=TOKEN)
+    assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert client.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
+    assert client.get("/", headers={"cookie": "rllm_viewer=; rllm_viewer=ffff"}).status_code == 401
+    assert client.get("/", headers={"cookie": "rllm_viewer=\xe9".encode("latin-1")}).status_code == 401
+
+
+def test_the_address_behind_a_token_never_leads_elsewhere(look: Client) -> None:
+    led = look(token=TOKEN).get(f"http://127.0.0.1:7070//evil.example/?token={TOKEN}")
+    assert led.headers["location"].startswith("/evil.example")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(look: Client, method: str) -> None:
+    assert look().request(method, "/run/real").status_code == 405
+
+
+def test_pages_may_run_our_scripts_only_and_ask_nobody_else(look: Client) -> None:
+    for path in ("/", "/run/real", "/run/nix", "/static/viewer.js", "/run/real/pulse.json"):
+        policy = look().get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
+)
+def test_only_our_own_files_are_served(look: Client, path: str) -> None:
+    assert look().get(path).status_code == 404
