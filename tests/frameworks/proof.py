@@ -58,7 +58,9 @@ def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[
         exact, anew = (_rollout(framework, variant, engine, mood, exact) for exact in (True, False))
         for rollout in (exact, anew):
             check_captured(rollout, variant)
-        assert exact.num_sequences == variant.num_sequences, f"{mood.name}: {exact.drift}"
+        assert exact.num_sequences == variant.num_sequences, (
+            f"{mood.name}: {exact.num_sequences} sequences, {exact.drift}"
+        )
         row |= {"calls": len(exact.turns), "side_calls": len(exact.side_calls)}
         row[mood.name] = {
             "sequences": exact.num_sequences,

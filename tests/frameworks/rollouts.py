@@ -13,7 +13,7 @@ from rllm.capture import side_calls
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
-from rllm.sdk import ProgramResult, Session, run_program
+from rllm.sdk import ProgramResult, environment, run_program
 from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.sequences import sequences_of
 from rllm.types import DRIFT_KEY, Step, Trace
@@ -103,10 +103,10 @@ class Run:
         config = GatewayConfig(exact_turns=self.exact_turns, shutdown_timeout_s=1.0)
         with (
             GatewayServer(store, EngineUpstream(engine, "policy"), config) as server,
-            Session(base_url=server.open_session(session_id)),
             TemporaryDirectory() as home,
         ):
             # A home without the settings of whoever runs the tests.
             own = {"HOME": home, "PYTHONPATH": "", **self.variables}
-            done = run_program(self.command, timeout_s=TIMEOUT_S, cwd=home, env=own)
+            session = environment(server.open_session(session_id))
+            done = run_program(self.command, timeout_s=TIMEOUT_S, cwd=home, env={**session, **own})
         return Rollout(session_id=session_id, store=store, sampled=engine.sampled, program=done)
