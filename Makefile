@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks check audit format benchmarks clean
+.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,15 @@ $(VENV)-trackers/.installed: pyproject.toml tests/tracking/requirements.txt | $(
 
 test-trackers: $(VENV)-trackers/.installed  ## Write with real TensorBoard, W&B, MLflow and trackio, and read it back.
 	$(VENV)-trackers/bin/pytest -m "trackers or not trackers" tests/tracking
+
+.browser/.installed: tests/browser/requirements.txt tests/browser/install.py | $(VENV)/.dev
+	$(PIP) -r $<
+	$(BIN)/python tests/browser/install.py .browser
+	@touch $@
+
+# One browser at a time; pictures of the pages are left in build/viewer.
+test-viewer: $(VENV)/.dev .browser/.installed  ## The viewer in a real headless Chromium, with pictures: a minute or two.
+	RLLM_BROWSER=.browser $(BIN)/pytest -m browser tests/browser
 
 $(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
@@ -139,4 +148,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) $(VENV)-trackers .references .clients .litellm .vllm .verl .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trackers .references .clients .litellm .vllm .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
