@@ -53,6 +53,15 @@ def test_a_stream_gives_the_trace_of_the_whole_answer(serve, upstream, answer):
     assert len(ids[0]) == len(ids[1]) == len(whole.tool_calls or [])
 
 
+def test_reasoning_is_streamed_before_the_content(serve, upstream):
+    served = serve([{"reasoning": "hm", "content": "so"}], upstream=upstream)
+    chunks = served.client().chat.completions.create(model="m", messages=HI, stream=True)
+    deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
+    said = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
+    assert said[0] == "reasoning_content"
+    assert said[-1] == "content"
+
+
 def test_the_finish_reason_comes_in_a_chunk_of_its_own_and_usage_on_request(serve, upstream):
     served = serve(["hello"], upstream=upstream)
     create = served.client().chat.completions.create

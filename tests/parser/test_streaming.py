@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.parser.reasoning import SplitText, split_reasoning
-from rllm.parser.streaming import safe_length, visible_content
+from rllm.parser.streaming import safe_length, visible_content, visible_reasoning
 from rllm.parser.tool_formats.hermes import HermesToolParser
 
 
@@ -53,6 +53,30 @@ def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
     assert visible_content("hm</think>yes", starts_open=True) == "yes"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("<thi", ""),
+        ("<this", ""),
+        ("<think>\n", ""),
+        ("<think>\nso far", "so far"),
+        ("<think>\nso far\n", "so far"),
+        ("<think>\nso far</th", "so far"),
+        ("<think>\nso far\n</think>\n\nyes", "so far"),
+        ("<think>\nso STO", "so "),
+        ("yes", ""),
+    ],
+)
+def test_reasoning_is_shown_while_it_is_written(text: str, shown: str) -> None:
+    assert visible_reasoning(text, stop=["STOP"]) == shown
+
+
+def test_an_open_prompt_begins_with_reasoning() -> None:
+    assert visible_reasoning("hm", starts_open=True) == "hm"
+    assert visible_reasoning("hm</think>yes", starts_open=True) == "hm"
+
+
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP", "ST", ' {"name": "a"}', "x", " "]
 
 
@@ -61,10 +85,12 @@ def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open
     parser = HermesToolParser()
     stop = text.find("STOP")
     whole = text if stop < 0 else text[:stop]
-    content = parser.parse(split_reasoning(whole, starts_open=starts_open).answer).content
+    split = split_reasoning(whole, starts_open=starts_open)
+    content = parser.parse(split.answer).content
     for length in range(len(text) + 1):
         shown = visible_content(text[:length], stop=["STOP"], markers=parser.markers, starts_open=starts_open)
         assert content.startswith(shown)
+        assert split.reasoning.startswith(visible_reasoning(text[:length], stop=["STOP"], starts_open=starts_open))
 
 
 def test_safe_length_without_markers_is_everything() -> None:

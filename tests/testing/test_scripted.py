@@ -125,6 +125,7 @@ def test_a_stream_says_what_the_whole_answer_says(answer):
     assert last == whole
     assert all(isinstance(delta, OutputDelta) for delta in deltas)
     assert "".join(delta.text for delta in deltas) == whole.content
+    assert "".join(delta.reasoning for delta in deltas) == whole.reasoning
     streamed_ids = [token_id for delta in deltas for token_id in delta.token_ids]
     assert whole.completion_ids[: len(streamed_ids)] == streamed_ids
 

@@ -160,6 +160,8 @@ class OutputDelta:
     """New text of the answer's content."""
     token_ids: list[int]
     logprobs: list[float]
+    reasoning: str = ""
+    """New text of its reasoning, which comes before."""
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from typing import Any
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.incremental_text import IncrementalText, first_stop
 from rllm.parser.reasoning import OPEN, split_reasoning
-from rllm.parser.streaming import visible_content
+from rllm.parser.streaming import visible_content, visible_reasoning
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 _LAST_PROMPT_TOKENS = 8
@@ -23,6 +23,18 @@ class Answer:
     content: str
     reasoning: str
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Text of an answer that is streamed, in the order in which it is."""
+
+    reasoning: str = ""
+    content: str = ""
+
+    def beyond(self, earlier: Shown) -> Shown:
+        """What this has that the earlier one, with which it begins, has not."""
+        return Shown(self.reasoning[len(earlier.reasoning) :], self.content[len(earlier.content) :])
 
 
 class AnswerReader:
@@ -39,24 +51,25 @@ class AnswerReader:
         prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
         self._starts_open = prompt_end.endswith(OPEN)
         self._so_far = IncrementalText(decoder)
-        self._num_shown = 0
+        self._shown = Shown()
 
-    def show(self, ids: Sequence[int]) -> str:
-        """Take the next ids in; returns the content that can be shown in addition."""
+    def show(self, ids: Sequence[int]) -> Shown:
+        """Take the next ids in; returns what can be shown in addition."""
+        text = self._so_far.extend(ids)
+        reasoning = visible_reasoning(text, stop=self._stop, starts_open=self._starts_open)
         content = visible_content(
-            self._so_far.extend(ids),
+            text,
             stop=self._stop,
             markers=self._markers,
             opening_markers=self._opening_markers,
             starts_open=self._starts_open,
         )
-        new = content[self._num_shown :]
-        self._num_shown += len(new)
-        return new
+        earlier, self._shown = self._shown, Shown(reasoning, content)
+        return self._shown.beyond(earlier)
 
-    def rest(self, content: str) -> str:
-        """The part of the whole answer's content that was not shown yet."""
-        return content[self._num_shown :]
+    def rest(self, whole: Shown) -> Shown:
+        """The part of the whole answer that was not shown yet."""
+        return whole.beyond(self._shown)
 
     def read(self, ids: Sequence[int]) -> Answer:
         """The whole answer."""

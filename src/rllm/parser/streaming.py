@@ -51,3 +51,14 @@ def visible_content(
     if any(start.startswith(marker) or marker.startswith(start) for marker in opening_markers):
         return ""
     return content[: safe_length(content, markers)]
+
+
+def visible_reasoning(text: str, *, stop: Sequence[str] = (), starts_open: bool = False) -> str:
+    """The part of an unfinished answer's reasoning that stays as it is, whatever the model writes next."""
+    text = text[: safe_length(text, stop)]
+    body = text.lstrip()
+    if OPEN.startswith(body):  # the tag itself may still follow
+        return ""
+    if not starts_open and not body.startswith(OPEN):
+        return ""
+    return split_reasoning(text[: safe_length(text, [CLOSE])], starts_open=starts_open).reasoning

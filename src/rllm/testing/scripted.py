@@ -212,11 +212,13 @@ def _logprob(token_id: int, position: int) -> float:
 
 
 def _deltas(output: ModelOutput) -> Iterator[OutputDelta]:
-    """Pieces of the content with their tokens; all that is left, markers and tool calls, belongs to the whole answer."""
+    """Pieces of the text with their tokens; all that is left, markers and tool calls, belongs to the whole answer."""
     pieces = [output.content[start : start + _PIECE] for start in range(0, len(output.content), _PIECE)]
-    at = 0 if not output.reasoning else len(encode(f"<think>\n{output.reasoning}\n</think>\n"))
     taken = 0
+    if output.reasoning:
+        taken = len(encode(f"<think>\n{output.reasoning}\n</think>\n"))
+        yield OutputDelta("", output.completion_ids[:taken], output.logprobs[:taken], output.reasoning)
     for piece in pieces:
-        at += len(encode(piece))
+        at = taken + len(encode(piece))
         yield OutputDelta(piece, output.completion_ids[taken:at], output.logprobs[taken:at])
         taken = at

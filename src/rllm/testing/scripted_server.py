@@ -155,15 +155,15 @@ class ScriptedServer:
 
 
 def _delta(output: ModelOutput, position: int, last: bool) -> dict[str, Any]:
-    """The content a character at a time, and whatever there is besides with the last token."""
+    """Reasoning with the first token, the content a character at a time, tool calls with the last token."""
     delta: dict[str, Any] = {}
+    if position == 0 and output.reasoning:
+        delta["reasoning_content"] = output.reasoning
     text = output.content[position:] if last else output.content[position : position + 1]
     if text:
         delta["content"] = text
     if last and output.tool_calls:
         delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(output.tool_calls)]
-    if last and output.reasoning:
-        delta["reasoning_content"] = output.reasoning
     return delta
 
 

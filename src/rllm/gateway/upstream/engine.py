@@ -121,6 +121,7 @@ class _ChoiceChunks:
     def __init__(self, index: int) -> None:
         self.index = index
         self.output: ModelOutput | None = None
+        self._reasoning = ""
         self._text = ""
         self._num_ids = 0
         self._began = False
@@ -130,15 +131,20 @@ class _ChoiceChunks:
         delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
         self._began = True
         if isinstance(piece, OutputDelta):
-            text, token_ids, logprobs, reason = piece.text, piece.token_ids, piece.logprobs, None
+            reasoning, text, reason = piece.reasoning, piece.text, None
+            token_ids, logprobs = piece.token_ids, piece.logprobs
         else:
             self.output = piece
-            text = piece.content[len(self._text) :] if piece.content.startswith(self._text) else ""
-            token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
+            reasoning, text = _unsaid(piece.reasoning, self._reasoning), _unsaid(piece.content, self._text)
             reason = piece.finish_reason
-            delta.update(_rest_of_message(piece))
+            token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
+            if piece.tool_calls:
+                delta["tool_calls"] = [{"index": position, **call} for position, call in enumerate(piece.tool_calls)]
+        if reasoning:
+            delta["reasoning_content"] = reasoning
         if text:
             delta["content"] = text
+        self._reasoning += reasoning
         self._text += text
         self._num_ids += len(token_ids)
         return {
@@ -150,14 +156,8 @@ class _ChoiceChunks:
         }
 
 
-def _rest_of_message(output: ModelOutput) -> dict[str, Any]:
-    """What engines do not stream: reasoning and tool calls."""
-    rest: dict[str, Any] = {}
-    if output.reasoning:
-        rest["reasoning_content"] = output.reasoning
-    if output.tool_calls:
-        rest["tool_calls"] = [{"index": position, **call} for position, call in enumerate(output.tool_calls)]
-    return rest
+def _unsaid(whole: str, said: str) -> str:
+    return whole[len(said) :] if whole.startswith(said) else ""
 
 
 async def _interleaved(

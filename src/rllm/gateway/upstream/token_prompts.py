@@ -14,7 +14,7 @@ from rllm.capture import Prior
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
-from rllm.parser.answer import AnswerReader
+from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
@@ -146,7 +146,7 @@ class _Choice:
         reasoning, content = shown.reasoning, shown.content
         if reason is not None:
             answer = self._reader.read(self._ids)
-            rest = self._reader.rest(answer)
+            rest = self._reader.rest(Shown(answer.reasoning, answer.content))
             reasoning, content = reasoning + rest.reasoning, content + rest.content
             if answer.tool_calls:
                 delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]

@@ -20,7 +20,7 @@ from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.packed import PackedModel, can_pack, main_memory
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
-from rllm.parser.answer import Answer, AnswerReader
+from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
@@ -127,11 +127,12 @@ class LocalEngine:
                 if ids and not request.done:
                     ids = ids[: len(logprobs)]
                     seen += len(ids)
-                    yield OutputDelta(call.reader.show(ids), ids, logprobs[: len(ids)])
+                    yield _delta(call.reader.show(ids), ids, logprobs[: len(ids)])
         finally:
             self._release(request)
         output = self._output(call)
-        yield OutputDelta(call.reader.rest(output.content), request.completion_ids[seen:], request.logprobs[seen:])
+        rest = call.reader.rest(Shown(output.reasoning, output.content))
+        yield _delta(rest, request.completion_ids[seen:], request.logprobs[seen:])
         yield output
 
     def continued_prompt(
@@ -318,6 +319,10 @@ class LocalEngine:
         error = InferenceError(self._stopped, status_code=503)
         error.__cause__ = cause
         self._scheduler.fail(error)
+
+
+def _delta(shown: Shown, token_ids: list[int], logprobs: list[float]) -> OutputDelta:
+    return OutputDelta(shown.content, token_ids, logprobs, shown.reasoning)
 
 
 class _News:
