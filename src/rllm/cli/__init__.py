@@ -13,7 +13,9 @@ from rllm.cli.demo import demo
 from rllm.cli.doctor import doctor
 from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
+from rllm.cli.export import export
 from rllm.cli.gateway import gateway
+from rllm.cli.rescore import rescore
 from rllm.cli.run import run
 from rllm.cli.sft import sft
 from rllm.cli.store import store
@@ -35,6 +37,8 @@ app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(view)
 app.command()(explain)
+app.command()(rescore)
+app.command()(export)
 app.command()(gateway)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)

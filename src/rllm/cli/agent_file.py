@@ -14,8 +14,8 @@ from rllm.errors import AgentError, ConfigError
 from rllm.registry import load_object
 
 
-def load_function(spec: str) -> Callable[..., Any]:
-    """Import the function.
+def load_function(spec: str, *, what: str = "agent") -> Callable[..., Any]:
+    """Import the function; `what` is what it is to be.
 
     Raises:
         ConfigError: if the file or the function is not there.
@@ -23,25 +23,25 @@ def load_function(spec: str) -> Callable[..., Any]:
     """
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
-        raise ConfigError(f"agent={spec!r}: use FILE.py:function or package.module:function")
+        raise ConfigError(f"{what}={spec!r}: use FILE.py:function or package.module:function")
     if not place.endswith(".py"):
-        found = _imported(spec)
+        found = _imported(spec, what)
     else:
-        module = _module_of(Path(place).expanduser().resolve())
+        module = _module_of(Path(place).expanduser().resolve(), what)
         if not hasattr(module, name):
             raise ConfigError(
-                f"agent={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
+                f"{what}={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
             )
         found = getattr(module, name)
     if not callable(found):
-        raise ConfigError(f"agent={spec!r} is {type(found).__name__}, not a function")
+        raise ConfigError(f"{what}={spec!r} is {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
     return function
 
 
-def _module_of(path: Path) -> ModuleType:
+def _module_of(path: Path, what: str) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"agent file {str(path)!r} does not exist")
+        raise ConfigError(f"{what} file {str(path)!r} does not exist")
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when it is run
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -55,9 +55,9 @@ def _module_of(path: Path) -> ModuleType:
     return module
 
 
-def _imported(spec: str) -> Any:
+def _imported(spec: str, what: str) -> Any:
     try:
-        return load_object(spec, kind="agent")
+        return load_object(spec, kind=what)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:

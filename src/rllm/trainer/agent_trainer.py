@@ -36,6 +36,7 @@ from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.config.sizes import check_sizes
 from rllm.trainer.doors import Door, Surroundings, door_of
+from rllm.trainer.history import TaskFile
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
@@ -207,7 +208,7 @@ class AgentTrainer:
                 inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout
             )
             runner = stack.enter_context(running(self.config, self.door, around, gateway))
-            trackers = Trackers.start(self.config.trackers, self.run_dir, self.trackers)
+            trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
             stack.callback(trackers.close)
             loop = (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
                 config=self.config,

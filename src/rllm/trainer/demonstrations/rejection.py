@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.store.base import TraceStore
+from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
 from rllm.types import Episode, Step, Trajectory
 
 Row = dict[str, Any]
 
 _PAGE = 256
-_PLACE = re.compile(r"@\d+\.\d+\.\d+$")
-"""What a training run puts behind a task's id to tell one use of the task from another."""
 
 
 def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: float) -> list[Row]:
@@ -58,7 +56,7 @@ def rows_of_episode(episode: Episode) -> list[Row]:
     """Its trainable trajectories; none of an episode that failed."""
     if episode.failed:
         return []
-    task_id = _PLACE.sub("", episode.task_id) or None
+    task_id = plain_task_id(episode.task_id) or None
     return [row_of(trajectory, task_id) for trajectory in episode.trajectories if trajectory.trainable]
 
 
@@ -121,7 +119,7 @@ def _sessions(store: TraceStore) -> Iterator[tuple[str, str]]:
         offset += len(page)
         for info in page:
             if info.metadata.get("split") == "train":
-                yield info.id, _PLACE.sub("", str(info.metadata.get("task_id", info.id)))
+                yield info.id, plain_task_id(str(info.metadata.get("task_id", info.id)))
 
 
 def _rows_of_session(store: TraceStore, session_id: str, task_id: str) -> list[Row]:

@@ -1,0 +1,87 @@
+"""`rllm rescore`: what another reward would have given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rllm.trainer.rescore import Comparison
+
+_MAX_ANSWER = 60
+
+
+def rescore(
+    run: Annotated[Path, typer.Argument(help="Folder of a run or an evaluation.")],
+    reward: Annotated[
+        str, typer.Option(help="Called with each task and the last answer's text.", metavar="FILE.py:function")
+    ],
+    top: Annotated[int, typer.Option(help="How many of the largest changes to show.", min=0)] = 10,
+    max_concurrent: Annotated[int, typer.Option(help="Rewards computed at a time.", min=1)] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+) -> None:
+    """Compute new rewards over the stored episodes of a run or an evaluation, and show what they change.
+
+    They are written to a file of their own beside the old ones, which stay; `rllm export --rewards` takes it.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    from rllm.cli.agent_file import load_function
+    from rllm.cli.training import print_json
+    from rllm.errors import ConfigError
+    from rllm.trainer.history import stored_episodes
+    from rllm.trainer.rescore import check_reward, compare, write_rewards
+    from rllm.trainer.rescore import rescore as judged
+
+    function = load_function(reward, what="reward")
+    check_reward(function, reward)
+    console = Console(stderr=as_json, highlight=False)
+    with Progress(TextColumn("scoring {task.completed}"), console=console, transient=True) as bar:
+        task = bar.add_task("scoring", total=None)
+        found = list(
+            judged(
+                stored_episodes(run),
+                function,
+                max_concurrent=max_concurrent,
+                on_done=lambda count: bar.update(task, completed=count),
+            )
+        )
+    if not found:
+        raise ConfigError(f"run={str(run)!r} has no episodes that ended without failing")
+    path = write_rewards(run, reward.rpartition(":")[2], found)
+    comparison = compare(found, num_largest=top)
+    _show(console, comparison)
+    console.print(f"New rewards: {path}", soft_wrap=True)
+    if as_json:
+        print_json({**comparison.to_dict(), "file": str(path)})
+
+
+def _show(console: Console, told: Comparison) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console.print(
+        f"{told.num_changed} of {told.num_trajectories} rewards change; the mean was {_number(told.mean_before)} and is "
+        f"{_number(told.mean_after)}"
+    )
+    if told.num_failed:
+        console.print(f"[yellow]{told.num_failed} rewards raised and are not scored; the file says why[/]")
+    if not told.largest:
+        return
+    table = Table("episode", "role", "before", "after", "answer", title="largest changes", title_justify="left")
+    for item in told.largest:
+        said = "".join(letter if letter.isprintable() else " " for letter in item.error or item.answer)
+        short = said if len(said) <= _MAX_ANSWER else f"{said[:_MAX_ANSWER]} ..."
+        table.add_row(
+            escape(item.episode_id), escape(item.name), _number(item.before), _number(item.after), escape(short)
+        )
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "unscored" if value is None else f"{value:.4g}"

@@ -1,0 +1,201 @@
+"""What a run leaves, in forms that other programs read: its episodes, conversations to learn from, its model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rllm.engine.episode_log import to_json
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.files import flush
+from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
+from rllm.trainer.history import TOOLS_KEY, plain_task_id
+from rllm.types import Episode, Trajectory
+
+_ROWS = 256
+"""Rows to a group of a Parquet file: what is in memory at a time."""
+_OF_TRAINER = (STATE_FILE, "recovery.pt")
+"""Files of a checkpoint that only a resumed run reads."""
+_ADAPTER = "adapter_config.json"
+
+
+def export_episodes(episodes: Iterable[Episode], path: Path) -> int:
+    """Write episodes: `.jsonl` has one a line, as `Episode.to_dict` gives it; `.parquet` has a row for each trajectory.
+
+    Returns how many episodes, or trajectories, were written. The file is whole, or it is not there.
+
+    Raises:
+        ConfigError: if the file cannot be written, or its name ends otherwise.
+        MissingDependencyError: if Parquet is asked for and `pyarrow` is not installed.
+    """
+    if path.suffix == ".jsonl":
+        return _whole(path, lambda new: _write_lines(new, map(Episode.to_dict, episodes)))
+    if path.suffix == ".parquet":
+        return _whole(path, lambda new: _write_parquet(new, episodes))
+    raise ConfigError(f"episodes={str(path)!r}: name a file that ends in .jsonl or .parquet")
+
+
+def export_chat(episodes: Iterable[Episode], path: Path) -> int:
+    """Write conversations in the chat format that `rllm sft` and others learn from: `messages`, `tools` where they were
+    offered, and the `reward`. Returns how many.
+
+    Raises:
+        ConfigError: if the file cannot be written, or does not end in .jsonl.
+    """
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"chat={str(path)!r}: name a file that ends in .jsonl")
+    return _whole(path, lambda new: _write_lines(new, chat_rows(episodes)))
+
+
+def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """A row for each trajectory that may be learned from; one that is not a single conversation has a row a call, of which
+    only the last answer counts."""
+    for episode in episodes:
+        for path in episode.trajectories if not episode.failed else ():
+            about = {"task_id": plain_task_id(episode.task_id), "name": path.name, "reward": path.final_reward()}
+            steps = [step for step in path.steps if step.chat_completions]
+            for step in steps[-1:] if path.is_cumulative() else steps:
+                messages = step.chat_completions
+                if not path.is_cumulative():
+                    messages = [_unlearned(message) for message in messages[:-1]] + messages[-1:]
+                tools = {"tools": step.info[TOOLS_KEY]} if TOOLS_KEY in step.info else {}
+                yield {"messages": messages, **tools, **about}
+
+
+def _unlearned(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "weight": 0} if message.get("role") == "assistant" else message
+
+
+def chosen_checkpoint(run: Path, name: str) -> Path:
+    """A checkpoint of a run: `latest`, `best`, or a folder's name.
+
+    Raises:
+        ConfigError: if there is none of the name.
+    """
+    checkpoints = Checkpoints(run, keep=1)
+    found = {"latest": checkpoints.latest, "best": checkpoints.best}.get(name, lambda: run / "checkpoints" / name)()
+    if found is None or not found.is_dir():
+        there = ", ".join(path.name for path in checkpoints.all()) or "none"
+        raise ConfigError(f"checkpoint={name!r}: {str(run)!r} has {there}; name one of them, latest or best")
+    return found
+
+
+def export_model(checkpoint: Path, target: Path) -> None:
+    """Write a Hugging Face folder that needs nothing else: an adapter is merged into the model that it was made for.
+
+    Raises:
+        ConfigError: if the folder is not empty, or the model cannot be loaded.
+    """
+    _refuse_full(target, "model")
+    if not (checkpoint / _ADAPTER).is_file():
+        _copy(checkpoint, target)
+        return
+    from rllm.inference.local.loading import load_model
+
+    loaded = load_model(checkpoint, dtype="auto", device="cpu")
+    loaded.model.save_pretrained(target)
+    loaded.tokenizer.save_pretrained(target)
+
+
+def export_adapter(checkpoint: Path, target: Path) -> None:
+    """Write the adapter alone, as peft reads it.
+
+    Raises:
+        ConfigError: if the run trained all weights, or the folder is not empty.
+    """
+    if not (checkpoint / _ADAPTER).is_file():
+        raise ConfigError(f"adapter={str(target)!r}: {str(checkpoint)!r} has all weights and no adapter; use --model")
+    _refuse_full(target, "adapter")
+    _copy(checkpoint, target)
+
+
+def _refuse_full(target: Path, option: str) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{option}={str(target)!r} is there already and not empty: name another folder")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.name not in _OF_TRAINER:
+            shutil.copy2(path, target / path.name)
+
+
+def _whole(path: Path, write: Callable[[Path], int]) -> int:
+    new = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = write(new)
+        flush(new)
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
+    return count
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(to_json(row) + b"\n")
+            count += 1
+    return count
+
+
+def _write_parquet(path: Path, episodes: Iterable[Episode]) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingDependencyError.of("pyarrow", "data", "writing Parquet") from error
+    ids = pa.list_(pa.int64())
+    step = {"id": pa.string(), "messages": pa.string(), "prompt_ids": ids, "response_ids": ids}
+    step |= {"logprobs": pa.list_(pa.float64()), "weight_version": pa.int64()}
+    text = dict.fromkeys(
+        ("episode_id", "session_id", "split", "task_id", "task", "name", "ended", "error"), pa.string()
+    )
+    others = {"index": pa.int64(), "training_step": pa.int64(), "reward": pa.float64(), "is_correct": pa.bool_()}
+    schema = pa.schema([*{**text, **others}.items(), ("steps", pa.list_(pa.struct(list(step.items()))))])
+    rows = (_parquet_row(episode, path) for episode in episodes for path in episode.trajectories)
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while group := list(islice(rows, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            count += len(group)
+    return count
+
+
+def _parquet_row(episode: Episode, path: Trajectory) -> dict[str, Any]:
+    """Messages and the task have no fixed form, so they are kept as JSON."""
+    return {
+        "episode_id": episode.id,
+        "session_id": episode.session_id,
+        "split": episode.info.get("split"),
+        "training_step": episode.info.get("training_step"),
+        "task_id": plain_task_id(episode.task_id),
+        "index": episode.index,
+        "task": to_json(episode.task).decode(),
+        "name": path.name,
+        "reward": path.final_reward(),
+        "is_correct": episode.is_correct,
+        "ended": episode.termination_reason.value if episode.termination_reason else None,
+        "error": to_json(episode.info["error"]).decode() if episode.failed else None,
+        "steps": [
+            {
+                "id": step.id,
+                "messages": to_json(step.chat_completions).decode(),
+                "prompt_ids": step.prompt_ids,
+                "response_ids": step.response_ids,
+                "logprobs": step.logprobs,
+                "weight_version": step.weight_version,
+            }
+            for step in path.steps
+        ],
+    }

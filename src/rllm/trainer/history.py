@@ -1,0 +1,165 @@
+"""The episodes of an earlier run or evaluation, put together again from what its folder keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import yaml
+
+from rllm.engine.episode_log import EpisodeLog, to_json
+from rllm.errors import ConfigError
+from rllm.store import open_store
+from rllm.store.base import SessionInfo, TraceStore
+from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
+
+STORE, EPISODES, TASKS = "traces.db", "episodes.jsonl", "tasks.jsonl"
+TOOLS_KEY = "tools"
+"""Where the `info` of a step of such an episode keeps the tools that its call was offered."""
+_PLACE = re.compile(r"@\d+\.\d+\.\d+$")
+"""What a training run puts behind a task's id to tell one use of the task from another."""
+_PAGE = 256
+
+Key = tuple[str, str]
+"""Split and id of a task."""
+
+
+class TaskFile:
+    """A tracker that keeps every task which was rolled out, once, in the run's `tasks.jsonl`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / TASKS
+        self._known = set(read_tasks(run_dir))
+        self._file: IO[bytes] | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tasks have no metrics."""
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            key = (split, plain_task_id(episode.task_id))
+            if key not in self._known:
+                self._known.add(key)
+                self._file = self._file or self._path.open("ab")
+                self._file.write(to_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
+        if self._file is not None:
+            self._file.flush()
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Only episodes have tasks."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_tasks(run_dir: Path) -> dict[Key, Any]:
+    """The tasks that a run has rolled out; a line that a crash cut off is left out."""
+    path = run_dir / TASKS
+    found: dict[Key, Any] = {}
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if line.endswith(b"\n"):
+            row = orjson.loads(line)
+            found[row["split"], row["task_id"]] = row["task"]
+    return found
+
+
+def plain_task_id(task_id: str) -> str:
+    """The id as the dataset has it."""
+    return _PLACE.sub("", task_id)
+
+
+def stored_episodes(folder: Path) -> Iterator[Episode]:
+    """Every episode that has ended, oldest first, with its task, rewards, messages and tokens.
+
+    `info` says the `split`, and of training episodes the `training_step` (from 0). Of a rollout that an evaluation made
+    again, the last counts.
+
+    Raises:
+        ConfigError: if the folder is of no run and of no evaluation.
+        StoreError: if the traces cannot be read.
+    """
+    url = _store_of(folder)
+    with closing(open_store(url, read_only=True)) as store:
+        if (folder / EPISODES).is_file():
+            latest = {(episode.task_id, episode.index): episode for episode in EpisodeLog.read(folder / EPISODES)}
+            for episode in latest.values():
+                _fill(episode, store)
+                episode.info.setdefault("split", "eval")
+                yield episode
+        else:
+            tasks = read_tasks(folder)
+            for session in _sessions(store):
+                if isinstance(session.metadata.get(OUTCOME_KEY), Mapping):
+                    yield _episode(session, store, tasks)
+
+
+def _store_of(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ConfigError(f"run={str(folder)!r}: there is no such folder; name that of a run or an evaluation")
+    settings = folder / "config.yaml"
+    told = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    if url := told.get("store"):
+        return str(url)
+    if not (folder / STORE).is_file():
+        inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())
+        hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
+        raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is the folder of no run and no evaluation{hint}")
+    return str(folder / STORE)
+
+
+def _sessions(store: TraceStore) -> Iterator[SessionInfo]:
+    offset = 0
+    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=True):
+        offset += len(page)
+        yield from page
+
+
+def _episode(session: SessionInfo, store: TraceStore, tasks: Mapping[Key, Any]) -> Episode:
+    about, outcome = session.metadata, session.metadata[OUTCOME_KEY]
+    split, task_id = str(about.get("split", "")), str(about.get("task_id", ""))
+    info: dict[str, Any] = {name: about[name] for name in ("split", "training_step") if name in about}
+    if outcome.get("error"):
+        info["error"] = outcome["error"]
+    episode = Episode(
+        task_id=task_id,
+        index=int(about.get("index") or 0),
+        session_id=session.id,
+        task=tasks.get((split, plain_task_id(task_id))),
+        termination_reason=TerminationReason(outcome["ended"]) if outcome.get("ended") else None,
+        is_correct=bool(outcome.get("is_correct")),
+        metrics=dict(outcome.get("metrics") or {}),
+        info=info,
+        trajectories=[_trajectory(path) for path in outcome.get("trajectories") or ()],
+    )
+    return _fill(episode, store)
+
+
+def _trajectory(told: Mapping[str, Any]) -> Trajectory:
+    steps = [Step.from_dict({"id": step["id"], "reward": step.get("reward")}) for step in told.get("steps") or ()]
+    return Trajectory.from_dict(
+        {"name": told["name"], "reward": told.get("reward"), "trainable": told.get("trainable", True)}
+        | {"steps": [step.to_dict() for step in steps]}
+    )
+
+
+def _fill(episode: Episode, store: TraceStore) -> Episode:
+    traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}
+    for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
+        if (trace := traces.get(step.id)) is not None:
+            _fill_step(step, trace)
+    for trajectory in episode.trajectories:
+        trajectory.task = episode.task if trajectory.task is None else trajectory.task
+    return episode
+
+
+def _fill_step(step: Step, trace: Trace) -> None:
+    if not step.response_ids:
+        step.fill_from(trace)
+    if trace.tools:
+        step.info[TOOLS_KEY] = trace.tools

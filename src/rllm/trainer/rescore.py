@@ -1,0 +1,185 @@
+"""New rewards over stored episodes, written beside those that they had."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rllm.errors import ConfigError, RewardError
+from rllm.files import replace_text
+from rllm.rewards.scoring import as_reward_output
+from rllm.types import Episode, Trajectory, is_scored
+
+FOLDER = "rescored"
+"""Where a run's folder keeps new rewards, a file for each time."""
+_SAME = 1e-9
+_AT_A_TIME = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescored:
+    """One trajectory."""
+
+    episode_id: str
+    session_id: str
+    split: str
+    trajectory: int
+    """Which of its episode's."""
+    name: str
+    before: float | None
+    after: float | None
+    """`None`: not scored."""
+    answer: str
+    error: str | None = None
+    """Why the new reward raised."""
+
+    @property
+    def change(self) -> float:
+        """How much more it earns; what was, or is, not scored counts as 0."""
+        return (self.after or 0.0) - (self.before or 0.0)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the reward, or whether there is one, is another."""
+        return (self.before is None) != (self.after is None) or abs(self.change) > _SAME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """New rewards beside the old."""
+
+    num_trajectories: int
+    num_changed: int
+    num_failed: int
+    """For which the new reward raised."""
+    mean_before: float | None
+    """Of those that were scored."""
+    mean_after: float | None
+    largest: Sequence[Rescored]
+    """The largest changes, first the largest."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_reward(reward_fn: Callable[..., Any], spec: str) -> None:
+    """
+    Raises:
+        ConfigError: if it cannot be called with a task and an answer.
+    """
+    try:
+        inspect.signature(reward_fn).bind({}, "")
+    except TypeError as error:
+        raise ConfigError(
+            f"--reward {spec}: it is called with a task and the answer's text, as in `def reward(task, answer)`; {error}"
+        ) from error
+    except ValueError:  # a builtin that says nothing of its parameters
+        return
+
+
+def rescore(
+    episodes: Iterable[Episode],
+    reward_fn: Callable[..., Any],
+    *,
+    max_concurrent: int = 8,
+    on_done: Callable[[int], None] = lambda count: None,
+) -> Iterator[Rescored]:
+    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what was not said by the policy
+    (`trainable=False` in training), are left as they are.
+
+    Raises:
+        ConfigError: if an episode has no task, as in runs of versions that did not keep them.
+    """
+    paths = (
+        (episode, number, path)
+        for episode in episodes
+        if not episode.failed
+        for number, path in enumerate(episode.trajectories)
+    )
+    count = 0
+    with ThreadPoolExecutor(max_concurrent, thread_name_prefix="rllm reward") as pool:
+        while some := list(islice(paths, _AT_A_TIME * max_concurrent)):
+            for told in pool.map(lambda given: _rescored(given[0], given[1], given[2], reward_fn), some):
+                count += 1
+                on_done(count)
+                yield told
+
+
+def _rescored(episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., Any]) -> Rescored:
+    if episode.task is None:
+        raise ConfigError(f"episode {episode.id!r} has no task: its folder does not keep them (no tasks.jsonl)")
+    answer = path.steps[-1].model_response if path.steps else ""
+    after, error = None, None
+    try:
+        after = as_reward_output(reward_fn, episode.task, answer).reward
+    except RewardError as raised:
+        error = str(raised)
+    return Rescored(
+        episode_id=episode.id,
+        session_id=episode.session_id,
+        split=str(episode.info.get("split", "")),
+        trajectory=number,
+        name=path.name,
+        before=path.final_reward(),
+        after=after if is_scored(after) else None,
+        answer=answer,
+        error=error,
+    )
+
+
+def compare(rescored: Sequence[Rescored], *, num_largest: int = 10) -> Comparison:
+    """What the new rewards change."""
+    changed = [item for item in rescored if item.has_changed]
+    return Comparison(
+        num_trajectories=len(rescored),
+        num_changed=len(changed),
+        num_failed=sum(item.error is not None for item in rescored),
+        mean_before=_mean(item.before for item in rescored),
+        mean_after=_mean(item.after for item in rescored),
+        largest=sorted(changed, key=lambda item: -abs(item.change))[:num_largest],
+    )
+
+
+def write_rewards(folder: Path, name: str, rescored: Iterable[Rescored]) -> Path:
+    """A new file in the folder's `rescored`; none that is there is touched. Returns its path."""
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    stem = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    taken = {path.stem for path in target.iterdir()}
+    numbered = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(taken) + 2))
+    path = target / f"{next(free for free in numbered if free not in taken)}.jsonl"
+    replace_text(path, "".join(json.dumps(asdict(item)) + "\n" for item in rescored))
+    return path
+
+
+def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
+    """The episodes with the rewards of a file that `write_rewards` wrote, in place of those that they had.
+
+    Raises:
+        ConfigError: if the file is none.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rewards = {(row["session_id"], row["trajectory"]): row["after"] for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"rewards={str(path)!r} is no file of `rllm rescore`: {error}") from error
+    for episode in episodes:
+        for number, trajectory in enumerate(episode.trajectories):
+            if (episode.session_id, number) in rewards:
+                trajectory.reward = rewards[episode.session_id, number]
+                for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
+                    step.reward = None
+        yield episode
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

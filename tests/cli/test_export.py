@@ -1,0 +1,97 @@
+"""`rllm rescore` and `rllm export` over what a real run, with an adapter, has left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from .conftest import AGENT, here
+
+JUDGE = """
+def reward(task, answer):
+    return float(len(task["question"]) + len(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(policy, tmp_path_factory):
+    """A run's folder; the agent's directory is around it."""
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "my_agent.py").write_text(AGENT)
+    (folder / "judge.py").write_text(JUDGE)
+    rows = [{"question": f"How many {item}?", "answer": "4"} for item in ("figs", "limes")]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = here(
+        "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, "num_steps=1",
+        "tasks_per_step=2", "rollout.group_size=4", "run_dir=run", "model.lora_rank=2", "eval.at_start=false", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_new_rewards_and_what_they_change(run):
+    before = (run / "traces.db").read_bytes()
+    done = here("rescore", "run", "--reward", "judge.py:reward", "--json", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["num_trajectories"] == 2 * 4 + 2
+    lines = [json.loads(line) for line in (run.parent / told["file"]).read_text().splitlines()]
+    questions = {"0": len("How many figs?"), "1": len("How many limes?")}
+    assert [line["after"] for line in lines] == [
+        float(questions[line["episode_id"][0]] + len(line["answer"])) for line in lines
+    ]
+    assert told["mean_after"] == pytest.approx(sum(line["after"] for line in lines) / len(lines))
+    assert "10 of 10 rewards change" in done.stderr
+    assert (run / "traces.db").read_bytes() == before
+    here("export", "run", "--rewards", told["file"], "--chat", "new.jsonl", cwd=run.parent)
+    assert [json.loads(line)["reward"] for line in (run.parent / "new.jsonl").read_text().splitlines()] == [
+        line["after"] for line in lines
+    ]
+
+
+def test_conversations_that_sft_learns_from(run, policy):
+    assert here("export", "run", "--chat", "chat.jsonl", "--split", "train", cwd=run.parent).stdout == (
+        "8 conversations written to chat.jsonl\n"
+    )
+    done = here(
+        "sft", "chat.jsonl", "--model", policy, "num_steps=1", "tasks_per_step=8", "run_dir=sft", cwd=run.parent
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_merged_model_says_what_the_adapter_says(run):
+    from transformers import AutoModelForCausalLM
+
+    from rllm.inference.local.loading import load_model
+
+    done = here("export", "run", "--model", "merged", "--adapter", "adapter", "--episodes", "e.jsonl", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (run.parent / "adapter").glob("adapter*")) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(run.parent / "merged")(ids).logits
+        adapted = load_model(run.parent / "adapter", device="cpu").model(ids).logits
+    assert torch.equal(merged, adapted)
+    assert len((run.parent / "e.jsonl").read_text().splitlines()) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["export", "run"], "nothing to write"),
+        (["export", ".", "--episodes", "e.jsonl"], "is the folder of no run and no evaluation; did you mean"),
+        (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
+        (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
+        (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),
+        (["rescore", "run", "--reward", "my_agent.py:OpenAI"], "it is called with a task and the answer's text"),
+    ],
+)
+def test_a_mistake_is_named(run, arguments, said):
+    done = here(*arguments, cwd=run.parent)
+    assert done.returncode == 2
+    assert said in done.stderr

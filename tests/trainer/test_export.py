@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.trainer.export import chat_rows, chosen_checkpoint, export_adapter, export_episodes, export_model
+from rllm.types import Episode, Step, Trajectory
+
+ASK = {"role": "user", "content": "How many figs?"}
+SEVEN, EIGHT = ({"role": "assistant", "content": text} for text in ("seven", "eight"))
+MORE = {"role": "user", "content": "Sure?"}
+
+
+def episode(*chats: list[dict[str, str]], **fields: object) -> Episode:
+    steps = [Step(chat_completions=chat, prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5]) for chat in chats]
+    return Episode(task_id="figs@0.0.1", task={"q": 1}, trajectories=[Trajectory(reward=0.5, steps=steps)], **fields)  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_one_row_as_it_ended() -> None:
+    told = episode([ASK, SEVEN], [ASK, SEVEN, MORE, EIGHT])
+    told.trajectories[0].steps[1].info["tools"] = [{"type": "function"}]
+    assert list(chat_rows([told])) == [
+        {
+            "messages": [ASK, SEVEN, MORE, EIGHT],
+            "tools": [{"type": "function"}],
+            "task_id": "figs",
+            "name": "agent",
+            "reward": 0.5,
+        }
+    ]
+
+
+def test_calls_that_do_not_go_on_from_each_other_are_rows_of_their_own() -> None:
+    rows = list(chat_rows([episode([ASK, SEVEN], [MORE, SEVEN, ASK, EIGHT])]))
+    assert [row["messages"] for row in rows] == [[ASK, SEVEN], [MORE, {**SEVEN, "weight": 0}, ASK, EIGHT]]
+
+
+def test_a_failed_rollout_teaches_nothing() -> None:
+    assert list(chat_rows([episode([ASK, SEVEN], info={"error": {"type": "AgentError"}})])) == []
+
+
+def test_episodes_as_lines_and_as_parquet(tmp_path: Path) -> None:
+    told = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
+    assert export_episodes([told], tmp_path / "e.jsonl") == 1
+    [line] = (tmp_path / "e.jsonl").read_text().splitlines()
+    assert Episode.from_dict(json.loads(line)) == told
+    assert export_episodes([told, told], tmp_path / "e.parquet") == 2
+    row = pq.read_table(tmp_path / "e.parquet").to_pylist()[0]
+    assert (row["task_id"], row["split"], row["training_step"], row["reward"]) == ("figs", "train", 3, 0.5)
+    assert (row["steps"][0]["response_ids"], row["steps"][0]["logprobs"]) == ([3], [-0.5])
+    assert json.loads(row["steps"][0]["messages"]) == [ASK, SEVEN]
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends in .jsonl or .parquet"):
+        export_episodes([], tmp_path / "e.csv")
+
+
+def run_with(tmp_path: Path, *files: str) -> Path:
+    folder = tmp_path / "run" / "checkpoints" / "step-000003"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text('{"step": 3}')
+    for name in files:
+        (folder / name).write_text(name)
+    return tmp_path / "run"
+
+
+def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt")
+    export_model(chosen_checkpoint(run, "latest"), tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    with pytest.raises(ConfigError, match="is there already and not empty"):
+        export_model(chosen_checkpoint(run, "step-000003"), tmp_path / "model")
+    with pytest.raises(ConfigError, match="has all weights and no adapter"):
+        export_adapter(chosen_checkpoint(run, "latest"), tmp_path / "adapter")
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has step-000003; name one of them, latest or best"):
+        chosen_checkpoint(run_with(tmp_path), "step-000009")

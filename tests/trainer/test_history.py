@@ -1,0 +1,41 @@
+"""What a run keeps is enough to put its episodes together again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.trainer.history import TaskFile, plain_task_id, read_tasks, stored_episodes
+from rllm.types import Episode
+
+
+def test_every_task_is_kept_once_also_by_a_resumed_run(tmp_path: Path) -> None:
+    for step in (0, 1):
+        file = TaskFile(tmp_path)
+        for index in (0, 1):
+            file.log_episodes(step, "train", [Episode(task_id=f"a@{step}.0.0", index=index, task={"q": "fig"})])
+        file.log_episodes(step, "eval", [Episode(task_id="a", task={"q": "lime"})])
+        file.close()
+    assert read_tasks(tmp_path) == {("train", "a"): {"q": "fig"}, ("eval", "a"): {"q": "lime"}}
+    assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_line_that_was_cut_off_is_no_task(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"split":"train","task_id":"a","task":1}\n{"split":"tr')
+    assert read_tasks(tmp_path) == {("train", "a"): 1}
+
+
+@pytest.mark.parametrize(
+    ("task_id", "plain"), [("a@3.0.12", "a"), ("me@home", "me@home"), ("a@1.2.3@4.0.0", "a@1.2.3")]
+)
+def test_the_place_of_a_task_is_no_part_of_its_id(task_id: str, plain: str) -> None:
+    assert plain_task_id(task_id) == plain
+
+
+def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no traces.db, so it is the folder of no run"):
+        list(stored_episodes(tmp_path))
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        list(stored_episodes(tmp_path / "none"))

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.trainer.rescore import Rescored, check_reward, compare, rescore, with_rewards, write_rewards
+from rllm.types import Episode, Step, Trajectory
+
+
+def episode(index: int, *answers: str, reward: float | None = 1.0) -> Episode:
+    paths = [Trajectory(reward=reward, steps=[Step(model_response=answer)]) for answer in answers]
+    return Episode(task_id="figs", index=index, session_id=f"s{index}", task={"answer": "7"}, trajectories=paths)
+
+
+def is_right(task: dict[str, str], answer: str) -> float | None:
+    if answer == "?":
+        return None
+    return float(int(answer) == int(task["answer"]))
+
+
+def test_every_trajectory_is_judged_by_its_last_answer_in_order() -> None:
+    found = list(rescore([episode(0, "7", "8"), episode(1, "?"), episode(2, "seven", reward=None)], is_right))
+    assert [(item.session_id, item.trajectory, item.before, item.after) for item in found] == [
+        ("s0", 0, 1.0, 1.0),
+        ("s0", 1, 1.0, 0.0),
+        ("s1", 0, 1.0, None),
+        ("s2", 0, None, None),
+    ]
+    assert found[3].error is not None
+    assert "invalid literal for int" in found[3].error
+    assert [item.has_changed for item in found] == [False, True, True, False]
+
+
+def test_what_new_rewards_change() -> None:
+    def one(index: int, before: float | None, after: float | None) -> Rescored:
+        return Rescored(
+            episode_id=f"t:{index}", session_id="s", split="train", trajectory=0, name="agent",
+            before=before, after=after, answer="",
+        )  # fmt: skip
+
+    told = compare([one(0, 1.0, 1.0), one(1, 0.0, 0.5), one(2, 1.0, 0.0), one(3, None, 0.25)], num_largest=2)
+    assert (told.num_trajectories, told.num_changed, told.num_failed) == (4, 3, 0)
+    assert (told.mean_before, told.mean_after) == (pytest.approx(2 / 3), 1.75 / 4)
+    assert [item.episode_id for item in told.largest] == ["t:2", "t:1"]
+
+
+def test_they_are_written_beside_the_old_and_take_their_place_when_asked(tmp_path: Path) -> None:
+    first = write_rewards(tmp_path, "is_right", rescore([episode(0, "8", "7")], is_right))
+    second = write_rewards(tmp_path, "is_right", [])
+    assert (first.name, second.name) == ("is_right.jsonl", "is_right-2.jsonl")
+    [changed] = with_rewards([episode(0, "8", "7")], first)
+    assert [path.final_reward() for path in changed.trajectories] == [0.0, 1.0]
+    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match="is no file of `rllm rescore`"):
+        list(with_rewards([], tmp_path / "other.jsonl"))
+
+
+def test_a_function_that_cannot_judge() -> None:
+    check_reward(is_right, "f.py:is_right")
+    with pytest.raises(ConfigError, match=r"--reward f.py:g: it is called with a task and the answer's text"):
+        check_reward(lambda answer: 1.0, "f.py:g")
+
+
+def test_an_episode_whose_task_is_not_known() -> None:
+    lost = episode(0, "7")
+    lost.task = None
+    with pytest.raises(ConfigError, match="episode 'figs:0' has no task"):
+        list(rescore([lost], is_right))
