@@ -9,7 +9,7 @@ import pytest
 
 from .forced import ForcedEngine
 from .proof import Variant, prove
-from .rollouts import Framework
+from .rollouts import ROOT, Framework
 from .table import read_rows, write_rows
 
 FAILURE_CHARACTERS = 200
@@ -48,7 +48,6 @@ def proven(engine: ForcedEngine, rows: dict[str, Any]) -> Callable[[Framework, V
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what was wrong, which is where Python says it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if not line.startswith("assert ")), type(error).__name__)
-    return said[:FAILURE_CHARACTERS]
+    """The last line of what was wrong, which is where Python says it; without what pytest adds."""
+    said = str(error).partition("\nassert ")[0].strip() or type(error).__name__
+    return said.splitlines()[-1].strip().replace(f"{ROOT}/", "")[:FAILURE_CHARACTERS]

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+AT_ONCE = 2
+"""Half of the time is spent on waiting for the network."""
 
 
 def main(folder: Path, names: list[str]) -> None:
-    for name in names or sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt")):
-        try:
-            install(folder / name, EXAMPLES / name / "requirements.txt")
-        except subprocess.CalledProcessError as error:
-            print(f"{name} does not install: {error}", file=sys.stderr)
+    names = names or sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, error in zip(names, pool.map(lambda name: tried(folder / name, EXAMPLES / name), names), strict=True):
+            if error:
+                print(f"{name} does not install: {error}", file=sys.stderr)
+
+
+def tried(environment: Path, example: Path) -> str | None:
+    """Install what an example requires; what was wrong, if it cannot be."""
+    try:
+        install(environment, example / "requirements.txt")
+    except (OSError, subprocess.CalledProcessError) as error:
+        return str(error)
+    return None
 
 
 def install(environment: Path, requirements: Path) -> None:
