@@ -41,7 +41,7 @@ def new_call_id(prefix: str) -> str:
     return f"{prefix}{_random.getrandbits(128):032x}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class ModelCall:
     """One model call as a chat request, whatever wire format it came in."""
 
@@ -65,9 +65,9 @@ class ModelCall:
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
-        object.__setattr__(self, "route", Route(None if self.session.lineage is None else self.session.id))
+        self.route = Route(None if self.session.lineage is None else self.session.id)
         if self.session.conversations is not None:
-            object.__setattr__(self, "said", Said.of(self.asked["messages"], self.asked.get("tools")))
+            self.said = Said.of(self.asked["messages"], self.asked.get("tools"))
 
     def prior(self) -> Prior | None:
         """The earlier call of the session that the messages go on from."""
@@ -308,8 +308,7 @@ class Gateway:
             traces, _ = redacted(traces, self._redact)
         write = self.store.add(traces)
         write.add_done_callback(_log_failure)
-        left = asyncio.create_task(self._counted(write, self._counting(call, traces)))
-        object.__setattr__(call, "left", left)
+        call.left = asyncio.create_task(self._counted(write, self._counting(call, traces)))
 
     async def _counted(self, write: Future[None], count: Callable[[], None]) -> None:
         with suppress(RLLMError):  # it is logged

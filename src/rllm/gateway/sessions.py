@@ -109,9 +109,9 @@ class Sessions:
         self._store.open_session(session_id, stored)
         session = self._known.get(session_id)
         if session is None:
-            info = self._store.session(session_id)
-            session = self._load(session_id) if info is not None else Session(session_id)
-            session = self._keep(self._known.setdefault(session_id, session))
+            is_old = self._store.session(session_id) is not None
+            loaded = self._in_use.get(session_id) or (self._load(session_id) if is_old else Session(session_id))
+            session = self._keep(self._known.setdefault(session_id, loaded))
         if fixed is not None:
             session.sampling = fixed
         session.trace_context = outgoing_headers() or session.trace_context
