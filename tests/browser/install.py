@@ -4,6 +4,7 @@ It comes from the npm registry, where the package @sparticuz/chromium holds the 
 with Brotli, which node unpacks. On a machine that can download Playwright's own, or has Chrome, name that in RLLM_CHROMIUM.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,12 @@ PACKAGE = "@sparticuz/chromium@147.0.0"
 UNPACK = """
 const {readFileSync, writeFileSync} = require("fs"), {brotliDecompressSync} = require("zlib");
 for (const [from, to] of JSON.parse(process.argv[1])) writeFileSync(to, brotliDecompressSync(readFileSync(from)));
+"""
+
+
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>
 """
 
 
@@ -37,11 +44,10 @@ def main(folder: Path) -> None:
         with tarfile.open(folder / path.stem) as tar:
             tar.extractall(folder, filter="data")
         (folder / path.stem).unlink()
+    (folder / "fonts.conf").write_text(FONTS.format(folder=folder.absolute()))
 
 
 def _json(jobs: list[tuple[Path, Path]]) -> str:
-    import json
-
     return json.dumps([[str(one), str(other)] for one, other in jobs])
 
 

@@ -97,20 +97,25 @@ def step_page(run: Run, step: int, given: Given) -> Page:
     if not rollouts and not row:
         raise NotFoundError(f"there is no step {step} in this run")
     tasks: dict[tuple[str, str], list[tuple[Rollout, Any]]] = {}
+    roles: dict[str, set[str]] = {}
+    for rollout in rollouts:
+        roles.setdefault(rollout.task_id, set()).update(path.name for path in rollout.paths)
     for rollout in rollouts:
         for path in rollout.paths:
             tasks.setdefault((rollout.task_id, path.name), []).append((rollout, path))
-        if not rollout.paths:
-            tasks.setdefault((rollout.task_id, ""), []).append((rollout, None))
+        for role in () if rollout.paths else sorted(roles[rollout.task_id]) or [""]:
+            tasks.setdefault((rollout.task_id, role), []).append((rollout, None))
     groups = list(tasks.items())
     page = _whole(given, "page") or 0
+    shown = groups[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE]
     steps = [int(item["step"]) for item in rows if split == "eval" or is_trained(item)]
     return "step.html", {
         "run": run,
         "step": step,
         "split": split,
         "row": row,
-        "groups": groups[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE],
+        "groups": shown,
+        "questions": {task_id: run.question_of(members[0][0]) for (task_id, _), members in shown},
         "num_groups": len(groups),
         "page": page,
         "num_pages": -(-len(groups) // ROWS_PER_PAGE),

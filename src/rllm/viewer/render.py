@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from rllm.errors import MissingDependencyError
 from rllm.viewer import charts
 from rllm.viewer.messages import said
-from rllm.viewer.spans import blocks, plain
+from rllm.viewer.spans import blocks, one_line, plain
 from rllm.viewer.timeline import KINDS
 from rllm.viewer.tokens import OVERLAYS, shade
 
@@ -40,7 +40,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=charts.number, seconds=seconds, when=when, tone=tone, said=said, signed=signed)
+    made.filters.update(
+        number=charts.number, seconds=seconds, when=when, tone=tone, said=said, one_line=one_line, signed=signed
+    )
     made.globals.update(
         url=url,
         blocks=blocks,

@@ -17,8 +17,9 @@ from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
+from rllm.viewer.messages import said
 from rllm.viewer.metrics import MetricsFile, Row
-from rllm.viewer.rollouts import Rollouts
+from rllm.viewer.rollouts import Rollout, Rollouts
 from rllm.viewer.vocabulary import Vocabulary, vocabulary_of
 
 MARKS = ("metrics.jsonl", "config.yaml", "traces.db")
@@ -29,6 +30,7 @@ HOW_TO_MAKE_ONE = (
 _BUSY_S = 120.0
 """Seconds without a new line or trace after which a run counts as stopped."""
 _SESSIONS_KEPT = 256
+_QUESTIONS_KEPT = 4096
 _TIMEOUT_S = 5.0
 
 
@@ -43,6 +45,7 @@ class Run:
         self._store: TraceStore | None = None
         self._rollouts: Rollouts | None = None
         self._calls: OrderedDict[str, tuple[float, list[Trace], list[StepCredit]]] = OrderedDict()
+        self._questions: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.RLock()
 
     @property
@@ -93,6 +96,19 @@ class Run:
             while len(self._calls) > _SESSIONS_KEPT:
                 self._calls.popitem(last=False)
             return kept[1], kept[2]
+
+    def question_of(self, rollout: Rollout) -> str:
+        """What its first call was asked, in one line; empty where that is not known."""
+        step_id = next((str(step["id"]) for path in rollout.paths for step in path.steps), None)
+        if step_id is None:
+            return ""
+        with self._lock:
+            if step_id not in self._questions:
+                while len(self._questions) >= _QUESTIONS_KEPT:
+                    self._questions.popitem(last=False)
+                trace = self.store.trace(rollout.session_id, step_id)
+                self._questions[step_id] = _question(trace) if trace else ""
+            return self._questions[step_id]
 
     def batch(self, step: int) -> FedBatch | None:
         """What the optimiser was fed at a step, if the run kept it."""
@@ -182,6 +198,11 @@ class Runs:
         )
         self._runs[place, unique] = Run(unique, folder=folder, store_url=store_url)
         return self._runs[place, unique]
+
+
+def _question(trace: Trace) -> str:
+    asked = [told.text for told in map(said, trace.messages) if told.kind == "user"]
+    return " ".join(asked[-1].split())[:200] if asked else ""
 
 
 def _is_run(folder: Path) -> bool:

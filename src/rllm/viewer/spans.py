@@ -56,11 +56,20 @@ def blocks(
 
 def plain(ids: Sequence[int], vocabulary: Vocabulary) -> str:
     """Tokens as text to read, for templates to escape."""
-    return "".join(vocabulary.text_of(token_id) for token_id in ids)
+    return visible("".join(vocabulary.text_of(token_id) for token_id in ids))
+
+
+def visible(text: str) -> str:
+    """Text in which signs that cannot be seen are numbers, but for line breaks and tabs."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else f"⟨{ord(sign):x}⟩" for sign in text)
+
+
+def one_line(text: str) -> str:
+    """Likewise, with line breaks and tabs as signs."""
+    return visible(text.replace("\n", "↵").replace("\t", "⇥"))
 
 
 def _sign(vocabulary: Vocabulary, token_id: int) -> tuple[str, str]:
     """The token's text, escaped, and the class of one that ends a line."""
     text = vocabulary.text_of(token_id)
-    shown = escape("".join(sign if sign.isprintable() or sign in "\n\t" else f"⟨{ord(sign):x}⟩" for sign in text))
-    return shown, " nl" if "\n" in text else ""
+    return escape(visible(text)), " nl" if "\n" in text else ""
