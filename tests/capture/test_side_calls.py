@@ -57,6 +57,12 @@ def test_where_all_calls_are_alike_none_is_beside_the_others():
     assert side_calls(titles) == set(), "titles are the task"
 
 
+def test_a_program_that_the_authors_code_started_is_not_the_authors():
+    told = {"session_uids": ["ctx_1"], "of_program": True}
+    traces = [trace("main", ASKED, tools=TOOLS, metadata=told), trace("title", ASKED, metadata=told)]
+    assert side_calls(traces) == {"title"}
+
+
 def test_what_the_authors_own_code_asks_is_of_the_task():
     own = {"session_uids": ["ctx_1"]}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=own), trace("in a tool", ASKED, metadata=own)]

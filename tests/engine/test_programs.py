@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +142,62 @@ async def test_a_program_ends_with_its_rollout(roll_out: Any, tmp_path: Path, is
 
 def is_running(pid: int) -> bool:
     return bool(pid) and Path(f"/proc/{pid}").exists()
+
+
+async def in_asyncio(command: list[str]) -> bytes:
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    return (await process.communicate())[0]
+
+
+def in_a_shell(command: list[str]) -> bytes:
+    return subprocess.check_output(shlex.join(command), shell=True)
+
+
+def with_a_variable(command: list[str]) -> bytes:
+    return subprocess.check_output(command, env={**os.environ, "MINE": "1"})
+
+
+@pytest.mark.parametrize("start", [subprocess.check_output, with_a_variable, in_a_shell, in_asyncio])
+async def test_programs_that_are_started_in_any_other_way_belong_to_their_rollouts(roll_out: Any, start: Any) -> None:
+    async def agent(number: int) -> float:
+        printed = start(asking(str(number)))
+        return float(await printed if asyncio.iscoroutine(printed) else printed)
+
+    episodes = await roll_out(agent, *({"number": number} for number in range(3)))
+    for number, episode in enumerate(episodes):
+        assert episode.trajectories[0].reward == number, episode.info
+        assert asked(episode) == [str(number)]
+
+
+async def test_an_environment_that_was_made_for_a_program_stays_as_it_is(roll_out: Any) -> None:
+    def agent() -> float:
+        run_program(asking("x"))
+        return float(subprocess.check_output(["/usr/bin/env"], env={"A": "1"}, text=True) == "A=1\n")
+
+    (episode,) = await roll_out(agent, {})
+    assert episode.trajectories[0].reward == 1.0
+
+
+async def test_what_a_program_calls_beside_its_task_is_left_out_although_its_client_names_the_session(
+    roll_out: Any,
+) -> None:
+    code = ASK.replace('"application/json"}', '"application/json", **header}').replace(
+        '"messages"', '**tools(text), "messages"'
+    )
+    code = f"""{code.partition("for text")[0]}
+header = dict([os.environ["OPENAI_CUSTOM_HEADERS"].split(": ", 1)])
+tool = {{"type": "function", "function": {{"name": "f", "parameters": {{}}}}}}
+tools = lambda text: {{"tools": [tool]}} if text == "task" else {{}}
+ask("title")
+ask("task")
+"""
+
+    def agent() -> None:
+        run_program([sys.executable, "-S", "-c", code])
+
+    (episode,) = await roll_out(agent, {})
+    assert asked(episode) == ["task"]
+    assert episode.trajectories[0].info["num_side_calls"] == 1
 
 
 async def test_variables_of_the_agent_overrule_ours(roll_out: Any) -> None:

@@ -1,7 +1,7 @@
 """Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task.
 
-That is guessed of programs that nobody here wrote. What the author's own code calls, in this process or in one that knows its
-session, is of the task, with tools or without: a tool may well ask the model something.
+That is guessed of programs that nobody here wrote, also if the author's code has started them. What this code itself calls, in
+this process or in one that knows its session, is of the task, with tools or without: a tool may well ask the model something.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
 
 OWN_KEY = "session_uids"
 """In the metadata of calls whose client names its session by itself."""
+PROGRAM_KEY = "of_program"
+"""In the metadata of calls of a program that was started in a session, which its clients were told to send along."""
 TITLE = "title"
 """The answer was to be a title and nothing else."""
 WITHOUT_TOOLS = "without tools"
@@ -31,11 +33,16 @@ def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bo
     return None
 
 
+def is_own(metadata: Mapping[str, Any]) -> bool:
+    """Whether the author's own code made a call with this metadata."""
+    return OWN_KEY in metadata and PROGRAM_KEY not in metadata
+
+
 def side_calls(traces: Sequence[Trace]) -> set[str]:
     """The ids of a session's side calls, of which nothing is known where all calls are alike: then there are none."""
     tagged = {trace.id for trace in traces if SIDE_CALL_KEY in trace.metadata}
     if any(trace.tools for trace in traces):
-        foreign = (trace for trace in traces if OWN_KEY not in trace.metadata)
+        foreign = (trace for trace in traces if not is_own(trace.metadata))
         tagged |= {trace.id for trace in foreign if not trace.tools and _begins(trace.messages)}
     tagged -= {trace.id for trace in traces if trace.metadata.get(SIDE_CALL_KEY) != TITLE and _is_quoted(trace, traces)}
     return tagged if len(tagged) < len(traces) else set()

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rllm.capture.side_calls import is_own
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway, ModelCall, new_call_id
@@ -133,7 +134,7 @@ class CallEndpoint:
             metadata = {**metadata, **notes}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
         answer.session_id = session.id
-        if notes := notes_of(chat, session, headers):
+        if notes := notes_of(chat, session, headers, is_own=is_own(metadata)):
             metadata = {**notes, **metadata}
         call = ModelCall(
             asked=chat,

@@ -13,7 +13,7 @@ MODULES = {
     "dspy": "DSPy answers from its cache what was asked before: dspy.LM('openai/...', cache=False)",
     "crewai": "CrewAI: LLM(model='openai/...', base_url=...)",
     "google.adk": "Google ADK asks Google unless told otherwise: LiteLlm(model='openai/...')",
-    "claude_agent_sdk": "the Claude Agent SDK starts a program: ClaudeAgentOptions(env=rllm.sdk.environment())",
+    "claude_agent_sdk": "the Claude Agent SDK starts a program: no ANTHROPIC_BASE_URL in ClaudeAgentOptions(env=...) or in settings.json",
     "agents.models.openai_provider": f"the OpenAI Agents SDK {_OPENAI}; else set_default_openai_client(...)",
     "agent_framework": f"Microsoft Agent Framework {_OPENAI}; else OpenAIChatClient(base_url=...)",
     "autogen_ext": f"AutoGen {_OPENAI}; else OpenAIChatCompletionClient(base_url=...)",
@@ -38,6 +38,11 @@ PROGRAMS = {
     "mini": "mini-swe-agent asks through LiteLLM: name the model openai/...",
 }
 """By the name of a program's file."""
+
+
+def is_known_program(program: str) -> bool:
+    """Whether this is the name or path of an agent's program."""
+    return PurePath(program).name in PROGRAMS
 
 
 def hints_for(*, modules: Container[str] = sys.modules, programs: Sequence[str] = ()) -> list[str]:

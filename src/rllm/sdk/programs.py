@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rllm.sdk.context import Frame, current_frame
-from rllm.sdk.propagation import environment
+from rllm.sdk.propagation import program_environment
 from rllm.sdk.supervised import Argument, Limits, ProgramResult, run_supervised
 from rllm.threads import in_thread
 
@@ -83,7 +83,7 @@ def _prepared(
     variables = dict(os.environ)
     if frame is not None:
         frame.note_program(os.fspath(command[0]) if command else "")
-        variables |= environment() if frame.base_url is not None else {}
+        variables |= program_environment(frame)
     variables |= env or {}
 
     def run(is_cancelled: Callable[[], bool]) -> ProgramResult:

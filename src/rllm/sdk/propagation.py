@@ -1,13 +1,15 @@
 """Attribute the calls of agents that know nothing of us: they use a plain `openai.OpenAI()` or any other client.
 
 In our process, `installed()` patches the HTTP libraries, so that a request that goes to the active session's gateway says
-which session it belongs to. For another process, `environment(url)` gives the variables that lead its clients there.
+which session it belongs to; and `subprocess`, so that programs are led to their session. For other ways to start one,
+`environment(url)` gives the variables that do so.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +17,13 @@ from urllib.parse import urlsplit
 from rllm.errors import ConfigError
 from rllm.sdk.certificates import sharing
 from rllm.sdk.context import Frame, current_frame
+from rllm.sdk.frameworks import is_known_program
 from rllm.sdk.patching import Patch, Replacement
 from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
-from rllm.sdk.variables import gateway_variables
+from rllm.sdk.variables import beside_own_keys, gateway_variables
+
+_ENV_POSITION = 9
+"""Which of the arguments of `subprocess.Popen` is `env`, behind the command; hardly anybody gives it by position."""
 
 
 def installed() -> Patch:
@@ -34,6 +40,7 @@ def _replacements() -> Iterator[Replacement]:
             yield Replacement(library.AsyncHTTPTransport, "__init__", sharing(library))
     if aiohttp := _import("aiohttp"):
         yield Replacement(aiohttp.ClientSession, "_request", _requesting)
+    yield Replacement(subprocess.Popen, "__init__", _starting)
 
 
 _http = Patch(_replacements)
@@ -88,6 +95,24 @@ def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     return request_stamped
 
 
+def _starting(init: Callable[..., None]) -> Callable[..., None]:
+    """asyncio starts its subprocesses so, too. An environment that was made for the program stays as it is."""
+
+    def init_led_home(self: Any, args: Any, *positional: Any, **options: Any) -> None:
+        frame = current_frame()
+        if frame is not None and frame.base_url is not None and len(positional) <= _ENV_POSITION:
+            words = args.split() if isinstance(args, str) else args
+            program = os.fsdecode(words[0]) if isinstance(words, list | tuple) and words else ""
+            if is_known_program(program):
+                frame.note_program(program)
+            inherited = os.environ if options.get("env") is None else options["env"]
+            if inherited.get("OPENAI_BASE_URL") == os.environ.get("OPENAI_BASE_URL"):
+                options["env"] = {**inherited, **beside_own_keys(program_environment(frame), inherited)}
+        init(self, args, *positional, **options)
+
+    return init_led_home
+
+
 def _with_stamps(headers: Any, added: Mapping[str, str]) -> list[tuple[str, str]]:
     items = headers.items() if isinstance(headers, Mapping) else headers or ()
     return [*((name, value) for name, value in items if name.lower() not in added), *added.items()]
@@ -137,12 +162,19 @@ def environment(url: str | None = None, *, api_key: str | None = None) -> dict[s
         frame = current_frame()
         if frame is None or frame.base_url is None:
             raise ConfigError("environment(): there is no session with a gateway here: pass the gateway's URL")
-        return {**environment(frame.base_url, api_key=api_key), **_baggage(frame)}
+        return {**environment(frame.base_url, api_key=api_key), **_headers(metadata_stamp(frame))}
     return gateway_variables(url, api_key=api_key, inherited=os.environ)
 
 
-def _baggage(frame: Frame) -> dict[str, str]:
-    """The variables that make clients send this frame's metadata, behind the headers that they send already."""
-    header = f"{METADATA_HEADER}: {metadata_stamp(frame)}"
+def program_environment(frame: Frame) -> dict[str, str]:
+    """As `environment()`, for a program that need not be the author's own: what it calls beside its task is told apart."""
+    if frame.base_url is None:
+        return {}
+    return {**environment(frame.base_url), **_headers(metadata_stamp(frame, of_program=True))}
+
+
+def _headers(stamp: str) -> dict[str, str]:
+    """The variables that make clients send this metadata, behind the headers that they send already."""
+    header = f"{METADATA_HEADER}: {stamp}"
     names = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
     return {name: "\n".join(filter(None, [os.environ.get(name), header])) for name in names}

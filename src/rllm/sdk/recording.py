@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from rllm.capture.chat import traces_from_chat
+from rllm.capture.side_calls import PROGRAM_KEY
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.sdk.context import Call, Frame
 from rllm.telemetry import outgoing_headers
@@ -95,14 +96,20 @@ def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
     return headers
 
 
-def metadata_stamp(frame: Frame, inherited: str = "") -> str:
-    """The metadata header of calls made here: percent-encoded JSON, with what was inherited around it."""
+def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = False) -> str:
+    """The metadata header of calls made here: percent-encoded JSON, with what was inherited around it.
+
+    `of_program` says that calls with this header may be those of a program that nobody here wrote.
+    """
     around = _read_stamp(inherited)
-    uids = [*around.get("session_uids", []), *frame.uids]
-    metadata = _json_of({**around, **frame.metadata, "session_uids": uids})
+    around.pop(PROGRAM_KEY, None)  # whose clients stamp by themselves is not merely told to
+    needed: dict[str, Any] = {"session_uids": [*around.get("session_uids", []), *frame.uids]}
+    if of_program:
+        needed[PROGRAM_KEY] = True
+    metadata = _json_of({**around, **frame.metadata, **needed})
     if len(metadata) > MAX_METADATA_BYTES:
         _warn_once_that_metadata_stays(MAX_METADATA_BYTES)
-        metadata = _json_of({"session_uids": uids})
+        metadata = _json_of(needed)
     return quote(metadata, safe='{}[]:,"')
 
 
