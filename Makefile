@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -135,6 +135,16 @@ format: $(VENV)/.dev  ## Format the code and fix what can be fixed.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.dev
+	$(PIP) -e '.[train,dev,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## Build the documentation site into site/; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test-docs: docs  ## Run every page of the documentation as a program, and build the site.
+	$(PYTEST) -m docs tests/docs
+
 benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-up, training.
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/store.py
@@ -148,4 +158,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) $(VENV)-trackers .references .clients .litellm .vllm .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-trackers .references .clients .litellm .vllm .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

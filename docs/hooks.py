@@ -1,0 +1,177 @@
+"""What mkdocs adds to the pages written by hand: those made from code, and links that lead out of this folder as mere text."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_OUTWARDS = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|examples|tests|benchmarks|[A-Z]+\.md)[^)]*\)")
+
+
+def on_config(config: Any) -> Any:
+    """mkdocs reads its settings. Every page of a framework is in the navigation."""
+    folder = Path(config["docs_dir"], "frameworks")
+    pages = sorted(f"frameworks/{page.name}" for page in folder.glob("*.md") if page.stem != "index")
+    next(item for item in config["nav"] if "Frameworks" in item)["Frameworks"] += pages
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs asks for more pages."""
+    from mkdocs.structure.files import File
+
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs shows a page. What lies beside this folder in the repository is not on the site."""
+    return _OUTWARDS.sub(r"\1", markdown)
+
+
+def generated_pages() -> Mapping[str, str]:
+    """Every page that is made from code, by its path in this folder."""
+    return {
+        "reference/settings.md": _settings(),
+        "reference/commands.md": _commands(),
+        "reference/capabilities.md": _capabilities(),
+        "reference/api.md": _api(),
+    }
+
+
+def _settings() -> str:
+    from rllm.algorithms import ALGORITHMS
+    from rllm.trainer.config.reference import section_docs, settings
+
+    docs = section_docs()
+    lines = ["# Settings", "", docs[""], "", "`rllm config` prints the same, and `rllm config KEY` a part of it.", ""]
+    common = [item for item in settings() if not item.key.startswith("algorithm.") or not item.optional]
+    lines += _setting_tables(common, docs)
+    for name in sorted(ALGORITHMS):
+        own = [item for item in settings(name) if item.key.startswith("algorithm.") and item.optional]
+        if own:
+            lines += [f"## `algorithm.name={name}`", "", *_table(own), ""]
+    return "\n".join(lines)
+
+
+def _setting_tables(items: Iterable[Any], docs: Mapping[str, str]) -> Iterator[str]:
+    sections: dict[str, list[Any]] = {}
+    for item in items:
+        sections.setdefault(item.key.rpartition(".")[0], []).append(item)
+    for section, own in sections.items():
+        title = f"## `{section}`" if section else "## The run"
+        yield from (title, "", *([docs[section], ""] if docs.get(section) and section else []), *_table(own), "")
+
+
+def _table(items: Iterable[Any]) -> Iterator[str]:
+    yield from ("| setting | default | may be | meaning |", "| -- | -- | -- | -- |")
+    for item in items:
+        cells = (f"`{item.key}`", f"`{item.default!r}`", item.allowed, item.doc)
+        yield "| " + " | ".join(_in_a_cell(str(cell)) for cell in cells) + " |"
+
+
+def _commands() -> str:
+    from typer.main import get_command
+
+    from rllm.cli import app
+
+    return "\n".join(["# Commands", "", *_command(get_command(app), ("rllm",))])
+
+
+def _command(command: Any, names: tuple[str, ...]) -> Iterator[str]:
+    subcommands = getattr(command, "commands", {})
+    if len(names) > 1:
+        yield from ("#" * len(names) + f" `{' '.join(names)}`", "", (command.help or "").strip(), "")
+        options = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+        if options:
+            yield from ("| option | meaning | default |", "| -- | -- | -- |")
+        for parameter in options:
+            yield _option(parameter)
+        yield ""
+    for name, child in sorted(subcommands.items()):
+        if not child.hidden:
+            yield from _command(child, (*names, name))
+
+
+def _option(parameter: Any) -> str:
+    name = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
+    default = parameter.default
+    shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
+    return f"| `{name}` | {_in_a_cell(getattr(parameter, 'help', None) or '')} | {shown} |"
+
+
+_MODEL = "model.path=Qwen/Qwen3-0.6B"
+FEATURES = {
+    "the embedded sampler": ["model.engine=embedded"],
+    "vLLM as the sampler": ["model.engine=vllm"],
+    "LoRA": ["model.lora_rank=8"],
+    "a reference for the KL": ["algorithm.kl_coef=0.1"],
+    "the reference in main memory": ["model.reference_offload=true", "algorithm.kl_coef=0.1"],
+    "AdamW in main memory": ["optim.offload=true"],
+    "products in bfloat16": ["optim.autocast=true"],
+    "gradient checkpointing": ["model.gradient_checkpointing=true"],
+    "rollouts ahead of updates": ["rollout.max_staleness=1"],
+    "rollouts on Ray": ["rollout.runner=ray"],
+    "a teacher beside the rewards": ["teacher.path=Qwen/Qwen3-8B", "algorithm.teacher_coef=0.1"],
+    "verl's own policy loss": ["verl.policy_loss=vanilla"],
+}
+"""What a run may ask for, and the settings that ask for it."""
+
+
+def _capabilities() -> str:
+    from rllm.algorithms import ALGORITHMS
+
+    asked = {**{name: [f"algorithm.name={name}"] for name in sorted(ALGORITHMS)}, **FEATURES}
+    return "\n".join(
+        [
+            "# Algorithms and backends",
+            "",
+            "What each backend says to a configuration that asks for it, before anything is loaded. What a backend cannot do",
+            "is refused by name, never ignored.",
+            "",
+            "| | settings | `backend=local` | `backend=verl` |",
+            "| -- | -- | -- | -- |",
+            *(
+                f"| {what} | `{' '.join(overrides)}` | {verdict('local', overrides)} | {verdict('verl', overrides)} |"
+                for what, overrides in asked.items()
+            ),
+            "",
+        ]
+    )
+
+
+def verdict(backend: str, overrides: Iterable[str]) -> str:
+    """`yes`, or why not in the backend's own words."""
+    from rllm.backends.local import configure as local
+    from rllm.backends.verl import configure as verl
+    from rllm.errors import ConfigError, MissingDependencyError
+    from rllm.trainer.config import load_config
+
+    config = load_config([f"backend={backend}", _MODEL, *overrides])
+    try:
+        {"local": local.check, "verl": verl.check_settings}[backend](config)
+    except MissingDependencyError:
+        return "yes"  # there it is
+    except ConfigError as error:
+        return f"no: {_in_a_cell(str(error))}"
+    return "yes"
+
+
+PACKAGES = ("rllm", "rllm.sdk", "rllm.testing")
+"""Whose public names are shown."""
+
+
+def _api() -> str:
+    lines = ["# Python", ""]
+    for package in PACKAGES:
+        names = [name for name in importlib.import_module(package).__all__ if not name.startswith("__")]
+        lines += [f"## `{package}`", "", *(f"::: {package}.{name}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,3 @@
+from ..cli.conftest import policy
+
+__all__ = ["policy"]

@@ -1,0 +1,57 @@
+"""The pages that are made from code."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from rllm.trainer.config import TrainConfig
+
+from .pages import DOCS
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_section_of_the_settings_is_told(hooks: Any) -> None:
+    page = hooks.generated_pages()["reference/settings.md"]
+    for name in TrainConfig.model_fields:
+        assert f"`{name}" in page, name
+
+
+def test_every_command_is_told_with_its_options(hooks: Any) -> None:
+    page = hooks.generated_pages()["reference/commands.md"]
+    for text in ("`rllm train`", "`--data`", "`rllm traces list`", "`rllm config`"):
+        assert text in page
+
+
+def test_a_backend_that_refuses_is_quoted(hooks: Any) -> None:
+    assert hooks.verdict("local", ["algorithm.name=grpo"]) == "yes"
+    assert "set backend=verl" in hooks.verdict("local", ["verl.policy_loss=vanilla"])
+
+
+def test_every_public_name_is_asked_for(hooks: Any) -> None:
+    page = hooks.generated_pages()["reference/api.md"]
+    assert {"::: rllm.AgentTrainer", "::: rllm.sdk.get_chat_client", "::: rllm.testing.ScriptedEngine"} <= set(
+        page.splitlines()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[`loop.py`](../src/rllm/trainer/loop.py)", "`loop.py`"),
+        ("[code](../../examples/frameworks/openai/agent.py) and [page](gateway.md)", "code and [page](gateway.md)"),
+    ],
+)
+def test_links_out_of_the_site_become_text(hooks: Any, text: str, shown: str) -> None:
+    assert hooks.on_page_markdown(text) == shown
