@@ -1,10 +1,9 @@
-"""What docs/scaling.md shows is there, and runs; the manifests are what KubeRay's resources are documented to be."""
+"""What docs/scaling.md shows is there, and runs; the manifests have the fields of KubeRay's API."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typer.main import get_command
 from rllm.cli import app
 from rllm.trainer.config import TrainConfig, load_config
 
+from . import kuberay
 from .conftest import RunTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -57,73 +57,30 @@ def test_the_agent_trains(run_trainer: RunTrainer) -> None:
     assert len(run.words) == 12
 
 
-POD = {"template": {"spec": {"containers": list, "volumes": list}}}
-"""What is said of pods here; the rest is Kubernetes' own."""
-HEAD = {"rayStartParams": dict, "serviceType": str, **POD}
-WORKERS = {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, "rayStartParams": dict, **POD}
-CLUSTER = {
-    "rayVersion": str,
-    "authOptions": {"mode": str},
-    "enableInTreeAutoscaling": bool,
-    "headGroupSpec": HEAD,
-    "workerGroupSpecs": [WORKERS],
-}
-JOB = {
-    "entrypoint": str,
-    "runtimeEnvYAML": str,
-    "clusterSelector": dict,
-    "submissionMode": str,
-    "backoffLimit": int,
-    "activeDeadlineSeconds": int,
-    "shutdownAfterJobFinishes": bool,
-    "ttlSecondsAfterFinished": int,
-    "suspend": bool,
-    "rayClusterSpec": CLUSTER,
-}
-CLAIM = {"accessModes": list, "resources": dict, "storageClassName": str}
-SCHEMAS: dict[tuple[str, str], dict[str, Any]] = {
-    ("ray.io/v1", "RayCluster"): CLUSTER,
-    ("ray.io/v1", "RayJob"): JOB,
-    ("v1", "PersistentVolumeClaim"): CLAIM,
-}
-"""The documented fields (https://ray-project.github.io/kuberay/reference/api/) and their types."""
-NEEDED = {"headGroupSpec", "template", "containers", "groupName", "minReplicas", "maxReplicas"}
-"""Of these, what a resource is refused without."""
-
-
-def problems(value: Any, schema: Any, place: str = "spec") -> Iterator[str]:
-    """Where a value is not what the schema says: another type, an unknown field, a missing one."""
-    if isinstance(schema, type):
-        if not isinstance(value, schema):
-            yield f"{place}={value!r} is no {schema.__name__}"
-    elif isinstance(schema, list):
-        for number, item in enumerate(value):
-            yield from problems(item, schema[0], f"{place}[{number}]")
-    elif not isinstance(value, Mapping):
-        yield f"{place}={value!r} is no mapping"
-    else:
-        yield from (f"{place}.{name} is unknown" for name in value.keys() - schema.keys())
-        yield from (f"{place}.{name} is missing" for name in (schema.keys() & NEEDED) - value.keys())
-        for name in value.keys() & schema.keys():
-            yield from problems(value[name], schema[name], f"{place}.{name}")
-
-
 def documents() -> list[Any]:
     return [item for path in sorted(MANIFESTS.glob("*.yaml")) for item in yaml.safe_load_all(path.read_text())]
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda document: document["kind"])
 def test_the_manifests_have_the_documented_fields(document: Any) -> None:
-    schema = SCHEMAS[document["apiVersion"], document["kind"]]
+    schema = kuberay.SCHEMAS[document["apiVersion"], document["kind"]]
     assert re.fullmatch(r"[a-z0-9-]+", document["metadata"]["name"])
-    assert list(problems(document["spec"], schema)) == []
+    assert list(kuberay.problems(document["spec"], schema)) == []
     assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
 def test_what_is_wrong_with_a_manifest_is_found() -> None:
-    wrong = {"rayVersion": 2.6, "workerGroupSpecs": [{"groupname": "a", "minReplicas": "1"}]}
-    assert sorted(problems(wrong, CLUSTER)) == [
-        "spec.headGroupSpec is missing",
+    pod = {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"cpu": 8, "memory": "64 gigabytes"}}}]}}
+    wrong = {
+        "rayVersion": 2.6,
+        "authOptions": {"mode": "none"},
+        "headGroupSpec": {"rayStartParams": {"num-cpus": 0}, "template": pod},
+        "workerGroupSpecs": [{"groupname": "a", "minReplicas": "1"}],
+    }
+    assert sorted(kuberay.problems(wrong, kuberay.CLUSTER)) == [
+        "spec.authOptions.mode='none' is no word of disabled, token",
+        "spec.headGroupSpec.rayStartParams.num-cpus=0 is no str",
+        "spec.headGroupSpec.template.spec.containers[0].resources.limits.memory='64 gigabytes' is no quantity",
         "spec.rayVersion=2.6 is no str",
         "spec.workerGroupSpecs[0].groupName is missing",
         "spec.workerGroupSpecs[0].groupname is unknown",
