@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,27 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
 )
 def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     assert after_one_answer().drift_of(Said.of(messages, None), prompt_ids) == drift
+
+
+def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
+    answer = {"role": "assistant", "content": "<code>\nlook()\n"}
+    known = Conversations()
+    known.add(Said.of([USER], None), replace(trace_of([USER], answer, [1]), sampling={"stop": ["</code>"]}))
+    asked = Said.of([USER, {**answer, "content": "<code>\nlook()\n</code>\nObserved: 42"}], None)
+    known.supply(asked, trace_of([USER], answer, [1]))
+    prior = known.prior_of(asked)
+    assert prior is not None
+    assert (prior.num_messages, prior.token_ids) == (2, [1, 90, 91])
+    assert prior.written_on == "</code>\nObserved: 42"
+    assert known.drift_of(asked, [1, 90, 91, 5]) is None
+    assert known.drift_of(asked, [1, 80]) == "edited"
+    assert known.prior_of(Said.of([USER, {**answer, "content": "<code>\nleave()\n</code>"}], None)) is None
+    assert known.prior_of(Said.of([RESULT, {**answer, "content": "<code>\nlook()\n</code>"}], None)) is None
+
+
+def test_an_answer_that_ended_by_itself_is_not_written_on() -> None:
+    more = {**ANSWER, "content": "\n\nLet me compute. \n Or not."}
+    assert after_one_answer().prior_of(Said.of([USER, more, RESULT], None)) is None
 
 
 def test_why_a_prompt_without_reasoning_drifts() -> None:

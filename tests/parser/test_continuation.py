@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from rllm.errors import ConfigError
 from rllm.parser import ChatTemplateParser
 from rllm.parser.continuation import Continuation
 from rllm.types import Message
@@ -122,3 +123,22 @@ def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int)
     _, ids, mask = parser.tokenize_and_mask(messages[: place + 1], TOOLS)
     sampled = [token for token, is_sampled in zip(ids, mask, strict=True) if is_sampled]
     return sampled[-1:]
+
+
+def test_what_the_agent_wrote_behind_a_stop_string_follows_it(parser_of: Callable[..., ChatTemplateParser]) -> None:
+    parser = parser_of("qwen")
+    continuation = Continuation(parser.tokenizer, parser.template)
+    encode = parser.tokenizer.encode
+    known = encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\nask()</code>")
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "ask()</code>\nCalling tools"},
+        {"role": "user", "content": "42"},
+    ]
+    ids = continuation.prompt_ids(known, messages, 2, written_on="</code>\nCalling tools")
+    assert ids[: len(known)] == known
+    added = "\nCalling tools<|im_end|>\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert parser.tokenizer.decode(ids[len(known) :]) == added
+    for other in (known + encode("<|im_end|>"), known + encode(" or not")):
+        with pytest.raises(ConfigError, match=r"wrote .* behind an answer that does not go on so"):
+            continuation.prompt_ids(other, messages, 2, written_on="</code>\nCalling tools")

@@ -7,6 +7,8 @@ and the next prompt is made of the tokens that are known and of what is new.
 What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
 were never JSON come back in any form); its content is the same but for white space around it. Its reasoning, and whatever else
 clients add or leave out, is ignored. All other messages must be the same word for word, and so must the tools.
+
+An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Prior:
     """How many of the request's messages it makes up."""
     token_ids: list[int]
     """Its prompt and its answer as they were sampled."""
+    written_on: str = ""
+    """What the agent has put behind the answer, in the same message; it may begin with the stop string that ended it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +99,15 @@ class _Call:
         return [token for call in self.from_the_first() for token in call.added_ids or ()]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """The latest answer among some messages that is one of ours."""
+
+    call: _Call
+    num_messages: int
+    written_on: str = ""
+
+
 @dataclass(slots=True)
 class Conversations:
     """The answers of one session."""
@@ -103,14 +116,16 @@ class Conversations:
     """Whether an answer whose reasoning was left out is another one, because whoever asks leaves it out on purpose."""
     _calls: dict[int, _Call] = field(default_factory=dict)
     """By the digest of the messages and the answer; of those that said the same, the latest."""
+    _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
+    """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
     _openings: set[int] = field(default_factory=set)
 
     def lacks(self, said: Said) -> str | None:
         """The trace that must be supplied before the methods below can be asked about these messages."""
         found = self._found(said)
-        if found is None or found[0].first.added_ids is not None:
+        if found is None or found.call.first.added_ids is not None:
             return None
-        return found[0].first.trace_id
+        return found.call.first.trace_id
 
     def supply(self, said: Said, trace: Trace | None) -> None:
         """Give what `lacks` named; `None` if it is nowhere any more."""
@@ -118,18 +133,21 @@ class Conversations:
         if found is None:
             return
         if trace is None:
-            first = found[0].first
-            self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
+            self._forget(found.call.first)
         else:
-            found[0].first.added_ids = array("q", [*trace.prompt_ids, *trace.response_ids])
+            found.call.first.added_ids = array("q", [*trace.prompt_ids, *trace.response_ids])
 
     def prior_of(self, said: Said) -> Prior | None:
         """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
         found = self._found(said)
-        if found is None or not self._is_the_same(said, *found):
+        if found is None or not self._is_the_same(said, found):
             return None
-        call, num_messages = found
-        return Prior(trace_id=call.trace_id, num_messages=num_messages, token_ids=call.token_ids())
+        return Prior(
+            trace_id=found.call.trace_id,
+            num_messages=found.num_messages,
+            token_ids=found.call.token_ids(),
+            written_on=found.written_on,
+        )
 
     def drift_of(self, said: Said, prompt_ids: Sequence[int]) -> Drift | None:
         """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
@@ -138,13 +156,12 @@ class Conversations:
         found = self._found(said)
         if found is None:
             return "edited" if said.opening in self._openings else None
-        call, num_messages = found
-        known = call.token_ids()
+        call, known = found.call, found.call.token_ids()
         if list(prompt_ids[: len(known)]) == known:
             return None
-        if not self._same_arguments(said, num_messages):
+        if found.written_on or not self._same_arguments(said, found.num_messages):
             return "edited"
-        answer = said.messages[num_messages - 1]
+        answer = said.messages[found.num_messages - 1]
         if call.has_reasoning and not _has_reasoning(answer):
             return "reasoning"
         if [item["function"].get("arguments") for item in _tool_calls(answer)] != call.arguments:
@@ -170,27 +187,52 @@ class Conversations:
             has_reasoning=_has_reasoning(trace.response),
         )
         if (before := self._found(said)) and self.lacks(said) is None:
-            known, tokens = before[0].token_ids(), [*trace.prompt_ids, *trace.response_ids]
+            known, tokens = before.call.token_ids(), [*trace.prompt_ids, *trace.response_ids]
             if tokens[: len(known)] == known:
-                call.before, call.added_ids = before[0], array("q", tokens[len(known) :])
-        return partial(self._add, said.opening, hash((said.digests[-1], _essence(trace.response))), call)
+                call.before, call.added_ids = before.call, array("q", tokens[len(known) :])
+        content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
+        return partial(self._add, said, hash((said.digests[-1], _essence(trace.response))), content, call)
 
-    def _add(self, opening: int, digest: int, call: _Call) -> None:
-        self._openings.add(opening)
+    def _add(self, said: Said, digest: int, stopped_content: str, call: _Call) -> None:
+        self._openings.add(said.opening)
         self._calls[digest] = call
+        if stopped_content:
+            self._stopped.setdefault(said.digests[-1], []).append((stopped_content, call))
 
-    def _found(self, said: Said) -> tuple[_Call, int] | None:
+    def _forget(self, first: _Call) -> None:
+        """Drop the calls that go on from this one."""
+        self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
+        self._stopped = {
+            digest: [(content, call) for content, call in answers if call.first is not first]
+            for digest, answers in self._stopped.items()
+        }
+
+    def _found(self, said: Said) -> _Found | None:
         for place in range(len(said.messages), 0, -1):
             call = self._calls.get(said.digests[place])
             if call is not None:
-                return call, place
+                return _Found(call=call, num_messages=place)
+            if found := self._written_on(said, place):
+                return found
         return None
 
-    def _is_the_same(self, said: Said, call: _Call, num_messages: int) -> bool:
+    def _written_on(self, said: Said, place: int) -> _Found | None:
+        """The answer with which the message before `place` begins; of several, the latest."""
+        stopped = self._stopped.get(said.digests[place - 1])
+        if not stopped or not _is_answer(said.messages[place - 1]):
+            return None
+        text = text_of(said.messages[place - 1])
+        for content, call in reversed(stopped):
+            if text.startswith(content):
+                return _Found(call=call, num_messages=place, written_on=text.removeprefix(content))
+        return None
+
+    def _is_the_same(self, said: Said, found: _Found) -> bool:
         """Whether what the digest leaves out is the same, too."""
-        if self.heeds_reasoning and call.has_reasoning and not _has_reasoning(said.messages[num_messages - 1]):
+        answer = said.messages[found.num_messages - 1]
+        if self.heeds_reasoning and found.call.has_reasoning and not _has_reasoning(answer):
             return False
-        return self._same_arguments(said, num_messages)
+        return self._same_arguments(said, found.num_messages)
 
     def _same_arguments(self, said: Said, num_messages: int) -> bool:
         """Whether no answer that we know among the messages has other arguments now, where they were JSON."""

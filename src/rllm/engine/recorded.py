@@ -85,7 +85,12 @@ class RecordedEngine:
             prior = None if asked.get("prompt_token_ids") is not None else known.prior_of(said)
             if prior is not None:
                 asked["prompt_token_ids"] = continued_prompt(
-                    self.inference, prior.token_ids, messages, prior.num_messages, request
+                    self.inference,
+                    prior.token_ids,
+                    messages,
+                    prior.num_messages,
+                    request,
+                    written_on=prior.written_on,
                 )
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:

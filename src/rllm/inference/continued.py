@@ -19,6 +19,8 @@ def continued_prompt(
     messages: Sequence[Message],
     num_known: int,
     request: Mapping[str, Any],
+    *,
+    written_on: str = "",
 ) -> list[int] | None:
     """See `ContinuingEngine`; `tools` and `chat_template_kwargs` are those of the request.
 
@@ -33,6 +35,7 @@ def continued_prompt(
             num_known,
             tools=request.get("tools"),
             template_kwargs=request.get("chat_template_kwargs"),
+            written_on=written_on,
         )
     except ConfigError as error:
         logger.debug("a conversation of %d messages is rendered anew and not gone on from: %s", len(messages), error)

@@ -188,9 +188,13 @@ class ContinuingEngine(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        written_on: str = "",
     ) -> list[int]:
         """`known_ids`, which are the first `num_known` messages as they were sampled, and what the template prints behind
         them to ask for the next answer.
+
+        The agent may have written on behind the last of their answers, which a stop string ended: `written_on` is the end of
+        its content from there on, the stop string included.
 
         Raises:
             ConfigError: if the template refuses the messages, or cannot be rendered append-only here.

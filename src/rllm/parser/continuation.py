@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm.errors import ConfigError
 from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message
 from rllm.parser.chat_template import ChatTemplate
-from rllm.types import Message
+from rllm.types import Message, text_of
 
 _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
 """Answers lie in the past here, and are rendered without any."""
+_MOST_STOP_TOKENS = 64
+"""How many tokens the stop string may have that ended an answer, with what came with it."""
 
 
 class Continuation:
@@ -34,6 +37,8 @@ class Continuation:
         num_known: int,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        written_on: str = "",
     ) -> list[int]:
         """The prompt that asks for the next answer.
 
@@ -43,9 +48,12 @@ class Continuation:
             num_known: how many messages `known_ids` are of.
             tools: as for `ChatTemplate.render`.
             template_kwargs: likewise.
+            written_on: with what the content of the last known answer ends that is not of the model's; it may begin with
+                the stop string that ended the answer, which `known_ids` have.
 
         Raises:
-            ConfigError: if the template refuses the messages, or cannot be rendered append-only here.
+            ConfigError: if the template refuses the messages, or cannot be rendered append-only here; or if the answer was
+                ended by the model itself, so that nothing can be written on.
         """
 
         def printed(these: Sequence[Message], ask: bool) -> str:
@@ -57,8 +65,20 @@ class Continuation:
         rest = answer.after + renderer.text(past, messages[num_known:], ask=True)
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
             rest = self._end_of(answer.generated) + rest
+        if written_on:
+            content = text_of(messages[num_known - 1]).removesuffix(written_on)
+            rest = self._not_sampled_of(written_on, content, known_ids) + rest
         ids: list[int] = self._tokenizer.encode(rest, add_special_tokens=False)
         return [*known_ids, *ids]
+
+    def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
+        """What is left of `written_on` behind what was sampled after the content: a stop string, mostly."""
+        tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
+        said: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        _, found, sampled = said.rpartition(content)
+        if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
+            raise ConfigError(f"the agent wrote {written_on[:80]!r} behind an answer that does not go on so")
+        return written_on.removeprefix(sampled)
 
     def _end_of(self, generated: str) -> str:
         """The special token that ends an answer."""

@@ -38,7 +38,7 @@ class EngineUpstream:
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
-        return continued_prompt(self.engine, prior.token_ids, messages, num_known, request)
+        return continued_prompt(self.engine, prior.token_ids, messages, num_known, request, written_on=prior.written_on)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         outputs = await self._outputs(call.request, call.prompt_ids)

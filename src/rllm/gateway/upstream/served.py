@@ -162,10 +162,11 @@ class ServedEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        written_on: str = "",
     ) -> list[int]:
         """See `ContinuingEngine`."""
         request = {"messages": list(messages), "tools": tools, "chat_template_kwargs": template_kwargs}
-        prior = Prior(trace_id="", num_messages=num_known, token_ids=list(known_ids))
+        prior = Prior(trace_id="", num_messages=num_known, token_ids=list(known_ids), written_on=written_on)
         prompt_ids = self._tokens.continued(request, prior)
         if prompt_ids is None:
             raise ConfigError("the template cannot go on from these messages")

@@ -68,7 +68,9 @@ class TokenPrompts:
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         kwargs = request.get("chat_template_kwargs")
         try:
-            return self._continuation.prompt_ids(prior.token_ids, messages, num_known, request.get("tools"), kwargs)
+            return self._continuation.prompt_ids(
+                prior.token_ids, messages, num_known, request.get("tools"), kwargs, written_on=prior.written_on
+            )
         except ConfigError:  # then the server says what is wrong with the messages, if anything is
             return None
 

@@ -143,9 +143,12 @@ class LocalEngine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        written_on: str = "",
     ) -> list[int]:
         """See `ContinuingEngine`."""
-        return self._continuation.prompt_ids(known_ids, messages, num_known, tools, template_kwargs)
+        return self._continuation.prompt_ids(
+            known_ids, messages, num_known, tools, template_kwargs, written_on=written_on
+        )
 
     async def complete(self, prompt_ids: Sequence[int], **params: Any) -> ModelOutput:
         """Sample one answer to a prompt that is given as token ids."""

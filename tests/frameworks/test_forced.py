@@ -1,0 +1,65 @@
+"""The engine of these tests, in the fast suite: it says what its script says, and all else about it is real."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.store.memory import MemoryTraceStore
+from rllm.types import DRIFT_KEY, Trace
+
+from .forced import ForcedEngine
+
+THOUGHT = "<think>\nI look.\n</think>\n\n"
+USER = {"role": "user", "content": "What is it?"}
+
+
+def said_to(engine: ForcedEngine, turns: int, behind: str, **asked: Any) -> list[Trace]:
+    """The calls of an agent that puts something behind each answer, and asks again."""
+    store, messages = MemoryTraceStore(), [USER]
+    with GatewayServer(store, EngineUpstream(engine, "m"), GatewayConfig(shutdown_timeout_s=1.0)) as server:
+        for _ in range(turns):
+            body = {"model": "m", "messages": messages, **asked}
+            answer = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).json()
+            content = answer["choices"][0]["message"]["content"]
+            messages = [*messages, {"role": "assistant", "content": content + behind}, USER]
+    return store.by_session("s")
+
+
+def test_what_the_script_says_is_what_is_captured(engine):
+    engine.script, engine.sampled = lambda prompt: f"{THOUGHT}Something.", []
+    [trace] = said_to(engine, 1, "")
+    [request] = engine.sampled
+    assert engine.tokenizer.decode(trace.response_ids) == f"{THOUGHT}Something.<|im_end|>"
+    assert (trace.response["content"], trace.response["reasoning_content"]) == ("Something.", "I look.")
+    assert (trace.prompt_ids, trace.response_ids, trace.logprobs) == (
+        request.prompt_ids,
+        request.completion_ids,
+        request.logprobs,
+    )
+    assert len(set(trace.logprobs)) > 5, "they are a model's, and tell tokens apart"
+
+
+def test_what_an_agent_writes_behind_a_stop_string_stays_in_the_sequence(engine):
+    engine.script = lambda prompt: f"{THOUGHT}<code>look()</code> and more that is never said"
+    traces = said_to(engine, 3, "</code>\nObserved: 42", stop=["</code>"])
+    for one, other in pairwise(traces):
+        known = [*one.prompt_ids, *one.response_ids]
+        assert other.prompt_ids[: len(known)] == known
+        assert other.parent_id == one.id
+        assert DRIFT_KEY not in other.metadata
+        assert engine.tokenizer.decode(other.prompt_ids[len(known) :]).startswith("\nObserved: 42<|im_end|>")
+
+
+@pytest.mark.parametrize("asked", [{}, {"stop": ["</code>"]}], ids=["without-stop", "ended-before-it"])
+def test_behind_the_end_of_a_turn_nothing_can_be_written(engine, asked):
+    engine.script = lambda prompt: f"{THOUGHT}look()"
+    _, second = said_to(engine, 2, "</code>", **asked)
+    assert second.metadata[DRIFT_KEY] == "edited"
+    assert "look()</code><|im_end|>" in engine.tokenizer.decode(second.prompt_ids)
