@@ -81,9 +81,9 @@ def _each(counted: Counter[str]) -> str:
 def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> str:
     """The message for a program none of whose calls arrived."""
     remedies = [
+        *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
         f"make it read OPENAI_BASE_URL or OPENAI_API_BASE ({base_url}), or ANTHROPIC_BASE_URL "
         f"({base_url.removesuffix('/v1')}), which it was given",
-        *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
         "--allow-no-calls if it rightly calls no model",
     ]
     return f"{command[0]} {_ending(done)} and made no model call that reached the gateway: {'; '.join(remedies)}"

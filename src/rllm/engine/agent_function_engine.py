@@ -92,11 +92,11 @@ class AgentFunctionEngine:
         if session.programs:
             problem += f", nor did {', '.join(session.programs)}, which it started"
         remedies = [
+            *hints_for(programs=session.programs),
             f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made before that "
             "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
             f"`base_url`, here {session.base_url}",
-            "start programs with rllm.sdk.run_program",
-            *hints_for(programs=session.programs),
+            *([] if session.programs else ["start programs with rllm.sdk.run_program"]),
             "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
         ]
         return f"{problem}: {'; '.join(remedies)}"
