@@ -78,7 +78,7 @@ def traces_from_chat(
         CaptureError: if tokens are required and missing.
     """
     sampling = sampling_of(request)
-    requested = sampling_of(requested_sampling or {})
+    requested = (requested_sampling or {}).items()
     shared: dict[str, Any] = {
         "call_id": response.get("id") or f"call-{uuid.uuid4().hex}",
         "session_id": session_id,
@@ -88,7 +88,11 @@ def traces_from_chat(
         "tools": request.get("tools"),
         "logprobs_kind": logprobs_kind,
         "sampling": sampling,
-        "requested_sampling": {name: value for name, value in requested.items() if sampling.get(name) != value},
+        "requested_sampling": {
+            name: value
+            for name, value in requested
+            if value is not None and name in _SAMPLING_FIELDS and sampling.get(name) != value
+        },
         "weight_version": weight_version,
         "template_hash": template_hash,
         "started_at": started_at,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HEADERS = ("traceparent", "tracestate")
+_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 
 
 def trace_context_of(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Its headers, as they came; mostly none."""
-    return {name: headers[name.encode()].decode("latin-1") for name in _HEADERS if name.encode() in headers}
+    return {name: headers[header].decode("latin-1") for header, name in _HEADERS if header in headers}
