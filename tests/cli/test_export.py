@@ -88,7 +88,7 @@ def test_the_merged_model_says_what_the_adapter_says(run):
         (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
         (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
         (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),
-        (["rescore", "run", "--reward", "my_agent.py:OpenAI"], "it is called with a task and the answer's text"),
+        (["rescore", "run", "--reward", "my_agent.py:OpenAI"], "it is called with a task and an answer"),
     ],
 )
 def test_a_mistake_is_named(run, arguments, said):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.trainer.rescore import Rescored, check_reward, compare, rescore, with_rewards, write_rewards
+from rllm.trainer.rescore import Rescored, compare, rescore, with_rewards, write_rewards
 from rllm.types import Episode, Step, Trajectory
 
 
@@ -53,12 +53,6 @@ def test_they_are_written_beside_the_old_and_take_their_place_when_asked(tmp_pat
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match="is no file of `rllm rescore`"):
         list(with_rewards([], tmp_path / "other.jsonl"))
-
-
-def test_a_function_that_cannot_judge() -> None:
-    check_reward(is_right, "f.py:is_right")
-    with pytest.raises(ConfigError, match=r"--reward f.py:g: it is called with a task and the answer's text"):
-        check_reward(lambda answer: 1.0, "f.py:g")
 
 
 def test_an_episode_whose_task_is_not_known() -> None:

@@ -15,6 +15,7 @@ from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
 from rllm.cli.export import export
 from rllm.cli.gateway import gateway
+from rllm.cli.init import init
 from rllm.cli.rescore import rescore
 from rllm.cli.run import run
 from rllm.cli.sft import sft
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(init)
 app.command()(demo)
 app.command()(train)
 app.command()(sft)

@@ -14,8 +14,23 @@ from rllm.errors import AgentError, ConfigError
 from rllm.registry import load_object
 
 
-def load_function(spec: str, *, what: str = "agent") -> Callable[..., Any]:
-    """Import the function; `what` is what it is to be.
+def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
+    """Import an agent function, and the reward that judges what it returns, if that is given.
+
+    Raises:
+        ConfigError: see `load_function`; or if the reward cannot be called with a task and an answer.
+        AgentError: see `load_function`.
+    """
+    function = load_function(agent)
+    if reward is None:
+        return function
+    from rllm.rewards.judged import judged
+
+    return judged(function, load_function(reward, what="reward", anew=False))
+
+
+def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Callable[..., Any]:
+    """Import the function; `what` is what it is to be. With `anew` its file is run, also if it was before.
 
     Raises:
         ConfigError: if the file or the function is not there.
@@ -27,7 +42,7 @@ def load_function(spec: str, *, what: str = "agent") -> Callable[..., Any]:
     if not place.endswith(".py"):
         found = _imported(spec, what)
     else:
-        module = _module_of(Path(place).expanduser().resolve(), what)
+        module = _module_of(Path(place).expanduser().resolve(), what, anew=anew)
         if not hasattr(module, name):
             raise ConfigError(
                 f"{what}={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
@@ -39,9 +54,12 @@ def load_function(spec: str, *, what: str = "agent") -> Callable[..., Any]:
     return function
 
 
-def _module_of(path: Path, what: str) -> ModuleType:
+def _module_of(path: Path, what: str, *, anew: bool) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{what} file {str(path)!r} does not exist")
+    known = sys.modules.get(path.stem)
+    if not anew and known is not None and getattr(known, "__file__", None) == str(path):
+        return known
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours are importable, as when it is run
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

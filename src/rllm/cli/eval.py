@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rllm.cli.options import Reward
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,6 +34,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(help="Settings: sampling.max_tokens=512, model.dtype=bfloat16.", metavar="[KEY=VALUE]..."),
     ] = None,
+    reward: Reward = None,
     dataset: Annotated[
         str | None,
         typer.Option(help="Tasks: a file, the name of a registered dataset, or a hub id.", show_default=False),
@@ -75,7 +78,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from rllm.cli.agent_file import load_function
+    from rllm.cli.agent_file import load_agent
     from rllm.cli.eval_display import show_report
     from rllm.cli.model_source import embedded, served
     from rllm.cli.task_source import read_tasks
@@ -92,7 +95,7 @@ def evaluate(
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)
-    function = load_function(agent)
+    function = load_agent(agent, reward)
     data = read_tasks(dataset, split)
     check_rows(function, data)
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
@@ -102,7 +105,7 @@ def evaluate(
     with Evaluation.opened(
         data,
         folder=folder,
-        identity={"agent": _agent_identity(agent), **source.identity},
+        identity={**_identity_of(agent, reward), **source.identity},
         num_rollouts=num_rollouts,
         limit=limit,
         sampling=sampling,
@@ -204,6 +207,11 @@ def _scalar(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def _identity_of(agent: str, reward: str | None) -> dict[str, str]:
+    judge = {} if reward is None else {"reward": _agent_identity(reward)}
+    return {"agent": _agent_identity(agent), **judge}
 
 
 def _agent_identity(agent: str) -> str:

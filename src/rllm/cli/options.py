@@ -15,6 +15,14 @@ Settings: TypeAlias = Annotated[
         metavar="[KEY=VALUE]...",
     ),
 ]
+Reward: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Judges what the agent returns: called with the task and that. Else the agent returns its reward.",
+        metavar="FILE.py:function",
+        show_default=False,
+    ),
+]
 Split: TypeAlias = Annotated[
     str | None, typer.Option(help="Part of the data that is taken, where it has several.", show_default=False)
 ]

@@ -34,12 +34,13 @@ def rescore(
     from rllm.cli.agent_file import load_function
     from rllm.cli.training import print_json
     from rllm.errors import ConfigError
+    from rllm.rewards.judged import check_reward
     from rllm.trainer.history import stored_episodes
-    from rllm.trainer.rescore import check_reward, compare, write_rewards
+    from rllm.trainer.rescore import compare, write_rewards
     from rllm.trainer.rescore import rescore as judged
 
     function = load_function(reward, what="reward")
-    check_reward(function, reward)
+    check_reward(function)
     console = Console(stderr=as_json, highlight=False)
     with Progress(TextColumn("scoring {task.completed}"), console=console, transient=True) as bar:
         task = bar.add_task("scoring", total=None)

@@ -7,12 +7,25 @@ from typing import Annotated
 
 import typer
 
-from rllm.cli.options import AsJson, Backend, Config, DryRun, Model, RayAddress, Resume, Settings, Split, ValSplit
+from rllm.cli.options import (
+    AsJson,
+    Backend,
+    Config,
+    DryRun,
+    Model,
+    RayAddress,
+    Resume,
+    Reward,
+    Settings,
+    Split,
+    ValSplit,
+)
 
 
 def train(
     agent: Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")],
     settings: Settings = None,
+    reward: Reward = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -30,12 +43,12 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the policy behind any agent: an ordinary function that returns its reward.
+    """Train the policy behind any agent: an ordinary function that returns its reward, or what --reward judges.
 
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL, which
     is set for it.
     """
-    from rllm.cli.agent_file import load_function
+    from rllm.cli.agent_file import load_agent
     from rllm.cli.task_source import read_tasks
     from rllm.cli.training import accuracies, carry_out, chosen_settings, lead_to_gateway, options, quiet_libraries
     from rllm.errors import ConfigError
@@ -49,7 +62,7 @@ def train(
         settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
     )
     port = lead_to_gateway(chosen.config)
-    function = load_function(agent)
+    function = load_agent(agent, reward)
     quiet_libraries()
     from rllm.trainer.agent_trainer import AgentTrainer
 
@@ -60,7 +73,7 @@ def train(
         config=chosen.config,
         resume=resume is not None,
     )
-    again = options({"--data": data, "--split": split, "--val": val, "--val-split": val_split})
+    again = options({"--reward": reward, "--data": data, "--split": split, "--val": val, "--val-split": val_split})
     carry_out(
         trainer,
         chosen,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,21 +67,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def check_reward(reward_fn: Callable[..., Any], spec: str) -> None:
-    """
-    Raises:
-        ConfigError: if it cannot be called with a task and an answer.
-    """
-    try:
-        inspect.signature(reward_fn).bind({}, "")
-    except TypeError as error:
-        raise ConfigError(
-            f"--reward {spec}: it is called with a task and the answer's text, as in `def reward(task, answer)`; {error}"
-        ) from error
-    except ValueError:  # a builtin that says nothing of its parameters
-        return
 
 
 def rescore(

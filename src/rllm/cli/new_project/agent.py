@@ -1,0 +1,25 @@
+"""An agent, and the reward that judges it. Change both; `python -m pytest` tells whether they still fit each other."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from openai import OpenAI
+
+SYSTEM = "Think step by step. End with a line of its own: Answer: NUMBER"
+
+
+def agent(question: str, answer: str) -> str:
+    """Called with the fields of each task; whatever it asks a model, at OPENAI_BASE_URL, is captured and trained."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    response = OpenAI().chat.completions.create(model="policy", messages=messages)
+    return response.choices[0].message.content or ""
+
+
+def reward(task: dict[str, Any], text: str) -> float:
+    """1 for the right number, 0.1 for a wrong one that is easy to find, 0 where there is none."""
+    found = re.findall(r"^Answer: *(-?\d+)", text, re.MULTILINE)
+    if not found:
+        return 0.0
+    return 1.0 if found[-1] == str(task["answer"]) else 0.1

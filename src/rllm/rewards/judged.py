@@ -1,0 +1,68 @@
+"""An agent that returns its answer, and a reward that judges it, as one function that returns its reward."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rllm.errors import ConfigError
+from rllm.rewards.scoring import as_reward_output
+from rllm.types import Episode, Trajectory
+
+_NOT_OF_TASK = ("base_url", "session_url")
+"""Parameters by which an agent is told where its model is."""
+
+
+def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The agent, returning what `reward(task, answer)` says of its answer; `task` has the fields that it was called with.
+
+    The verdict may be whatever `as_reward_output` takes; numbers among its metadata become metrics.
+
+    Raises:
+        ConfigError: if the reward cannot be called with a task and an answer.
+    """
+    check_reward(reward)
+    if inspect.iscoroutinefunction(agent):
+
+        @functools.wraps(agent)
+        async def judged_async(**task: Any) -> Episode:
+            answer = await agent(**task)
+            return await asyncio.to_thread(_episode, reward, task, answer)
+
+        return judged_async
+
+    @functools.wraps(agent)
+    def judged_sync(**task: Any) -> Episode:
+        return _episode(reward, task, agent(**task))
+
+    return judged_sync
+
+
+def check_reward(reward: Callable[..., Any]) -> None:
+    """
+    Raises:
+        ConfigError: if it cannot be called with a task and an answer.
+    """
+    try:
+        inspect.signature(reward).bind({}, "")
+    except TypeError as error:
+        name = getattr(reward, "__qualname__", repr(reward))
+        raise ConfigError(
+            f"reward {name}: it is called with a task and an answer, as in `def reward(task, answer)`; {error}"
+        ) from error
+    except ValueError:  # a builtin that says nothing of its parameters
+        return
+
+
+def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer: Any) -> Episode:
+    task = {name: value for name, value in given.items() if name not in _NOT_OF_TASK}
+    verdict = as_reward_output(reward, task, answer)
+    right = verdict.reward is not None and verdict.reward >= 1.0
+    return Episode(
+        trajectories=[Trajectory(reward=verdict.reward, output=answer)],
+        is_correct=right if verdict.is_correct is None else verdict.is_correct,
+        metrics={name: float(value) for name, value in verdict.metadata.items() if isinstance(value, int | float)},
+    )

@@ -1,0 +1,57 @@
+import asyncio
+import inspect
+
+import pytest
+
+from rllm.errors import ConfigError, RewardError
+from rllm.rewards.judged import judged
+from rllm.rewards.reward_types import RewardOutput
+from rllm.types import is_scored
+
+
+def shout(word: str, base_url: str = "") -> str:
+    return word.upper()
+
+
+async def shout_later(word: str) -> str:
+    return word.upper()
+
+
+def is_fig(task: dict[str, str], answer: str) -> float:
+    assert set(task) == {"word"}
+    return float(answer == "FIG")
+
+
+def test_the_agents_answer_is_judged_with_its_task() -> None:
+    right = judged(shout, is_fig)(word="fig", base_url="http://here")
+    assert (right.trajectories[0].reward, right.trajectories[0].output, right.is_correct) == (1.0, "FIG", True)
+    wrong = asyncio.run(judged(shout_later, is_fig)(word="kiwi"))
+    assert (wrong.trajectories[0].reward, wrong.is_correct) == (0.0, False)
+
+
+def test_it_has_the_agents_name_and_parameters() -> None:
+    function = judged(shout, is_fig)
+    assert function.__name__ == "shout"
+    assert list(inspect.signature(function).parameters) == ["word", "base_url"]
+
+
+def test_a_verdict_may_say_more() -> None:
+    def strict(task: object, answer: str) -> RewardOutput:
+        return RewardOutput(0.5, {"length": len(answer), "why": "short"}, is_correct=True)
+
+    episode = judged(shout, strict)(word="fig")
+    assert (episode.metrics, episode.is_correct) == ({"length": 3.0}, True)
+    assert not is_scored(judged(shout, lambda task, answer: None)(word="fig").trajectories[0].reward)
+
+
+def test_a_reward_that_raises_is_named() -> None:
+    def broken(task: object, answer: str) -> float:
+        raise KeyError("gold")
+
+    with pytest.raises(RewardError, match="broken raised KeyError: 'gold'"):
+        judged(shout, broken)(word="fig")
+
+
+def test_a_reward_of_other_parameters() -> None:
+    with pytest.raises(ConfigError, match=r"reward .*: it is called with a task and an answer"):
+        judged(shout, lambda answer: 1.0)
