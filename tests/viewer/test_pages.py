@@ -84,6 +84,7 @@ def test_a_group_is_shown_from_where_its_rollouts_part(client: TestClient) -> No
     assert re.search(r"\d+ tokens that all have in common", told)
     assert "row/" in told
     assert "4 rollouts" in told
+    assert "Is How many" in words(page(client, f"{link.partition('&role')[0]}&role=judge"))
 
 
 def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:

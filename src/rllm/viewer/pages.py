@@ -35,7 +35,7 @@ _MAX_SIDE_BY_SIDE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One rollout of a group."""
+    """One rollout of a group, as far as it is of one role."""
 
     rollout: Rollout
     num_calls: int
@@ -128,12 +128,14 @@ def step_page(run: Run, step: int, given: Given) -> Page:
 
 
 def group_page(run: Run, task_id: str, given: Given) -> Page:
-    """The rollouts of a task side by side, from the first token at which they part."""
+    """The rollouts of a task and role side by side, from the first token at which they part."""
     step = _whole(given, "step")
     rollouts = run.rollouts.of_task(task_id, given.get("split"), step)
     if not rollouts:
         raise NotFoundError(f"there is no rollout of the task {task_id!r} in this run")
-    columns = [_column(run, rollout) for rollout in rollouts[:_MAX_SIDE_BY_SIDE]]
+    roles = list(dict.fromkeys(path.name for rollout in rollouts for path in rollout.paths))
+    role = given.get("role") or next(iter(roles), "")
+    columns = [_column(run, rollout, role) for rollout in rollouts[:_MAX_SIDE_BY_SIDE]]
     spoken = [column.table.ids for column in columns if column.table]
     if len(spoken) > 1:
         shared = min(num_alike(spoken[0], other) for other in spoken[1:])
@@ -145,6 +147,8 @@ def group_page(run: Run, task_id: str, given: Given) -> Page:
         "step": rollouts[0].step,
         "split": rollouts[0].split,
         "columns": columns,
+        "roles": roles,
+        "role": role,
         "num_hidden": len(rollouts) - len(columns),
         "shared": shared,
         "shared_ids": spoken[0][:shared] if spoken else [],
@@ -336,9 +340,10 @@ def legend(overlay: str) -> list[tuple[str, str]]:
     return [*below, ("d0", f"{middle:g}"), *above]
 
 
-def _column(run: Run, rollout: Rollout) -> Column:
+def _column(run: Run, rollout: Rollout, role: str) -> Column:
     traces, _ = run.calls(rollout.session_id)
-    ends = leaves(traces)
+    own = {str(step["id"]) for path in rollout.paths if path.name == role for step in path.steps}
+    ends = leaves([trace for trace in traces if trace.id in own or not own])
     leaf = ends[0] if ends else None
     return Column(
         rollout=rollout,

@@ -47,7 +47,7 @@ def blocks(
             classes[key] = shade(overlay, value, clipped=key[1])
         names = f"{classes[key]}{extra}"
         piece.append(f'<i class="{names}">{text}</i>' if names else f"<i>{text}</i>")
-        if len(piece) >= _BLOCK and (extra or len(piece) >= _LONGEST_BLOCK):
+        if len(piece) >= _BLOCK and ("\n" in text or len(piece) >= _LONGEST_BLOCK):
             yield Block(first, Markup("".join(piece)))  # Every piece of text in it was escaped.
             first, piece = place + 1, []
     if piece:
@@ -70,6 +70,6 @@ def one_line(text: str) -> str:
 
 
 def _sign(vocabulary: Vocabulary, token_id: int) -> tuple[str, str]:
-    """The token's text, escaped, and the class of one that ends a line."""
+    """The token's text, escaped, and the class of one that begins with a line break."""
     text = vocabulary.text_of(token_id)
-    return escape(visible(text)), " nl" if "\n" in text else ""
+    return escape(visible(text)), " nl" if text.startswith("\n") else ""
