@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+REQUIREMENTS = ("requirements.txt", "package.json")
 AT_ONCE = 2
 """Half of the time is spent on waiting for the network."""
 
 
 def main(folder: Path, names: list[str]) -> None:
-    names = names or sorted(path.parent.name for path in EXAMPLES.glob("*/requirements.txt"))
+    names = names or sorted({path.parent.name for file in REQUIREMENTS for path in EXAMPLES.glob(f"*/{file}")})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for name, error in zip(names, pool.map(lambda name: tried(folder / name, EXAMPLES / name), names), strict=True):
             if error:
@@ -29,20 +30,25 @@ def main(folder: Path, names: list[str]) -> None:
 def tried(environment: Path, example: Path) -> str | None:
     """Install what an example requires; what was wrong, if it cannot be."""
     try:
-        install(environment, example / "requirements.txt")
+        install(environment, example)
     except (OSError, subprocess.CalledProcessError) as error:
         return str(error)
     return None
 
 
-def install(environment: Path, requirements: Path) -> None:
-    wanted, installed = requirements.read_text(), environment / "installed.txt"
+def install(environment: Path, example: Path) -> None:
+    required = {file: (example / file).read_text() for file in REQUIREMENTS if (example / file).exists()}
+    wanted, installed = "".join(required.values()), environment / "installed.txt"
     if installed.exists() and installed.read_text() == wanted:
         return
-    print(f"Installing {requirements.parent.name} (once) ...", flush=True)
+    print(f"Installing {example.name} (once) ...", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
-    pip = [environment / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-r", requirements], check=True)
+    if "requirements.txt" in required:
+        pip = [environment / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "-r", example / "requirements.txt"], check=True)
+    if "package.json" in required:
+        (environment / "package.json").write_text(required["package.json"])
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"], cwd=environment, check=True)
     installed.write_text(wanted)
 
 

@@ -1,7 +1,7 @@
 """What is held of every framework: each call in its session, each sampled token in the store, each conversation in one piece.
 
-An agent is run four times: with a model that thinks and comments, and with one that does neither; each with the gateway's
-token-exact continuation and without it, which is how the drift that a framework causes is measured.
+An agent is run twice: with a model that thinks and comments, and with one that does neither. The drift that its framework
+causes is measured by rendering anew what it has sent (`anew.py`), as a gateway without token-exact continuation does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .anew import rendered_anew
 from .forced import ForcedEngine
-from .rollouts import Framework, Rollout, Run
+from .rollouts import Framework, Rollout, Run, drifts_of, num_sequences_of
 from .shopping import PLAIN, THINKING, TOTAL, Mood, Speech
 
 Endpoint = Literal["chat", "responses", "messages"]
@@ -62,27 +63,27 @@ def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[
     """
     row = variant.described
     for mood in variant.moods:
-        exact, anew = (_rollout(framework, variant, engine, mood, exact) for exact in (True, False))
-        for rollout in (exact, anew):
-            check_captured(rollout, variant)
-        assert exact.num_sequences == variant.expected_sequences(mood), (mood.name, exact.drift)
-        row |= {"calls": len(exact.turns), "side_calls": len(exact.side_calls)}
+        rollout = _rollout(framework, variant, engine, mood)
+        check_captured(rollout, variant)
+        anew = rendered_anew(rollout.turns, engine)
+        num_sequences, drifts = num_sequences_of(rollout.turns), drifts_of(rollout.turns)
+        assert num_sequences == variant.expected_sequences(mood), (mood.name, drifts)
+        row |= {"calls": len(rollout.turns), "side_calls": len(rollout.side_calls)}
         row[mood.name] = {
-            "sequences": exact.num_sequences,
-            "sequences_without": anew.num_sequences,
-            "drift": exact.drift,
-            "drift_without": anew.drift,
+            "sequences": num_sequences,
+            "sequences_without": num_sequences_of(anew),
+            "drift": drifts,
+            "drift_without": drifts_of(anew),
         }
     return row
 
 
-def _rollout(framework: Framework, variant: Variant, engine: ForcedEngine, mood: Mood, exact: bool) -> Rollout:
+def _rollout(framework: Framework, variant: Variant, engine: ForcedEngine, mood: Mood) -> Rollout:
     run = Run(
         command=framework.command(variant.way),
         mood=mood,
         speech=variant.speech,
-        exact_turns=exact,
-        variables=variant.variables,
+        variables={**framework.variables, **variant.variables},
     )
     return run(engine, f"{framework.name} {variant.way}/{mood.name}".replace(" ", "-").replace("/", "-"))
 

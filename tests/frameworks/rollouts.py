@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,8 +44,17 @@ class Framework:
     @property
     def version(self) -> str | None:
         """What is installed; `None`: nothing is."""
+        described = INSTALLED / self.name / "node_modules" / self.package / "package.json"
+        if described.exists():
+            return str(json.loads(described.read_text())["version"])
         packages = [str(path) for path in (INSTALLED / self.name).glob("lib/python*/site-packages")]
         return next((found.version for found in distributions(name=self.package, path=packages)), None)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Where its programs are found."""
+        folders = [INSTALLED / self.name / "bin", INSTALLED / self.name / "node_modules" / ".bin"]
+        return {"PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]])}
 
     def command(self, way: str) -> list[str]:
         return [str(self.python), str(EXAMPLES / self.name / "agent.py"), way]
@@ -72,18 +83,18 @@ class Rollout:
         """The traces that are trained on."""
         return [trace for trace in self.traces if trace.id not in self.side_calls]
 
-    @property
-    def num_sequences(self) -> int:
-        """How many token sequences the trainer makes of the turns; 1 is one conversation without a break."""
-        steps = [Step(id=trace.id) for trace in self.turns]
-        for step, trace in zip(steps, self.turns, strict=True):
-            step.fill_from(trace)
-        return len(sequences_of(steps))
 
-    @property
-    def drift(self) -> list[str]:
-        """Why turns do not go on from the tokens before them, each reason once."""
-        return sorted({trace.metadata[DRIFT_KEY] for trace in self.turns if DRIFT_KEY in trace.metadata})
+def num_sequences_of(turns: Sequence[Trace]) -> int:
+    """How many token sequences the trainer makes of calls; 1 is one conversation without a break."""
+    steps = [Step(id=trace.id) for trace in turns]
+    for step, trace in zip(steps, turns, strict=True):
+        step.fill_from(trace)
+    return len(sequences_of(steps))
+
+
+def drifts_of(turns: Sequence[Trace]) -> list[str]:
+    """Why calls do not go on from the tokens before them, each reason once."""
+    return sorted({trace.metadata[DRIFT_KEY] for trace in turns if DRIFT_KEY in trace.metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +104,13 @@ class Run:
     command: Sequence[str]
     mood: Mood
     speech: Speech
-    exact_turns: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, engine: ForcedEngine, session_id: str) -> Rollout:
         engine.script = Shopper(mood=self.mood, speech=self.speech)
         engine.sampled = []
         store = MemoryTraceStore()
-        config = GatewayConfig(exact_turns=self.exact_turns, shutdown_timeout_s=1.0)
+        config = GatewayConfig(shutdown_timeout_s=1.0)
         with (
             GatewayServer(store, EngineUpstream(engine, "policy"), config) as server,
             TemporaryDirectory() as home,

@@ -14,16 +14,19 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY, Trace
 
+from .anew import rendered_anew
 from .forced import ForcedEngine
+from .rollouts import drifts_of, num_sequences_of
 
 THOUGHT = "<think>\nI look.\n</think>\n\n"
 USER = {"role": "user", "content": "What is it?"}
 
 
-def said_to(engine: ForcedEngine, turns: int, behind: str, **asked: Any) -> list[Trace]:
+def said_to(engine: ForcedEngine, turns: int, behind: str, exact_turns: bool = True, **asked: Any) -> list[Trace]:
     """The calls of an agent that puts something behind each answer, and asks again."""
     store, messages = MemoryTraceStore(), [USER]
-    with GatewayServer(store, EngineUpstream(engine, "m"), GatewayConfig(shutdown_timeout_s=1.0)) as server:
+    config = GatewayConfig(exact_turns=exact_turns, shutdown_timeout_s=1.0)
+    with GatewayServer(store, EngineUpstream(engine, "m"), config) as server:
         for _ in range(turns):
             body = {"model": "m", "messages": messages, **asked}
             answer = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).json()
@@ -63,3 +66,13 @@ def test_behind_the_end_of_a_turn_nothing_can_be_written(engine, asked):
     _, second = said_to(engine, 2, "</code>", **asked)
     assert second.metadata[DRIFT_KEY] == "edited"
     assert "look()</code><|im_end|>" in engine.tokenizer.decode(second.prompt_ids)
+
+
+@pytest.mark.parametrize("behind", ["", " ", " Or not."], ids=["same", "white-space", "edited"])
+def test_what_is_rendered_anew_is_what_a_gateway_without_exact_turns_is_given(engine, behind):
+    engine.script = lambda prompt: f"{THOUGHT}Something."
+    anew = rendered_anew(said_to(engine, 3, behind), engine)
+    real = said_to(engine, 3, behind, exact_turns=False)
+    assert [trace.prompt_ids for trace in anew] == [trace.prompt_ids for trace in real]
+    assert [trace.metadata for trace in anew] == [trace.metadata for trace in real]
+    assert (num_sequences_of(anew), drifts_of(anew)) == (3, ["edited"] if "not" in behind else ["reasoning"])

@@ -27,19 +27,17 @@ FRAMEWORK = Framework(name="smolagents", package="smolagents")
 TOOLS = Speech(final=final_tool)
 CODE = Speech(call=python_call, final=python_final)
 AS_TEXT = "past calls are written as text, and results as the user's words: each call is a sequence of its own"
-AS_CODE = "past answers get “Calling tools” added, behind a stop string; reasoning is left out"
+AS_CODE = "past answers end with a stop string, and get “Calling tools” added"
 VARIANTS = [
     Variant(way="tools", endpoint="chat", speech=TOOLS, num_sequences=3, notes=AS_TEXT),
     Variant(way="tools_stream", endpoint="chat", streaming=True, speech=TOOLS, num_sequences=3, notes=AS_TEXT),
     Variant(way="tools_litellm", endpoint="chat", speech=TOOLS, num_sequences=3, notes=AS_TEXT),
-    Variant(way="code", endpoint="chat", speech=CODE, num_sequences=3, num_sequences_plain=1, notes=AS_CODE),
+    Variant(way="code", endpoint="chat", speech=CODE, notes=AS_CODE),
     Variant(
         way="code_stream",
         endpoint="chat",
         streaming=True,
         speech=CODE,
-        num_sequences=3,
-        num_sequences_plain=1,
         notes=AS_CODE,
     ),
 ]

@@ -1,0 +1,30 @@
+"""What prompts would be without token-exact continuation: rendered anew from the messages that a framework sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rllm.capture import Conversations, Said
+from rllm.gateway.upstream.roles import for_template
+from rllm.types import DRIFT_KEY, Trace
+
+from .forced import ForcedEngine
+
+
+def rendered_anew(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
+    """The traces of one session as a gateway with `exact_turns=False` would have made them of the same requests."""
+    conversations = Conversations()
+    made: dict[str, Trace] = {}
+    for trace in traces:
+        said = Said.of(trace.messages, trace.tools)
+        prompt_ids = engine.template.render(for_template(trace.messages), trace.tools)
+        if missing := conversations.lacks(said):
+            conversations.supply(said, made[missing])
+        drift = conversations.drift_of(said, prompt_ids)
+        metadata = {name: value for name, value in trace.metadata.items() if name != DRIFT_KEY}
+        made[trace.id] = replace(
+            trace, prompt_ids=prompt_ids, metadata=metadata if drift is None else {**metadata, DRIFT_KEY: drift}
+        )
+        conversations.add(said, made[trace.id])
+    return list(made.values())
