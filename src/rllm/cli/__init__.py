@@ -18,6 +18,7 @@ from rllm.cli.gateway import gateway
 from rllm.cli.init import init
 from rllm.cli.rescore import rescore
 from rllm.cli.run import run
+from rllm.cli.serve import serve
 from rllm.cli.sft import sft
 from rllm.cli.store import store
 from rllm.cli.traces import traces
@@ -41,6 +42,7 @@ app.command()(view)
 app.command()(explain)
 app.command()(rescore)
 app.command()(export)
+app.command()(serve)
 app.command()(gateway)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)

@@ -44,7 +44,7 @@ def check_serving(config: Any) -> None:
         refuse_changes(vllm, "vllm", _OF_A_START, "on a server that runs already; leave out vllm.url, or this")
     else:
         vllm_command(vllm.command)
-        _options(config, port=0)
+        serve_options(config, port=0)
     if _sleeps(config) and config.rollout.max_staleness:
         raise ConfigError(
             f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take turns, so "
@@ -109,7 +109,7 @@ def open_server(config: Any) -> Served:
             scratch = _scratch(config, run_dir)
             undo.callback(shutil.rmtree, scratch, ignore_errors=True)
             server = VLLMServer.start(
-                _options(config, port=vllm.port or free_port()),
+                serve_options(config, port=vllm.port or free_port()),
                 command=command,
                 log=run_dir / LOG_FILE,
                 scratch=scratch,
@@ -122,7 +122,8 @@ def open_server(config: Any) -> Served:
     return Served(config=config, server=server, scratch=scratch)
 
 
-def _options(config: Any, *, port: int) -> ServeOptions:
+def serve_options(config: Any, *, port: int) -> ServeOptions:
+    """What a server of this configuration is started with."""
     model, vllm = config.model, config.vllm
     device = choose_device(model.device)
     dtype = str(choose_dtype(model.dtype, device)).removeprefix("torch.") if vllm.dtype == "auto" else vllm.dtype

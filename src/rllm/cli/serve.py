@@ -1,0 +1,128 @@
+"""`rllm serve`: a model, or what a run has made of one, behind the gateway's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rllm.gateway.upstream import Upstream
+    from rllm.trainer.config import TrainConfig
+
+_SECTIONS = ("model.", "vllm.", "seed=")
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Model folder or hub id; or the folder of a run, for its newest checkpoint.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Settings: model.dtype=bfloat16, model.engine=vllm, vllm.port=...", metavar="[KEY=VALUE]..."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")
+    ] = "latest",
+    store: Annotated[str, typer.Option(help="Where traces are kept.", metavar="URL")] = "sqlite:///traces.db",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but a loopback one needs --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key that clients must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False),
+    ] = None,
+    max_concurrent: Annotated[int, typer.Option(help="Answers made at a time; more wait.", min=1)] = 64,
+) -> None:
+    """Serve a model over every route of the gateway, and keep what is said: chat completions, responses, messages.
+
+    It is sampled from in this process; with model.engine=vllm by a vLLM server that is started for it.
+    """
+    from rllm.gateway.app import create_app
+    from rllm.gateway.config import GatewayConfig
+    from rllm.gateway.server import bind, url_of
+    from rllm.gateway.server import serve as serve_forever
+    from rllm.store import open_store
+
+    gateway = GatewayConfig(host=host, port=port, api_key=api_key)
+    config = _config(_folder_of(model, checkpoint), settings or [])
+    with (
+        closing(bind(host, port)) as listener,
+        closing(open_store(store)) as traces,
+        _upstream(config, max_concurrent) as upstream,
+    ):
+        print(
+            f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
+            f"  traces are kept in {store}; Ctrl-C ends it, and calls in flight are finished first.",
+            flush=True,
+        )
+        serve_forever(create_app(traces, upstream, gateway), listener, gateway)
+    print("rllm serve: stopped")
+
+
+def _folder_of(model: str, checkpoint: str) -> str:
+    """The checkpoint of a run's folder; anything else is the model itself."""
+    run = Path(model).expanduser()
+    if not (run / "checkpoints").is_dir():
+        return model
+    from rllm.trainer.export import chosen_checkpoint
+
+    return str(chosen_checkpoint(run, checkpoint))
+
+
+def _config(path: str, settings: list[str]) -> TrainConfig:
+    from rllm.errors import ConfigError
+    from rllm.inference.local.loading import check_source
+    from rllm.trainer.config import load_config
+
+    for pair in settings:
+        if "=" in pair and not pair.startswith(_SECTIONS):
+            raise ConfigError(f"{pair}: it means nothing here; rllm serve takes model.NAME=, vllm.NAME= and seed=")
+    config = load_config([f"model.path={path}", *settings])
+    if config.vllm.url is not None:
+        raise ConfigError(
+            f"vllm.url={config.vllm.url!r} runs already: put a gateway before it, with `rllm gateway --upstream`"
+        )
+    check_source(config.model.path)
+    return config
+
+
+@contextmanager
+def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
+    from rllm.cli.model_source import embedded
+
+    opened = embedded(config, max_concurrent).upstream if config.model.engine == "embedded" else _vllm(config)
+    with opened as upstream:
+        yield upstream
+
+
+@contextmanager
+def _vllm(config: TrainConfig) -> Iterator[Upstream]:
+    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, serve_options
+    from rllm.errors import ConfigError
+    from rllm.gateway.upstream import HTTPUpstream
+    from rllm.gateway.upstream.token_prompts import TokenPrompts
+    from rllm.inference.local.loading import ADAPTER_FILE
+    from rllm.inference.vllm.command import vllm_command
+    from rllm.inference.vllm_server import VLLMServer, free_port
+
+    if (Path(config.model.path) / ADAPTER_FILE).is_file():
+        raise ConfigError(
+            f"model={config.model.path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
+        )
+    config.vllm.sleep = "never"  # nobody trains beside it
+    print(f"starting vLLM; what it says is in {LOG_FILE}", flush=True)
+    server = VLLMServer.start(
+        serve_options(config, port=config.vllm.port or free_port()),
+        command=vllm_command(config.vllm.command),
+        log=Path(LOG_FILE),
+        start_timeout_s=config.vllm.start_timeout_s,
+    )
+    with closing(server):
+        yield HTTPUpstream(server.url, model=SERVED_NAME, kind="vllm", tokens=TokenPrompts.load(config.model.path))

@@ -1,0 +1,61 @@
+"""`rllm serve`: a real (tiny) model behind the gateway's routes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from rllm.store import open_store
+
+
+def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
+    checkpoint = work / "run" / "checkpoints" / "step-000003"
+    checkpoint.mkdir(parents=True)
+    for file in policy.iterdir():
+        (checkpoint / file.name).write_bytes(file.read_bytes())
+    (checkpoint / "trainer_state.json").write_text('{"step": 3}')
+    command = [sys.executable, "-m", "rllm", "serve", "run", "--port", "0", "--store", "said.db"]
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        greeting = process.stdout.readline()
+        assert "run/checkpoints/step-000003" in greeting
+        url = re.search(r"http://\S+/v1", greeting).group()
+        body = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+        answer = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert output.endswith("rllm serve: stopped\n")
+    with open_store(str(work / "said.db"), read_only=True) as store:
+        [session] = store.sessions()
+        [trace] = store.by_session(session.id)
+    assert len(trace.response_ids) == len(trace.logprobs) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["./nowhere"], "there is no such folder"),
+        (["model", "optim.lr=1"], "optim.lr=1: it means nothing here"),
+        (["model", "model.pth=1"], "did you mean 'path'?"),
+        (["model", "vllm.url=http://127.0.0.1:9/v1"], "rllm gateway --upstream"),
+        (["model", "--host", "0.0.0.0"], "set an API key"),
+    ],
+)
+def test_a_mistake_is_named(work, fails, arguments, said):
+    code, errors = fails("serve", *arguments)
+    assert code == 2
+    assert said in errors
+
+
+def test_vllm_serves_no_adapter_alone(work, fails):
+    (work / "adapter").mkdir()
+    (work / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
+    code, errors = fails("serve", "./adapter", "--port", "0", "model.engine=vllm")
+    assert code == 2
+    assert "rllm export RUN --model DIR merges it" in errors
