@@ -18,6 +18,7 @@ from rllm.errors import (
     RolloutTimeout,
     TokenMismatchError,
     boundary,
+    first_line,
 )
 
 ALL = [
@@ -77,6 +78,11 @@ def test_a_boundary_is_silent_otherwise() -> None:
     with boundary(AgentError, "agent"):
         value = 1
     assert value == 1
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert first_line(ValueError("\n no such file\nTraceback ...")) == "no such file"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

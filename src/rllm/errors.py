@@ -123,3 +123,8 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
         raise
     except Exception as cause:
         raise error(f"{where} raised {type(cause).__name__}: {cause}") from cause
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing; for a message that has more to say itself."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

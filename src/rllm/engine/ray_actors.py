@@ -23,7 +23,7 @@ from rllm.engine.ray_actor import Orders, RolloutActor
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, load_ray, on_node
 from rllm.engine.runner import Attempt, new_session_id
 from rllm.engine.shipping import OF_DATA, packed, unpacked
-from rllm.errors import AgentError, ConfigError, RLLMError, RolloutTimeout, WorkerError
+from rllm.errors import AgentError, ConfigError, RLLMError, RolloutTimeout, WorkerError, first_line
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class RayActors:
             ) from error
         except ray.exceptions.RayError as error:
             raise ConfigError(
-                f"{where} cannot run our code ({_first_line(error)}): install there what is installed here"
+                f"{where} cannot run our code ({first_line(error)}): install there what is installed here"
             ) from error
 
     async def rollout(self, attempt: Attempt) -> Episode:
@@ -233,7 +233,7 @@ class RayActors:
                 "agent makes a blocking call; make it a sync function, or await asyncio.to_thread(...)"
             ) from error
         except ray.exceptions.RayError as error:
-            raise _LostError(_first_line(error)) from error
+            raise _LostError(first_line(error)) from error
         episode: Episode = unpacked(received)
         return episode
 
@@ -321,7 +321,3 @@ def _with_cpus(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 def _cause_of(error: Any) -> BaseException:
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

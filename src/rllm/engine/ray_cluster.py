@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, first_line
 
 REACH_S = 5.0
 """How long the address of a cluster may take to answer."""
@@ -123,7 +123,7 @@ def joined(
 
 
 def _refusal(address: str | None, error: Exception) -> str:
-    told = str(error).strip().partition("\n")[0] or type(error).__name__
+    told = first_line(error)
     if "exceeds" in told or "package size" in told.lower():
         return (
             f"ray.working_dir: what is sent to the nodes is too large ({told}): name a smaller folder, or list what the "

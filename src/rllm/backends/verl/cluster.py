@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.backends.verl.versions import SUPPORTED, check_version
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
-                f"verl.ray_address={address!r}: no Ray cluster can be joined there ({_first_line(error)}): start one with "
+                f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one with "
                 "`ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one on this "
                 "machine alone"
             ) from error
@@ -153,7 +153,7 @@ class Cluster:
                 found = ray.get(answer, timeout=ASK_S)
             except Exception as error:  # whatever Ray raises: the node cannot run our code
                 raise ConfigError(
-                    f"node {name} cannot be used ({_first_line(error)}): install there what is installed here, with "
+                    f"node {name} cannot be used ({first_line(error)}): install there what is installed here, with "
                     "pip install 'rllm[verl]' in the environment that its `ray start` ran in"
                 ) from error
             check_node(name, found)
@@ -215,7 +215,3 @@ def check_node(name: str, found: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"node {name} does not see {folder!r}: put it on a file system that all nodes share, or at the same path on each"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

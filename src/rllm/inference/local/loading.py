@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, first_line
 
 ADAPTER_FILE = "adapter_config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -187,7 +187,6 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
     try:
         return load(source, **options)
     except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().partition("\n")[0]
         if Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
@@ -195,4 +194,4 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
                 "it is no local folder and the hub did not give it; check the id and the network, download it first, "
                 "or set HF_HUB_OFFLINE=1 to use only what is already cached"
             )
-        raise ConfigError(f"model={source!r}: cannot load its {part}: {remedy} ({first_line})") from error
+        raise ConfigError(f"model={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error
