@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rllm.errors import ConfigError, RLLMError
-from rllm.viewer import pages
-from rllm.viewer.pages import NotFoundError, Page
+from rllm.viewer import pages, token_pages
+from rllm.viewer.lookup import NotFoundError, Page
 from rllm.viewer.render import HERE, environment, render
 from rllm.viewer.runs import Run, Runs
 from rllm.viewer.security import LOOPBACK_NAMES, Guard
@@ -58,13 +58,15 @@ def _routes(runs: Runs) -> list[BaseRoute]:
         of_run("/step/{step:int}", lambda run, path, query: pages.step_page(run, path["step"], query)),
         of_run("/batch/{step:int}", lambda run, path, query: pages.batch_page(run, path["step"], query)),
         of_run("/time/{step:int}", lambda run, path, query: pages.time_page(run, path["step"], query)),
-        of_run("/group", lambda run, _, query: pages.group_page(run, query.get("task", ""), query)),
+        of_run("/group", lambda run, _, query: token_pages.group_page(run, query.get("task", ""), query)),
         of_run("/rollouts", lambda run, _, query: pages.rollouts_page(run, query)),
         of_run("/drift", lambda run, _, query: pages.drifts_page(run, query)),
-        of_run("/drift/{session}", lambda run, path, _: pages.drift_page(run, path["session"])),
+        of_run("/drift/{session}", lambda run, path, _: token_pages.drift_page(run, path["session"])),
         of_run("/episode/{session}", lambda run, path, _: pages.episode_page(run, path["session"])),
-        of_run("/tokens/{session}", lambda run, path, query: pages.tokens_page(run, path["session"], query)),
-        of_run("/tokens/{session}/data.json", lambda run, path, query: pages.tokens_data(run, path["session"], query)),
+        of_run("/tokens/{session}", lambda run, path, query: token_pages.tokens_page(run, path["session"], query)),
+        of_run(
+            "/tokens/{session}/data.json", lambda run, path, query: token_pages.tokens_data(run, path["session"], query)
+        ),
         of_run("/pulse.json", lambda run, *_: pages.pulse(run)),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]

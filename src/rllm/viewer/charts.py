@@ -203,10 +203,12 @@ def _chart(
     return chart
 
 
-def number(value: float | None) -> str:
+def number(value: object) -> str:
     """A number in few digits: 0.531, 12.4, 3.1e-07."""
     if value is None:
         return ""
+    if not isinstance(value, int | float):
+        return str(value)
     if value == 0:
         return "0"
     if not math.isfinite(value):

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from rllm.errors import ConfigError
-from rllm.types import Trace
 from rllm.viewer import charts
-from rllm.viewer.drift import drifts_of, num_alike
+from rllm.viewer.drift import drifts_of
 from rllm.viewer.graph import graph_of
+from rllm.viewer.lookup import Given, NotFoundError, Page, rollout_named, whole
 from rllm.viewer.metrics import is_trained, neighbours
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
 from rllm.viewer.search import SORTS, Query, search
 from rllm.viewer.timeline import timeline
-from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, leaves, token_table
+from rllm.viewer.tokens import leaves
 from rllm.viewer.truth import truth_of
-
-Page: TypeAlias = tuple[str, dict[str, Any]]
-"""The name of a template, and its values."""
-Given: TypeAlias = Mapping[str, str]
-"""A query string."""
 
 ROWS_PER_PAGE = 100
 STEPS_PER_PAGE = 200
-TOKENS_PER_PAGE = 256
 _MAX_COMPARED = 4
 """Runs in one chart."""
-_MAX_SIDE_BY_SIDE = 16
-"""Rollouts of one task on a page."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One rollout of a group, as far as it is of one role."""
-
-    rollout: Rollout
-    num_calls: int
-    leaf: Trace | None
-    """The end of its first sequence; `None`: it sampled nothing."""
-    table: TokenTable | None
-    num_more: int
-    """Its other sequences, which are not shown."""
-
-
-class NotFoundError(LookupError):
-    """There is no such page; the message says what is missing."""
 
 
 def home(runs: Runs) -> Page:
@@ -60,11 +32,11 @@ def run_page(run: Run, runs: Runs, given: Given) -> Page:
     """Charts, and the steps."""
     others = [found for name in given.get("with", "").split(",") if name and (found := runs.get(name)) is not None]
     shown = [run, *[other for other in others if other is not run][: _MAX_COMPARED - 1]]
-    first, last = _whole(given, "from"), _whole(given, "to")
+    first, last = whole(given, "from"), whole(given, "to")
     rows = run.rows()
-    rollout = run.config.get("rollout") or {}
     trained = [row for row in rows if is_trained(row)]
-    page = _whole(given, "page") or 0
+    staleness = run.setting("rollout", "max_staleness")
+    page = whole(given, "page") or 0
     newest = [
         row
         for row in reversed(rows)
@@ -73,7 +45,7 @@ def run_page(run: Run, runs: Runs, given: Given) -> Page:
     return "run.html", {
         "run": run,
         "charts": charts.charts_of([(item.name, item.rows()) for item in shown], first=first, last=last),
-        "lights": charts.sync_lights(trained, max_staleness=int(rollout.get("max_staleness") or 0)),
+        "lights": charts.sync_lights(trained, max_staleness=staleness if isinstance(staleness, int) else 0),
         "rows": newest[page * STEPS_PER_PAGE : (page + 1) * STEPS_PER_PAGE],
         "page": page,
         "num_pages": -(-len(newest) // STEPS_PER_PAGE),
@@ -106,7 +78,7 @@ def step_page(run: Run, step: int, given: Given) -> Page:
         for role in () if rollout.paths else sorted(roles[rollout.task_id]) or [""]:
             tasks.setdefault((rollout.task_id, role), []).append((rollout, None))
     groups = list(tasks.items())
-    page = _whole(given, "page") or 0
+    page = whole(given, "page") or 0
     shown = groups[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE]
     steps = [int(item["step"]) for item in rows if split == "eval" or is_trained(item)]
     return "step.html", {
@@ -127,38 +99,9 @@ def step_page(run: Run, step: int, given: Given) -> Page:
     }
 
 
-def group_page(run: Run, task_id: str, given: Given) -> Page:
-    """The rollouts of a task and role side by side, from the first token at which they part."""
-    step = _whole(given, "step")
-    rollouts = run.rollouts.of_task(task_id, given.get("split"), step)
-    if not rollouts:
-        raise NotFoundError(f"there is no rollout of the task {task_id!r} in this run")
-    roles = list(dict.fromkeys(path.name for rollout in rollouts for path in rollout.paths))
-    role = given.get("role") or next(iter(roles), "")
-    columns = [_column(run, rollout, role) for rollout in rollouts[:_MAX_SIDE_BY_SIDE]]
-    spoken = [column.table.ids for column in columns if column.table]
-    if len(spoken) > 1:
-        shared = min(num_alike(spoken[0], other) for other in spoken[1:])
-    else:
-        shared = next((len(column.leaf.prompt_ids) for column in columns if column.leaf), 0)
-    return "group.html", {
-        "run": run,
-        "task_id": task_id,
-        "step": rollouts[0].step,
-        "split": rollouts[0].split,
-        "columns": columns,
-        "roles": roles,
-        "role": role,
-        "num_hidden": len(rollouts) - len(columns),
-        "shared": shared,
-        "shared_ids": spoken[0][:shared] if spoken else [],
-        "vocabulary": run.vocabulary,
-    }
-
-
 def episode_page(run: Run, session_id: str) -> Page:
     """Lanes, calls and rewards, and below them what was said."""
-    rollout = _rollout(run, session_id)
+    rollout = rollout_named(run, session_id)
     traces, credits_ = run.calls(session_id)
     return "episode.html", {
         "run": run,
@@ -167,56 +110,6 @@ def episode_page(run: Run, session_id: str) -> Page:
         "leaves": leaves(traces),
         "has_drift": bool(rollout.drifts) or bool(drifts_of(traces)),
     }
-
-
-def tokens_page(run: Run, session_id: str, given: Given) -> Page:
-    """A sequence, which ends with the call of the query, or else is the rollout's first, with what is known of each token."""
-    rollout, trace = _rollout(run, session_id), _trace(run, session_id, given.get("call", ""))
-    traces, _ = run.calls(session_id)
-    overlay = given.get("overlay") or "mask"
-    if overlay not in OVERLAYS:
-        raise ConfigError(f"overlay={overlay!r}: use one of {', '.join(OVERLAYS)}")
-    table = _columns_of(run, rollout, trace)
-    start = max(min(_whole(given, "from") or 0, max(len(table) - 1, 0)), 0)
-    as_table = given.get("view") == "table"
-    return "tokens.html", {
-        "run": run,
-        "rollout": rollout,
-        "trace": trace,
-        "leaves": leaves(traces),
-        "table": table,
-        "overlay": overlay,
-        "as_table": as_table,
-        "start": start // TOKENS_PER_PAGE * TOKENS_PER_PAGE if as_table else start,
-        "per_page": TOKENS_PER_PAGE,
-        "legend": legend(overlay),
-        "vocabulary": run.vocabulary,
-    }
-
-
-def tokens_data(run: Run, session_id: str, given: Given) -> dict[str, Any]:
-    """Every value of a sequence, for the script that shows them under the pointer."""
-    rollout, trace = _rollout(run, session_id), _trace(run, session_id, given.get("call", ""))
-    table, vocabulary = _columns_of(run, rollout, trace), run.vocabulary
-    known = {str(token_id): text for token_id in set(table.ids) if (text := vocabulary.hex_of(token_id))}
-    return {
-        "ids": table.ids,
-        "bytes": known,
-        "spans": [list(span) for span in table.spans],
-        "clip": table.clip,
-        "columns": {
-            name: [None if value is None else float(f"{value:.6g}") for value in column]
-            for name, column in table.columns.items()
-            if any(value is not None for value in column)
-        },
-    }
-
-
-def drift_page(run: Run, session_id: str) -> Page:
-    """The prompts of a rollout that depart from what was sampled."""
-    rollout = _rollout(run, session_id)
-    traces, _ = run.calls(session_id)
-    return "drift.html", {"run": run, "rollout": rollout, "drifts": drifts_of(traces), "vocabulary": run.vocabulary}
 
 
 def drifts_page(run: Run, given: Given) -> Page:
@@ -228,7 +121,7 @@ def drifts_page(run: Run, given: Given) -> Page:
             causes[cause] = causes.get(cause, 0) + 1
     cause = given.get("cause", "")
     shown = [item for item in drifted if not cause or cause in item.drifts]
-    page = _whole(given, "page") or 0
+    page = whole(given, "page") or 0
     return "drifts.html", {
         "run": run,
         "causes": sorted(causes.items(), key=lambda pair: -pair[1]),
@@ -247,7 +140,7 @@ def batch_page(run: Run, step: int, given: Given) -> Page:
             f"this run kept no batch of step {step}: it was trained by an earlier version, or elsewhere"
         )
     row = next((item for item in run.rows() if item["step"] == step), {})
-    page = _whole(given, "page") or 0
+    page = whole(given, "page") or 0
     truth = truth_of(batch, run.rollouts.of_step(step), run.calls, row)
     steps = [int(item["step"]) for item in run.rows() if is_trained(item)]
     return "batch.html", {
@@ -268,7 +161,7 @@ def time_page(run: Run, step: int, given: Given) -> Page:
     if not rollouts:
         raise NotFoundError(f"the store has no rollouts of step {step}")
     by_start = sorted(rollouts, key=lambda item: item.created_at)
-    page = _whole(given, "page") or 0
+    page = whole(given, "page") or 0
     chosen = by_start[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE]
     lanes = timeline(chosen, {item.session_id: run.calls(item.session_id)[0] for item in chosen})
     if given.get("sort") == "slowest":
@@ -291,7 +184,7 @@ def time_page(run: Run, step: int, given: Given) -> Page:
 def rollouts_page(run: Run, given: Given) -> Page:
     """Search and filters."""
     query = Query.of(given)
-    offset = _whole(given, "offset") or 0
+    offset = whole(given, "offset") or 0
     every = run.rollouts.all()
     found = search(every, query, lambda session_id: run.calls(session_id)[0], offset=offset)
     return "rollouts.html", {
@@ -312,81 +205,3 @@ def pulse(run: Run) -> dict[str, Any]:
     """What a page asks every now and then, to know whether there is anything new."""
     rows = run.rows()
     return {"state": f"{run.changed_at:.3f}", "live": run.is_live, "step": rows[-1]["step"] if rows else None}
-
-
-def legend(overlay: str) -> list[tuple[str, str]]:
-    """Classes of an overlay with what they stand for."""
-    if overlay == "mask":
-        return [("", "prompt, or inserted"), ("m1", "sampled, not trained on"), ("m2", "sampled and trained on")]
-    if overlay == "version":
-        return [("v0", "version 0, 6, …"), *((f"v{number}", f"{number}, {number + 6}, …") for number in range(1, 6))]
-    if overlay in ("sampler", "trainer"):
-        bounds = SCALES["sampler"].bounds
-        return [
-            ("s0", f"above {-bounds[0]:g}"),
-            *((f"s{place}", f"to {-bound:g}") for place, bound in enumerate(bounds[1:], start=1)),
-            (f"s{len(bounds)}", "less"),
-        ]
-    scale = SCALES[overlay]
-    if not scale.diverges:
-        return [
-            *((f"s{place}", f"up to {bound:g}") for place, bound in enumerate(scale.bounds)),
-            (f"s{len(scale.bounds)}", "more"),
-        ]
-    middle = 1.0 if overlay == "ratio" else 0.0
-    ends = scale.bounds[1:]
-    below = [(f"d-{place}", f"{middle - bound:g}") for place, bound in reversed(list(enumerate(ends, start=1)))]
-    above = [(f"d{place}", f"{middle + bound:g}") for place, bound in enumerate(ends, start=1)]
-    return [*below, ("d0", f"{middle:g}"), *above]
-
-
-def _column(run: Run, rollout: Rollout, role: str) -> Column:
-    traces, _ = run.calls(rollout.session_id)
-    own = {str(step["id"]) for path in rollout.paths if path.name == role for step in path.steps}
-    ends = leaves([trace for trace in traces if trace.id in own or not own])
-    leaf = ends[0] if ends else None
-    return Column(
-        rollout=rollout,
-        num_calls=len(traces),
-        leaf=leaf,
-        table=_columns_of(run, rollout, leaf) if leaf else None,
-        num_more=max(len(ends) - 1, 0),
-    )
-
-
-def _columns_of(run: Run, rollout: Rollout, trace: Trace) -> TokenTable:
-    traces, credits_ = run.calls(rollout.session_id)
-    batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
-    return token_table(trace, traces, credits_, batch)
-
-
-def _rollout(run: Run, session_id: str) -> Rollout:
-    found = run.rollouts.get(session_id)
-    if found is None:
-        raise NotFoundError(
-            f"there is no session {session_id!r} in the store: it was deleted, or a resumed run made it again"
-        )
-    return found
-
-
-def _trace(run: Run, session_id: str, trace_id: str) -> Trace:
-    traces: Sequence[Trace] = run.calls(session_id)[0]
-    choices = traces if trace_id else leaves(traces)
-    found = next((trace for trace in choices if trace_id in (trace.id, "")), None)
-    if found is None:
-        raise NotFoundError(f"there is no call {trace_id!r} in session {session_id!r}")
-    return found
-
-
-def _whole(given: Given, name: str) -> int | None:
-    """A whole number of the query, if it is there.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    text = given.get(name, "")
-    if not text:
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise ConfigError(f"{name}={text!r}: use a whole number")
-    return int(text)

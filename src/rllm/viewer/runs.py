@@ -29,7 +29,7 @@ HOW_TO_MAKE_ONE = (
 )
 _BUSY_S = 120.0
 """Seconds without a new line or trace after which a run counts as stopped."""
-_SESSIONS_KEPT = 256
+_SESSIONS_KEPT = 64
 _QUESTIONS_KEPT = 4096
 _TIMEOUT_S = 5.0
 
@@ -56,6 +56,13 @@ class Run:
             return {}
         return _config(path, path.stat().st_mtime_ns)
 
+    def setting(self, *names: str) -> Any:
+        """One setting by its section and name, such as `setting("model", "path")`; `None` if it is not there."""
+        found: Any = self.config
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
     def rows(self) -> list[Row]:
         """The metrics by step."""
         return self._metrics.rows() if self._metrics else []
@@ -75,7 +82,7 @@ class Run:
     @property
     def store_url(self) -> str:
         """Where the traces are."""
-        return self._store_url or self.config.get("store") or str((self.folder or Path()) / "traces.db")
+        return self._store_url or self.setting("store") or str((self.folder or Path()) / "traces.db")
 
     @property
     def rollouts(self) -> Rollouts:
@@ -116,7 +123,7 @@ class Run:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        model = (self.config.get("model") or {}).get("path")
+        model = self.setting("model", "path")
         return vocabulary_of(self.folder, model if isinstance(model, str) else None)
 
     @property
@@ -130,7 +137,7 @@ class Run:
     @property
     def is_live(self) -> bool:
         """Whether a training seems to be going on: it was heard of lately, and is not through."""
-        rows, num_steps = self.rows(), self.config.get("num_steps")
+        rows, num_steps = self.rows(), self.setting("num_steps")
         is_through = bool(rows) and isinstance(num_steps, int) and rows[-1]["step"] >= num_steps
         return not is_through and time.time() - self.changed_at < _BUSY_S
 
@@ -148,7 +155,7 @@ class Runs:
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = list(sources)
         self._runs: dict[tuple[str, str], Run] = {}
-        self.all()
+        self._found()
 
     def all(self) -> list[Run]:
         """Those that were changed last come first.
@@ -156,17 +163,19 @@ class Runs:
         Raises:
             ConfigError: if a source is neither a run nor a store nor a folder of runs.
         """
-        found = [run for source in self._sources for run in self._of(source)]
-        return sorted(found, key=lambda run: -run.changed_at)
+        return sorted(self._found(), key=lambda run: -run.changed_at)
 
     def get(self, name: str) -> Run | None:
         """The run of this name."""
-        return next((run for run in self.all() if run.name == name), None)
+        return next((run for run in self._found() if run.name == name), None)
 
     def close(self) -> None:
         """Let go of every store."""
         for run in self._runs.values():
             run.close()
+
+    def _found(self) -> list[Run]:
+        return [run for source in self._sources for run in self._of(source)]
 
     def _of(self, source: str) -> list[Run]:
         if "://" in source and path_of(source) is None:
