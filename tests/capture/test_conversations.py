@@ -71,8 +71,20 @@ def called(arguments: Any, **changes: Any) -> Message:
         called({"a": 6, "b": 7}),
         called(CALL["function"]["arguments"], content=[{"type": "text", "text": "Let me compute."}]),
         {**ANSWER, "refusal": None, "annotations": [], "name": "agent", "audio": None},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [CALL]},
     ],
-    ids=["verbatim", "no-reasoning", "json", "compact-stripped", "object", "parts", "more-fields"],
+    ids=[
+        "verbatim",
+        "no-reasoning",
+        "json",
+        "compact-stripped",
+        "object",
+        "parts",
+        "more-fields",
+        "null",
+        "calls-only",
+    ],
 )
 def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
     prior = after_one_answer().prior_of(Said.of([USER, echo, RESULT], None))
@@ -106,6 +118,11 @@ def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> Non
     assert known.prior_of(Said.of([USER, called(echo), RESULT], None)) is not None
 
 
+def test_content_of_an_answer_without_tool_calls_is_all_there_is_of_it() -> None:
+    known = after_one_answer({"role": "assistant", "content": "42"})
+    assert known.prior_of(Said.of([USER, {"role": "assistant", "content": None}, USER], None)) is None
+
+
 def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
     known = after_one_answer()
     second = [USER, ANSWER, RESULT]
@@ -118,7 +135,8 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
     assert prior is not None
     assert (prior.trace_id, prior.num_messages) == ("t2", 4)
     assert prior.token_ids == [1, 2, 3, 90, 91, 5, 6, 90, 91]
-    assert [list(call.added_ids or ()) for call in known._calls.values()] == [[1, 2, 3, 90, 91], [5, 6, 90, 91]]
+    calls = {call.trace_id: call for call in known._calls.values()}
+    assert [list(call.added_ids or ()) for call in calls.values()] == [[1, 2, 3, 90, 91], [5, 6, 90, 91]]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +148,21 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
         ([USER, called('{"b": 7.0, "a": 6}', reasoning_content=""), RESULT], [1, 2, 3, 80, 5], "reasoning"),
         ([USER, called('{"b": 7.0, "a": 6}'), RESULT], [1, 2, 3, 80, 5], "tool_json"),
         ([USER, {**ANSWER, "content": "No."}, RESULT], [1, 2, 3, 80, 5], "edited"),
+        ([USER, {**ANSWER, "content": None}, RESULT], [1, 2, 3, 80, 5], "edited"),
         ([USER, called('{"b": 8}'), RESULT], [1, 2, 3, 80, 5], "edited"),
         ([{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}, USER], [7, 8], None),
     ],
-    ids=["first", "exact", "reasoning", "left-out", "sent-back", "edited", "edited-call", "few-shot"],
+    ids=[
+        "first",
+        "exact",
+        "reasoning",
+        "left-out",
+        "sent-back",
+        "edited",
+        "content-left-out",
+        "edited-call",
+        "few-shot",
+    ],
 )
 def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     assert after_one_answer().drift_of(Said.of(messages, None), prompt_ids) == drift
@@ -185,9 +214,13 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
 
 
 def test_a_conversation_of_thousands_of_turns_is_gone_on_from() -> None:
-    call = _Call(trace_id="t0", before=None, added_ids=array("q", [0]), arguments=[], has_reasoning=False)
+    call = _Call(
+        trace_id="t0", before=None, added_ids=array("q", [0]), arguments=[], has_reasoning=False, has_content=True
+    )
     for turn in range(1, 2000):  # deeper than calls may nest
         ids = array("q", [turn])
-        call = _Call(trace_id=f"t{turn}", before=call, added_ids=ids, arguments=[], has_reasoning=False)
+        call = _Call(
+            trace_id=f"t{turn}", before=call, added_ids=ids, arguments=[], has_reasoning=False, has_content=True
+        )
     assert call.token_ids() == list(range(2000))
     assert call.first.trace_id == "t0"

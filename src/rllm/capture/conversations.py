@@ -5,8 +5,9 @@ arguments are serialised again, reasoning is dropped, white space is stripped. S
 and the next prompt is made of the tokens that are known and of what is new.
 
 What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
-were never JSON come back in any form); its content is the same but for white space around it. Its reasoning, and whatever else
-clients add or leave out, is ignored. All other messages must be the same word for word, and so must the tools.
+were never JSON come back in any form); its content is the same but for white space around it, or is left out beside the tool
+calls. Its reasoning, and whatever else clients add or leave out, is ignored. All other messages must be the same word for word,
+and so must the tools.
 
 An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
 """
@@ -83,6 +84,11 @@ class _Call:
     arguments: list[str]
     """Of each tool call, as written."""
     has_reasoning: bool
+    has_content: bool
+
+    def has_more_than(self, answer: Message) -> bool:
+        """Whether this answer's reasoning or content is missing there."""
+        return (self.has_reasoning and not _has_reasoning(answer)) or (self.has_content and not _has_content(answer))
 
     def from_the_first(self) -> list[_Call]:
         """The calls that lead to this one, and it."""
@@ -113,7 +119,8 @@ class Conversations:
     """The answers of one session."""
 
     heeds_reasoning: bool = False
-    """Whether an answer whose reasoning was left out is another one, because whoever asks leaves it out on purpose."""
+    """Whether an answer whose reasoning (or text beside tool calls) was left out is another one, because whoever asks leaves it
+    out on purpose."""
     _calls: dict[int, _Call] = field(default_factory=dict)
     """By the digest of the messages and the answer; of those that said the same, the latest."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
@@ -162,6 +169,8 @@ class Conversations:
         if found.written_on or not self._same_arguments(said, found.num_messages):
             return "edited"
         answer = said.messages[found.num_messages - 1]
+        if call.has_content and not _has_content(answer):
+            return "edited"
         if call.has_reasoning and not _has_reasoning(answer):
             return "reasoning"
         if [item["function"].get("arguments") for item in _tool_calls(answer)] != call.arguments:
@@ -185,17 +194,19 @@ class Conversations:
             added_ids=None,
             arguments=[str(item["function"].get("arguments")) for item in _tool_calls(trace.response)],
             has_reasoning=_has_reasoning(trace.response),
+            has_content=_has_content(trace.response),
         )
         if (before := self._found(said)) and self.lacks(said) is None:
             known, tokens = before.call.token_ids(), [*trace.prompt_ids, *trace.response_ids]
             if tokens[: len(known)] == known:
                 call.before, call.added_ids = before.call, array("q", tokens[len(known) :])
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
-        return partial(self._add, said, hash((said.digests[-1], _essence(trace.response))), content, call)
+        forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
+        return partial(self._add, said, [hash((said.digests[-1], form)) for form in forms], content, call)
 
-    def _add(self, said: Said, digest: int, stopped_content: str, call: _Call) -> None:
+    def _add(self, said: Said, digests: Sequence[int], stopped_content: str, call: _Call) -> None:
         self._openings.add(said.opening)
-        self._calls[digest] = call
+        self._calls.update(dict.fromkeys(digests, call))
         if stopped_content:
             self._stopped.setdefault(said.digests[-1], []).append((stopped_content, call))
 
@@ -230,7 +241,7 @@ class Conversations:
     def _is_the_same(self, said: Said, found: _Found) -> bool:
         """Whether what the digest leaves out is the same, too."""
         answer = said.messages[found.num_messages - 1]
-        if self.heeds_reasoning and found.call.has_reasoning and not _has_reasoning(answer):
+        if self.heeds_reasoning and found.call.has_more_than(answer):
             return False
         return self._same_arguments(said, found.num_messages)
 
@@ -284,6 +295,16 @@ def _content(message: Message) -> str:
             for part in parts
         ]
     )
+
+
+def _without_content(answer: Message) -> Message:
+    """Without what was said beside tool calls, whose ids tell whose they are all the same."""
+    calls = _tool_calls(answer)
+    return {**answer, "content": None} if calls and all(item.get("id") for item in calls) else answer
+
+
+def _has_content(message: Message) -> bool:
+    return bool(text_of(message).strip())
 
 
 def _has_reasoning(message: Message) -> bool:
