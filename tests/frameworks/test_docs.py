@@ -1,14 +1,20 @@
-"""The pages of docs/frameworks show code that runs, and numbers that were measured. Fast: nothing is installed or run."""
+"""The pages of docs/frameworks show code that runs, and numbers that were measured; in the fast suite."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from .rollouts import EXAMPLES
+from rllm.testing import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+from .rollouts import EXAMPLES, ROOT
+from .shopping import ARGUMENTS, TOTAL, sentence
 from .table import DOCS, RESULTS, read_rows, table, with_table
 
 NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
@@ -40,3 +46,22 @@ def test_every_example_is_tested():
     examples = {path.parent.name for path in EXAMPLES.glob("*/agent.py")}
     tests = {path.stem.removeprefix("test_").replace("_", "-") for path in Path(__file__).parent.glob("test_*.py")}
     assert examples - {name for name in examples if name in tests} == set()
+
+
+def test_the_command_of_the_examples_readme_captures_an_agent(tmp_path):
+    [command] = re.findall(r"^rllm (run .*)$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    calls = [{"tool_calls": [{"name": "price", "arguments": arguments}]} for arguments in ARGUMENTS]
+    with ScriptedServer(ScriptedEngine([*calls, sentence("", TOTAL)])) as server:
+        here = command.replace("http://127.0.0.1:8000/v1", server.base_url).replace("-- python", f"-- {sys.executable}")
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in here.split()]
+        done = subprocess.run(
+            [sys.executable, "-m", "rllm", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert TOTAL in done.stdout
+    assert "3 calls" in done.stderr
