@@ -148,6 +148,34 @@ def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
     assert "agent_file.py" not in errors
 
 
+def test_an_agents_module_that_raises_shows_the_users_frames_only(work, fails):
+    (work / "shop").mkdir()
+    (work / "shop" / "prices.py").write_text("import json\n\ndef read():\n    return json.loads('{')\n")
+    (work / "shop" / "agent.py").write_text("from shop import prices\n\nPRICES = prices.read()\n")
+    code, errors = fails("train", "shop.agent:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert code == 1
+    assert [line.split(", line ")[1] for line in errors.splitlines() if ", line " in line] == [
+        "3, in <module>",
+        "4, in read",
+    ]
+    assert errors.splitlines()[-1].startswith("json.decoder.JSONDecodeError")
+
+
+def test_an_agent_in_a_package_of_the_current_folder(work, fails):
+    (work / "shop").mkdir()
+    (work / "shop" / "agent.py").write_text("def agent(question, answer):\n    return 1.0\n")
+    code, errors = fails("train", "shop.agent:agent", "--data", "tasks.jsonl")
+    assert (code, errors) == (
+        2,
+        "rllm: model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B\n",
+    )
+
+
+def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", ".")
+    assert (code, errors) == (2, "rllm: --resume .: it is not the folder of a run, which has a config.yaml\n")
+
+
 def test_an_agent_file_that_exits_is_not_a_run(work, fails):
     (work / "my_agent.py").write_text("import sys\n\nsys.exit(0)\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")

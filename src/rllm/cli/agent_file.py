@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 from rllm.errors import AgentError, ConfigError
 from rllm.registry import load_object
+
+
+_LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+"""Where code lies that is not the user's: ours, Python's, and what is installed."""
 
 
 def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
@@ -69,29 +74,31 @@ def _module_of(path: Path, what: str, *, anew: bool) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise AgentError(f"{path} cannot be imported:\n{_own_frames(error, path)}") from error
+        raise AgentError(f"{path} cannot be imported:\n{_own_frames(error)}") from error
     return module
 
 
 def _imported(spec: str, what: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as with `python -m`
     try:
         return load_object(spec, kind=what)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        lines = traceback.format_exception_only(error)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise AgentError(
-            f"{spec} cannot be imported: {where.filename}, line {where.lineno}: {''.join(lines)}"
-        ) from error
+        raise AgentError(f"{spec} cannot be imported:\n{_own_frames(error)}") from error
 
 
-def _own_frames(error: BaseException, path: Path) -> str:
-    """The traceback from the user's file on; how we came to import it is no help."""
+def _own_frames(error: BaseException) -> str:
+    """The traceback without what lies in libraries, Python's or ours: how their code came to be called is no help."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [index for index, frame in enumerate(frames) if Path(frame.filename) == path]
-    lines = traceback.format_list(frames[own[0] :] if own else [])
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+    own = [frame for frame in frames if not frame.filename.startswith("<") and not _is_library(Path(frame.filename))]
+    return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
+
+
+def _is_library(file: Path) -> bool:
+    return any(file.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def _functions(module: ModuleType) -> str:

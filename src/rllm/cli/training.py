@@ -52,6 +52,8 @@ def chosen_settings(
     """
     if resume is not None and config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
+    if resume is not None and not (resume / "config.yaml").is_file():
+        raise ConfigError(f"--resume {resume}: it is not the folder of a run, which has a config.yaml")
     source = resume / "config.yaml" if resume else config
     given = {"model.path": model, "backend": backend, "ray.address": ray_address, "run_dir": resume}
     named = [f"{key}={value}" for key, value in given.items() if value]
