@@ -164,8 +164,12 @@ def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
 
 def _short(metadata: dict[str, Any]) -> str:
     from rllm.store.codec import plain_text
+    from rllm.types import OUTCOME_KEY
 
-    return plain_text(", ".join(f"{name}={value}" for name, value in metadata.items()))[:120]
+    told = {
+        name: value for name, value in metadata.items() if name != OUTCOME_KEY
+    }  # pages of it; `rllm view` shows them
+    return plain_text(", ".join(f"{name}={value}" for name, value in told.items()))[:120]
 
 
 def _print_json(value: Any) -> None:
