@@ -30,10 +30,13 @@ class Mood:
     """Whether its answers begin with reasoning."""
     comments: bool
     """Whether it says something before it calls a tool."""
+    hurries: bool = False
+    """Whether it asks for all prices at once."""
 
 
 THINKING = Mood(name="thinking", thinks=True, comments=True)
 PLAIN = Mood(name="plain", thinks=False, comments=False)
+HURRIED = Mood(name="hurried", thinks=True, comments=True, hurries=True)
 
 
 def hermes_call(prompt: str, arguments: str) -> str:
@@ -79,7 +82,8 @@ class Shopper:
             return "I give up: the tool does not tell me prices."
         comment = "Let me look up what “that” costs. \n" if self.mood.comments else ""
         thought = self._thought(f"Price number {len(known) + 1} is not known yet, n'est-ce pas ?")
-        return thought + comment + self.speech.call(prompt, ARGUMENTS[len(known)])
+        asked = ARGUMENTS if self.mood.hurries else ARGUMENTS[len(known) : len(known) + 1]
+        return thought + comment + "\n".join(self.speech.call(prompt, arguments) for arguments in asked)
 
     def _thought(self, text: str) -> str:
         return f"<think>\n{text}\n</think>\n\n" if self.mood.thinks else ""

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
-from .proof import Variant
+from .proof import Variant, prove
 from .rollouts import Framework
+from .shopping import HURRIED
 
 pytestmark = pytest.mark.frameworks
 
@@ -19,3 +22,9 @@ VARIANTS = [
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_token_is_captured(variant, proven):
     proven(FRAMEWORK, variant)
+
+
+@pytest.mark.parametrize("way", ["create", "stream"])
+def test_calls_that_are_made_at_once_stay_in_one_sequence(way, engine):
+    variant = next(variant for variant in VARIANTS if variant.way == way)
+    prove(FRAMEWORK, replace(variant, moods=(HURRIED,), num_calls=2), engine)

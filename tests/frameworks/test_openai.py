@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
-from .proof import Variant
+from .proof import Variant, prove
 from .rollouts import Framework
-from .shopping import PLAIN, Mood, Speech
+from .shopping import HURRIED, PLAIN, Mood, Speech
 
 pytestmark = pytest.mark.frameworks
 
@@ -30,3 +32,9 @@ VARIANTS = [
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_token_is_captured(variant, proven):
     proven(FRAMEWORK, variant)
+
+
+@pytest.mark.parametrize("way", ["sync", "responses", "stream"])
+def test_calls_that_are_made_at_once_stay_in_one_sequence(way, engine):
+    variant = next(variant for variant in VARIANTS if variant.way == way)
+    prove(FRAMEWORK, replace(variant, moods=(HURRIED,), num_calls=2), engine)
