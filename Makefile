@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -98,6 +98,13 @@ test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times
 test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact capture, new weights, training: some minutes.
 	$(BIN)/pytest -m vllm tests/vllm
 
+.sglang/.installed: tests/sglang/install.py .vllm/.installed | $(VENV)/.dev
+	$(BIN)/python tests/sglang/install.py .vllm .sglang
+	@touch $@
+
+test-sglang: $(VENV)/.dev .sglang/.installed  ## A real SGLang on the CPU: exact capture, new weights, training: a minute or two.
+	$(BIN)/pytest -m sglang tests/sglang
+
 .verl: tests/verl/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
@@ -158,4 +165,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-trackers .references .clients .litellm .vllm .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-trackers .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -99,6 +99,11 @@ def test_prompt_ids_may_stand_in_the_choice():
     assert capture(response)[0].prompt_ids == [3, 4]
 
 
+def test_ids_may_have_the_name_that_sglang_gives_them():
+    [trace] = capture(response_of(choice_of(token_ids=None, response_token_ids=[7, 8, 2])))
+    assert (trace.response_ids, trace.error) == ([7, 8, 2], None)
+
+
 def test_ids_may_come_from_token_labels():
     content = [{"token": "token_id:70", "logprob": -1.5}, {"token": "token_id:2", "logprob": -0.5}]
     [trace] = capture(response_of(choice_of(token_ids=None, logprobs={"content": content})))

@@ -29,6 +29,8 @@ class Abilities:
 
     models: list[str] = field(default_factory=lambda: ["policy"])
     gives_ids: bool = True
+    ids_field: str = "token_ids"
+    streams: bool = True
     streams_ids: bool = True
     kind: str = "processed"
     takes_token_prompts: bool = True
@@ -100,12 +102,14 @@ def answer(able: Abilities, path: str, body: dict[str, Any]) -> str:
         case "/v1/chat/completions":
             if body.get("tools") and not able.takes_tools:
                 raise Refused(400, '"auto" tool choice requires --enable-auto-tool-choice')
+            if body.get("stream") and not able.streams:
+                raise Refused(400, "return_token_ids is not supported with streaming")
             return streamed(able) if body.get("stream") else json.dumps(chat(able, body))
     raise Refused(404, "not found")
 
 
 def chat(able: Abilities, body: dict[str, Any]) -> dict[str, Any]:
-    told = {} if not able.gives_ids else {"token_ids": ANSWER_IDS}
+    told = {} if not able.gives_ids else {able.ids_field: ANSWER_IDS}
     logprobs = {
         "content": [{"token": "x", "logprob": -0.5, "top_logprobs": alternatives(able, body)}] * len(ANSWER_IDS)
     }

@@ -59,6 +59,7 @@ def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, s
     ("abilities", "name", "said", "fix"),
     [
         ({"streams_ids": False}, "streamed ids", "0 ids and 2 log-probabilities", "agents that stream"),
+        ({"streams": False}, "streamed ids", "not supported with streaming", "agents that stream"),
         ({"takes_token_prompts": False}, "token-id prompts", "prompt must be a string", "rendered anew and forked"),
         ({"takes_tools": False}, "tools", "--enable-auto-tool-choice", "--tool-call-parser"),
         ({"num_choices": 1}, "n > 1", "1 answers", "ask as often"),
@@ -77,6 +78,12 @@ def test_what_training_only_misses(abilities: dict[str, Any], name: str, said: s
     assert not finding.ok
     assert said in finding.said
     assert fix in finding.fix
+
+
+def test_a_server_of_sglang() -> None:
+    capabilities = found(routes=["/update_weights_from_disk"], ids_field="response_token_ids", streams=False)
+    assert [finding.name for finding in capabilities.findings if not finding.ok] == ["streamed ids"]
+    assert of(capabilities, "new weights").said == "by disk, while it runs"
 
 
 def test_raw_log_probabilities_do_at_temperature_one_only() -> None:

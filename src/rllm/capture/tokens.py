@@ -33,10 +33,10 @@ class AnswerTokens:
 
 
 def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], index: int) -> AnswerTokens:
-    """The tokens of one choice of a chat completion, in the shape that vLLM gives them.
+    """The tokens of one choice of a chat completion, in the shape that vLLM gives them, or SGLang.
 
-    Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, or the
-    `"token_id:123"` texts of its log-probabilities. These are the entries of `logprobs.content`, or the bare numbers of
+    Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in SGLang's
+    answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries of `logprobs.content`, or the bare numbers of
     `logprobs.token_logprobs`.
 
     Raises:
@@ -50,6 +50,8 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     if prompt_ids is None:
         prompt_ids = choice.get("prompt_token_ids")
     response_ids = choice.get("token_ids")
+    if response_ids is None:
+        response_ids = choice.get("response_token_ids")
     labelled_ids = _ids_in_labels(content, where)
     if content is not None:
         numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]

@@ -9,6 +9,7 @@ from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError, InferenceError, TokenMismatchError
+from rllm.inference.sglang.control import control_of
 from rllm.inference.vllm.control import VLLMControl
 from rllm.inference.vllm.handover import choose_handover
 
@@ -71,6 +72,7 @@ def probe(url: str, *, model: str | None = None, api_key: str | None = None, tem
     """
     control = VLLMControl(url, api_key=api_key)
     try:
+        control = control_of(url, api_key=api_key)
         served = control.models()
     except (InferenceError, KeyError, TypeError, AttributeError) as error:
         fix = "see whether the server is running, whether the address goes up to and including /v1, and its key"
@@ -140,7 +142,11 @@ def _tokens(server: _Server) -> Finding:
 def _streamed(server: _Server) -> Finding:
     """The same of a streamed answer."""
     body = {"logprobs": True, "return_token_ids": True, "stream": True, **_UNTOUCHED}
-    said = server.control.post("/v1/chat/completions", {**_request(server), **body})
+    fix = "agents that stream cannot be trained with it: use a newer server, or let them not stream"
+    try:
+        said = server.control.post("/v1/chat/completions", {**_request(server), **body})
+    except InferenceError as error:
+        return Finding(name="streamed ids", ok=False, said=str(error), needed=False, fix=fix)
     chunks = [
         json.loads(line[5:]) for line in str(said).splitlines() if line.startswith("data:") and "[DONE]" not in line
     ]
@@ -155,7 +161,7 @@ def _streamed(server: _Server) -> Finding:
         ok=ok,
         said=f"{num_ids} ids and {num_logprobs} log-probabilities in {len(chunks)} chunks, {prompt} the prompt's",
         needed=False,
-        fix="" if ok else "agents that stream cannot be trained with it: use a newer server, or let them not stream",
+        fix="" if ok else fix,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rllm.errors import ConfigError, InferenceError, RLLMError
+from rllm.inference.sglang.control import control_of
 from rllm.inference.vllm.command import ServeOptions, serve_arguments, serve_environment
 from rllm.inference.vllm.control import VLLMControl
 from rllm.inference.vllm.process import ServerProcess
@@ -103,7 +104,7 @@ class VLLMServer:
 
     @classmethod
     def join(cls, url: str, *, api_key: str | None = None, **watching: Any) -> Self:
-        """Take up a server that runs.
+        """Take up a server that runs, vLLM's or SGLang's.
 
         Args:
             url: its address, up to and including `/v1`.
@@ -113,8 +114,8 @@ class VLLMServer:
         Raises:
             ConfigError: if there is none.
         """
-        server = cls(VLLMControl(url, api_key=api_key), **watching)
         try:
+            server = cls(control_of(url, api_key=api_key), **watching)
             server.control.models()
         except (InferenceError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

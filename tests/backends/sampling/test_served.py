@@ -62,7 +62,7 @@ def test_the_weights_are_handed_over_at_the_start_and_after_every_update(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = trained_with(server)
-    assert server.calls == ["/v1/models", *HANDOVER]
+    assert server.calls == ["/openapi.json", "/v1/models", *HANDOVER]
     for version in (1, 2):
         server.calls.clear()
         improve(backend, groups)
@@ -157,7 +157,7 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server, sleeps=True)
-    assert server.calls == ["/v1/models", "/wake_up", *HANDOVER]  # it was asleep while the trainer loaded its model
+    assert server.calls == ["/openapi.json", "/v1/models", "/wake_up", *HANDOVER]  # it was asleep while the trainer loaded its model
     server.calls.clear()
     backend.score(groups())
     improve(backend, groups)

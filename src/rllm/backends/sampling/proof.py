@@ -49,39 +49,40 @@ class Probe:
         self.model = model
         self.largest_gap = largest_gap or LARGEST_GAP.get(model.dtype, _LARGEST_GAP_OTHERWISE)
 
-    def trainer_logprobs(self) -> Tensor:
-        """[T - 1] under the trainer's weights as they are."""
-        return self._logprobs(self.ids)
-
-    def check_equal(self, trainer: Tensor, control: VLLMControl, name: str) -> Likelihoods:
-        """Ask the server, and compare.
+    def check(self, control: VLLMControl, name: str) -> Likelihoods:
+        """Ask the server, have it sample behind what it then has cached, and compare with the trainer's weights as they are.
 
         Raises:
-            WeightSyncError: if the server's are not the trainer's.
+            WeightSyncError: if the server's are not the trainer's, or if it uses states of other weights.
         """
-        found = Likelihoods(trainer, torch.tensor(control.prompt_logprobs(name, self.ids)))
-        if not found.gap <= self.largest_gap:
-            raise WeightSyncError(
-                f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
-                f"{found.gap:.2g} (root mean square over {len(trainer)} tokens; at most {self.largest_gap:g} is taken "
-                "for rounding, see vllm.largest_gap)"
-            )
-        return found
-
-    def check_cache(self, control: VLLMControl, name: str) -> None:
-        """Sample behind the probe, whose cached states are used, and compare with the trainer as it is.
-
-        Raises:
-            WeightSyncError: if the server uses states of other weights.
-        """
+        told = torch.tensor(control.prompt_logprobs(name, self.ids))
         sampled = control.sample(name, self.ids, NUM_SAMPLED)
-        expected = self._logprobs([*self.ids, *sampled.token_ids])[-len(sampled.token_ids) :]
-        gap = rms(torch.tensor(sampled.logprobs) - expected)
+        trainer = self._logprobs([*self.ids, *sampled.token_ids])
+        found = self._equal(Likelihoods(trainer[: len(told)], told))
+        gap = rms(torch.tensor(sampled.logprobs) - trainer[len(told) :])
         if not gap <= self.largest_gap:
             raise WeightSyncError(
                 "the sampler has the new weights, and still uses cached states of the old ones: behind a prompt that it had "
                 f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
             )
+        return found
+
+    def check_again(self, trainer: Tensor, control: VLLMControl, name: str) -> None:
+        """Compare with what the trainer's log-probabilities were, [T - 1], while it may be changing.
+
+        Raises:
+            WeightSyncError: if the server's are not these.
+        """
+        self._equal(Likelihoods(trainer, torch.tensor(control.prompt_logprobs(name, self.ids))))
+
+    def _equal(self, found: Likelihoods) -> Likelihoods:
+        if not found.gap <= self.largest_gap:
+            raise WeightSyncError(
+                f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
+                f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; at most {self.largest_gap:g} is taken "
+                "for rounding, see vllm.largest_gap)"
+            )
+        return found
 
     def check_bits(self, control: VLLMControl) -> int:
         """Compare the weights themselves, as far as the server keeps tensors as they were sent: vLLM joins some, and cuts

@@ -1,4 +1,4 @@
-"""The ways in which a running vLLM takes new weights; which of them is used depends on what the server has."""
+"""The ways in which a running server takes new weights; which of them is used depends on what the server has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rllm.errors import ConfigError
+from rllm.inference.sglang.control import UPDATE_ROUTE, DiskUpdate
 from rllm.inference.vllm.control import HEAVY_S, VLLMControl
 
 WEIGHTS_FILE = "model.safetensors"
@@ -77,6 +78,8 @@ def choose_handover(control: VLLMControl, *, lora: bool) -> Handover:
         ConfigError: if it offers none.
     """
     routes = control.routes()
+    if UPDATE_ROUTE in routes:
+        return _of_sglang(control, lora=lora)
     lacking = {"/pause", "/resume", "/reset_prefix_cache", "/update_weight_version", "/weight_info"} - routes
     if lacking:
         raise ConfigError(
@@ -93,3 +96,12 @@ def choose_handover(control: VLLMControl, *, lora: bool) -> Handover:
     if "/update_weights" in routes and control.transfer_backend() == FILE_BACKEND:
         return FileTransfer()
     return Reload()
+
+
+def _of_sglang(control: VLLMControl, *, lora: bool) -> Handover:
+    if lora:
+        raise ConfigError(
+            f"vllm.url={control.base_url!r}: this is SGLang, to which rllm hands whole models only, and model.lora_rank is set: "
+            "leave model.lora_rank out, or use vLLM"
+        )
+    return DiskUpdate()
