@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,24 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) fo
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_works(tmp_path, line):
     large_run(tmp_path / "runs/demo", num_episodes=4)
-    command = [sys.executable, "-m", *shlex.split(line.replace("$TOKEN", "secret"))]
     serves = "--export" not in line
-    viewer = subprocess.Popen(
-        [*command, *(["--port", "0"] if serves else [])],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    told = viewer.stdout.readline()
-    if serves:
-        assert "http://127.0.0.1:" in told
-        viewer.send_signal(signal.SIGINT)
-    else:
-        assert (tmp_path / "report.html").exists()
-    assert viewer.wait(60) == 0
-    viewer.stdout.close()
+    command = [
+        sys.executable,
+        "-m",
+        *shlex.split(line.replace("$TOKEN", "secret")),
+        *(["--port", "0"] if serves else []),
+    ]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as viewer:
+        told = viewer.stdout.readline()
+        if serves:
+            address = re.search(r"http://\S+", told)[0]
+            with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(address, timeout=60) as answer:
+                assert "Reward" in answer.read().decode()
+            viewer.send_signal(signal.SIGINT)
+        else:
+            assert (tmp_path / "report.html").exists()
+        assert viewer.wait(60) == 0
 
 
 @pytest.mark.parametrize("picture", re.findall(r"\]\((\S+\.png)\)", TEXT))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rllm.store.base import SessionInfo, TraceStore
@@ -64,7 +65,7 @@ class Rollout:
         """The task without the step that it was taken for."""
         return self.task_id.rpartition("@")[0] or self.task_id if self.split == "train" else self.task_id
 
-    @property
+    @cached_property
     def reward(self) -> float | None:
         """The mean over its agents; `None`: nobody scored it."""
         rewards = [path.reward for path in self.paths if path.reward is not None]
@@ -78,16 +79,16 @@ class Rollout:
     def num_tokens(self) -> int:
         return sum(path.num_tokens for path in self.paths)
 
-    @property
+    @cached_property
     def tools(self) -> list[str]:
         return sorted({tool for path in self.paths for tool in path.tools})
 
-    @property
+    @cached_property
     def drifts(self) -> list[str]:
         """Why prompts did not go on from what was sampled, one for each call of which that is so."""
         return [str(step["drift"]) for path in self.paths for step in path.steps if "drift" in step]
 
-    @property
+    @cached_property
     def badges(self) -> list[tuple[str, str]]:
         """What sets it apart: a word, and a sentence."""
         found = []
