@@ -77,6 +77,21 @@ def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
         export_adapter(chosen_checkpoint(run, "latest"), tmp_path / "adapter")
 
 
+def test_an_export_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "step-000001"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+
+    def ctrl_c(source: Path, target: Path) -> None:
+        target.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.copy2", ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        export_model(checkpoint, tmp_path / "models" / "mine")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has step-000003; name one of them, latest or best"):
         chosen_checkpoint(run_with(tmp_path), "step-000009")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 
@@ -72,6 +73,14 @@ def on_node(node: ClusterNode, **options: Any) -> dict[str, Any]:
 def own_address() -> str:
     """How the other machines of the cluster reach this one."""
     return str(load_ray().util.get_node_ip_address())
+
+
+def url_elsewhere(url: str, host: str) -> str:
+    """A URL of this machine as the others reach it: by Ray's name for it, where `host`, that is listened on, is all of its addresses."""
+    if host not in ("", "0.0.0.0", "::"):
+        return url
+    name, parts = own_address(), urlsplit(url)
+    return parts._replace(netloc=f"{f'[{name}]' if ':' in name else name}:{parts.port}").geturl()
 
 
 def known_address(address: str | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.files import flush
+from rllm.ids import new_id
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.history import TOOLS_KEY, plain_task_id
 from rllm.types import Episode, Trajectory
@@ -91,13 +92,12 @@ def export_model(checkpoint: Path, target: Path) -> None:
     """
     _refuse_full(target, "model")
     if not (checkpoint / _ADAPTER).is_file():
-        _copy(checkpoint, target)
+        _whole_folder(target, lambda new: _copy(checkpoint, new))
         return
     from rllm.inference.local.loading import load_model
 
     loaded = load_model(checkpoint, dtype="auto", device="cpu")
-    loaded.model.save_pretrained(target)
-    loaded.tokenizer.save_pretrained(target)
+    _whole_folder(target, lambda new: (loaded.model.save_pretrained(new), loaded.tokenizer.save_pretrained(new)))
 
 
 def export_adapter(checkpoint: Path, target: Path) -> None:
@@ -109,7 +109,7 @@ def export_adapter(checkpoint: Path, target: Path) -> None:
     if not (checkpoint / _ADAPTER).is_file():
         raise ConfigError(f"adapter={str(target)!r}: {str(checkpoint)!r} has all weights and no adapter; use --model")
     _refuse_full(target, "adapter")
-    _copy(checkpoint, target)
+    _whole_folder(target, lambda new: _copy(checkpoint, new))
 
 
 def _refuse_full(target: Path, option: str) -> None:
@@ -118,10 +118,21 @@ def _refuse_full(target: Path, option: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.is_file() and path.name not in _OF_TRAINER:
             shutil.copy2(path, target / path.name)
+
+
+def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
+    """Fill a folder beside the target and put it there in one step, so that one that is given up leaves nothing."""
+    new = target.with_name(f".{target.name}.{new_id()[:8]}")
+    new.mkdir(parents=True)
+    try:
+        write(new)
+        new.replace(target)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def _whole(path: Path, write: Callable[[Path], int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm.backends.verl.settings import on_cpu
-from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address
+from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError
 from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
@@ -113,8 +113,7 @@ def _listening(config: TrainConfig) -> Iterator[str | None]:
         return
     host = own_address() if is_loopback(config.gateway.host) else config.gateway.host
     with bind(host, config.gateway.port) as listener:
-        url = url_of(listener, host)
-        yield url.replace("127.0.0.1", own_address()) if host in ("", "0.0.0.0") else url
+        yield url_elsewhere(url_of(listener, host), host)
 
 
 def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question) -> dict[str, Answer]:

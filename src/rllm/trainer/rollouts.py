@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from rllm.engine.ray_actors import Spread
-from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address
+from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address, url_elsewhere
 from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.remote_gateway import GatewayEngine, RemoteGateway
@@ -182,8 +181,4 @@ def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
     """The gateway as other machines reach it, which is by Ray's name for this one where it listens on all addresses."""
     key = gateway.config.api_key
     assert key is not None, "a gateway for other machines has a key"
-    url = gateway.url
-    if gateway.config.host in ("", "0.0.0.0", "::"):
-        host = own_address()
-        url = f"http://{f'[{host}]' if ':' in host else host}:{urlsplit(url).port}"
-    return RemoteGateway(url=url, api_key=key)
+    return RemoteGateway(url=url_elsewhere(gateway.url, gateway.config.host), api_key=key)

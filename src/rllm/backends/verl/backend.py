@@ -107,8 +107,10 @@ class VerlBackend:
                 environment=environment,
                 timeout_s=config.verl.timeout_s,
             )
+            stack.callback(group.close)
+            backend = cls(config, cluster, group, published, load_tokenizer(config.model.path).tokenizer)
             stack.pop_all()
-        return cls(config, cluster, group, published, load_tokenizer(config.model.path).tokenizer)
+        return backend
 
     @property
     def inference(self) -> InferenceEngine:
@@ -291,9 +293,10 @@ class VerlBackend:
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
-        self._published.close()
-        self._group.close()
-        self._cluster.close()
+        with ExitStack() as stack:  # the others, too, if one of them fails
+            stack.callback(self._cluster.close)
+            stack.callback(self._group.close)
+            stack.callback(self._published.close)
 
 
 def _without_numbers(batch: Batch) -> Batch:
