@@ -35,7 +35,12 @@ test: $(VENV)/.dev  ## The fast test suite: about three minutes.
 test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
 	$(PYTEST) -m slow
 
-test-examples: $(VENV)/.dev  ## Train every example to its stated improvement: a quarter of an hour.
+# AutoGen asks for an older protobuf than the other packages, so it has a folder of its own.
+.autogen: examples/autogen_team/requirements.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated improvement: a quarter of an hour.
 	$(PYTEST) -m examples
 
 test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: some minutes.
@@ -165,4 +170,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-trackers .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
