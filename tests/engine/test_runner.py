@@ -75,7 +75,7 @@ async def test_ten_thousand_attempts_take_few_tasks() -> None:
 
     episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 10_000))
     assert len(episodes) == 10_000
-    assert most_tasks <= 1 + 2 * 64
+    assert most_tasks <= 2 + 2 * 64  # the test, the watch for stuck rollouts, and two for each that is under way
 
 
 async def test_a_failure_is_an_episode_and_harms_no_sibling(pass_time: Any) -> None:

@@ -169,3 +169,18 @@ def test_one_whose_package_is_missing_names_the_extra(
         MissingDependencyError, match=rf"trackers={name} needs the package.*pip install 'rllm\[{name}\]'"
     ):
         Trackers.start(["jsonl", name], tmp_path)
+
+
+def test_a_line_says_how_the_reward_moves_where_the_time_goes_and_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("num_steps: 63\n")
+    tracker = ConsoleTracker(tmp_path, Console(width=200, highlight=False))
+    for step, reward in enumerate([0.25, 0.75, 1.0], start=1):
+        tracker.log(
+            step, {"rollout/reward": reward, "timing/rollout_s": 2.0, "timing/update_s": 0.5, "timing/step_s": 3.0}
+        )
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "step 2: reward 0.750, 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
+        "step 3: reward 1.000 (+0.500 to the last 2 steps), 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
+    ]

@@ -261,7 +261,7 @@ def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pyt
 
     run = run_trainer(trackers=[At(1, fail)])
     assert run.steps == [1, 2]
-    assert "At failed and is left out" in caplog.text
+    assert "tracker At failed, and is left out" in caplog.text
 
 
 def test_zero_means_evaluate_and_save_at_the_ends_only(run_trainer: RunTrainer) -> None:

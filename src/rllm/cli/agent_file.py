@@ -14,7 +14,6 @@ from typing import Any
 from rllm.errors import AgentError, ConfigError
 from rllm.registry import load_object
 
-
 _LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
 """Where code lies that is not the user's: ours, Python's, and what is installed."""
 

@@ -118,7 +118,7 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
         "tools, but its model mostly guesses. Its calls go through the gateway, which keeps their exact tokens; "
         f"{config.rollout.group_size} answers to each question are compared (GRPO), and the weights follow what paid.\n"
     )
-    trainer.trackers = [*display(console, trainer.config), samples]
+    trainer.trackers = [*display(console, trainer), samples]
     trainer.train()
 
 

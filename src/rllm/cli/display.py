@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -11,18 +12,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rllm.engine.under_way import UnderWay
+from rllm.tracking.console import phases
 from rllm.types import Episode
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_MAX_STUCK, _MAX_WARNING = 3, 100
 _ROLLOUT_SHARE = 0.8
 """How much of a step's time its rollouts are taken to be, so that the bar moves evenly."""
 
 
 class LiveDisplay:
-    """A tracker for a terminal: progress and time left, reward and its trend, held-out accuracy, tokens per second."""
+    """A tracker for a terminal: progress and time left, reward and its trend, held-out accuracy, where the time goes, and
+    rollouts that are under way or stuck. Warnings are printed above it."""
 
-    def __init__(self, console: Console, num_steps: int) -> None:
+    def __init__(self, console: Console, num_steps: int, under_way: Callable[[], UnderWay] = UnderWay) -> None:
+        """`under_way` tells the rollouts that are being made now."""
         self._num_steps = num_steps
+        self._under_way = under_way
+        self._warnings = _Warnings(console)
         self._rewards: list[float] = []
         self._losses: list[float] = []
         self._held_out_losses: list[tuple[int, float]] = []
@@ -38,7 +46,8 @@ class LiveDisplay:
         )
         self._task = self._progress.add_task("training", total=num_steps, completed=0)
         self._done = 0
-        self._live = Live(self._render(), console=console, refresh_per_second=4, transient=False)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=False)
+        logging.getLogger("rllm").addHandler(self._warnings)
         self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -53,7 +62,6 @@ class LiveDisplay:
             self._accuracies.append((step, metrics["eval/accuracy"]))
         self._done = step
         self._progress.update(self._task, completed=step)
-        self._live.update(self._render())
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """The display shows numbers."""
@@ -62,12 +70,12 @@ class LiveDisplay:
         self._phase = f"{phase} {done}/{total}" if total > 1 else phase
         if phase == "roll out":
             self._progress.update(self._task, completed=self._done + _ROLLOUT_SHARE * done / max(total, 1))
-        self._live.update(self._render())
 
     def close(self) -> None:
         self._phase = "done" if self._done >= self._num_steps else f"stopped at step {self._done}"
-        self._live.update(self._render(), refresh=True)
+        self._live.refresh()
         self._live.stop()
+        logging.getLogger("rllm").removeHandler(self._warnings)
 
     def _render(self) -> Group:
         facts = Table.grid(padding=(0, 2))
@@ -78,9 +86,42 @@ class LiveDisplay:
             facts.add_row("reward", _latest_of(self._rewards))
             facts.add_row("held-out accuracy", _by_step(self._accuracies, "{:.0%}"))
         facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} tokens/s")
-        failed = int(self._latest.get("rollout/num_failed", 0))
-        facts.add_row("now", f"{self._phase}{f'; {failed} rollouts of the last step failed' if failed else ''}")
+        facts.add_row("last step", phases(self._latest) or "-")
+        facts.add_row("now", self._now())
+        if self._warnings.count:
+            facts.add_row(
+                "warnings", Text(f"{self._warnings.count}, the last: {self._warnings.latest}", style="yellow")
+            )
         return Group(self._progress, facts)
+
+    def _now(self) -> str:
+        under_way = self._under_way()
+        told = [self._phase]
+        if under_way.num_running:
+            told.append(f"{under_way.num_running} running")
+        told += [
+            f"{label} stuck for {seconds:.0f} s" for label, seconds in list(under_way.stuck().items())[:_MAX_STUCK]
+        ]
+        if failed := int(self._latest.get("rollout/num_failed", 0)):
+            told.append(f"{failed} rollouts of the last step failed")
+        return "; ".join(told)
+
+
+class _Warnings(logging.Handler):
+    """Counts the warnings of this project, and prints them where nobody else would."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+        self.count = 0
+        self.latest = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        self.count += 1
+        self.latest = message.partition("\n")[0][:_MAX_WARNING]
+        if not logging.getLogger().handlers:
+            self._console.print(Text(message, style="yellow"))
 
 
 def _latest_of(values: Sequence[float]) -> Text:

@@ -99,7 +99,7 @@ def carry_out(
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
     console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
-    trainer.trackers = display(console, trainer.config)
+    trainer.trackers = display(console, trainer)
     try:
         result = trainer.train()
     except KeyboardInterrupt:
@@ -157,12 +157,12 @@ def lead_to_gateway(config: TrainConfig) -> int:
     return port
 
 
-def display(console: Console, config: TrainConfig) -> list[Tracker]:
+def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
     """A live display where there is a terminal; elsewhere the configured trackers print lines."""
     if not console.is_terminal:
         return []
-    config.trackers = [name for name in config.trackers if name != "console"]
-    return [LiveDisplay(console, config.num_steps)]
+    trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
+    return [LiveDisplay(console, trainer.config.num_steps, lambda: trainer.under_way)]
 
 
 def accuracies(run_dir: Path) -> list[float]:

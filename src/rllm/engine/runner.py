@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
 from rllm.engine.turns import Turns
+from rllm.engine.under_way import UnderWay
 from rllm.engine.watchdog import watched_loop
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout
 from rllm.inference.seeds import derived_seed
@@ -106,6 +107,8 @@ class RolloutRunner:
         self.retry_if = retry_if or is_transient
         self._turns = Turns(max_concurrent)
         self._num_runs = 0
+        self.under_way = UnderWay()
+        """The rollouts that are being made now."""
 
     async def run(
         self,
@@ -135,7 +138,7 @@ class RolloutRunner:
         self._num_runs += 1
         try:
             with watched_loop():
-                async with asyncio.TaskGroup() as group:
+                async with self.under_way.watched(), asyncio.TaskGroup() as group:
                     for _ in range(workers):
                         group.create_task(self._work(queue, episodes, on_episode, rank))
         except BaseExceptionGroup as failures:
@@ -169,7 +172,7 @@ class RolloutRunner:
                     attempt, session_id=new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
                 )
             try:
-                with rollout_span(_facts(attempt)) as span:
+                with rollout_span(_facts(attempt)) as span, self.under_way.one(f"{attempt.task_id}:{attempt.index}"):
                     episode = await self._within_deadline(attempt)
                     span.note({"rllm.num_trajectories": len(episode.trajectories)})
             except RolloutError as error:

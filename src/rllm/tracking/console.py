@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
+from rllm.tracking.about import about_run
 from rllm.types import Episode
 
 SHOWN = {
@@ -22,20 +25,40 @@ SHOWN = {
 """What a line shows, and how."""
 
 
+PHASES = {"rollout": "rollouts", "assemble": "batch", "update": "update", "publish": "publish", "eval": "evaluation"}
+"""What a step's time goes into, as `timing/<name>_s`, and how it is called."""
+_MEAN_OF = 10
+"""Steps that a reward is compared with."""
+
+
 class ConsoleTracker:
-    """Prints the metrics of `SHOWN`; what is zero and would only matter otherwise stays out."""
+    """Prints the metrics of `SHOWN`, the reward's trend, where the time goes and how much is left; what is zero and would
+    only matter otherwise stays out."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
+        self._num_steps = int(about_run(run_dir).settings.get("num_steps") or 0)
+        self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
+        self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         parts = [
-            text.format(metrics[name])
+            text.format(metrics[name]) + (self._trend(metrics[name]) if name == "rollout/reward" else "")
             for name, text in SHOWN.items()
             if metrics.get(name) or ("failed" not in text and name in metrics)
         ]
+        if "timing/step_s" in metrics:
+            parts[-1] += f" ({phases(metrics)})" if phases(metrics) else ""
+            self._seconds.append(metrics["timing/step_s"])
+            if self._num_steps > step:
+                parts.append(f"{in_words(fmean(self._seconds) * (self._num_steps - step))} left")
         if parts:
             self._console.print(f"step {step}: {', '.join(parts)}", soft_wrap=True)
+
+    def _trend(self, reward: float) -> str:
+        before = list(self._rewards)
+        self._rewards.append(reward)
+        return f" ({reward - fmean(before):+.3f} to the last {len(before)} steps)" if len(before) > 1 else ""
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """A line has no room for conversations."""
@@ -45,3 +68,17 @@ class ConsoleTracker:
 
     def close(self) -> None:
         """Nothing is held back."""
+
+
+def phases(metrics: Mapping[str, float]) -> str:
+    """Where the time of a step went: what took at least a tenth of a second."""
+    told = {name: metrics.get(f"timing/{key}_s", 0.0) for key, name in PHASES.items()}
+    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in told.items() if seconds >= 0.1)
+
+
+def in_words(seconds: float) -> str:
+    """A length of time, as people say it."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

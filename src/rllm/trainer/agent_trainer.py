@@ -19,6 +19,8 @@ import yaml
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
+from rllm.engine.runner import RolloutRunner
+from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError
 from rllm.files import replace_text
@@ -162,6 +164,12 @@ class AgentTrainer:
             check_identity(self._start.state.get("identity", {}), self._identity, self._start.checkpoint)
         self._settings = self.config.model_dump(mode="json")
         """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
+        self._runner: RolloutRunner | None = None
+
+    @property
+    def under_way(self) -> UnderWay:
+        """The rollouts that are being made now; for displays."""
+        return UnderWay() if self._runner is None else self._runner.under_way
 
     def train(self) -> TrainResult:
         """Run the training to its end. May be called where an event loop is already running.
@@ -207,7 +215,7 @@ class AgentTrainer:
             around = Surroundings(
                 inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout
             )
-            runner = stack.enter_context(running(self.config, self.door, around, gateway))
+            runner = self._runner = stack.enter_context(running(self.config, self.door, around, gateway))
             trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
             stack.callback(trackers.close)
             loop = (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(

@@ -1,0 +1,82 @@
+"""What a person sees of a run while it goes on."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+from rich.console import Console
+
+from rllm.cli.display import LiveDisplay
+from rllm.engine.under_way import UnderWay
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown_after(*, under_way: UnderWay, during) -> str:
+    """The last picture of a display."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None, legacy_windows=False)
+    display = LiveDisplay(console, 4, lambda: under_way)
+    try:
+        during(display)
+        display._live.refresh()
+    finally:
+        display.close()
+    return out.getvalue()
+
+
+def test_reward_accuracy_speed_and_where_the_time_goes():
+    def go_on(display):
+        display.log(1, {"rollout/reward": 0.25, "tokens/per_second": 1234.0})
+        display.log(
+            2, {"rollout/reward": 0.5, "timing/rollout_s": 3.0, "timing/update_s": 1.25, "timing/publish_s": 0.01}
+        )
+        display.log(2, {"eval/accuracy": 0.75})
+
+    shown = shown_after(under_way=UnderWay(), during=go_on)
+    assert "0.500  ▁█" in shown
+    assert "75% (step 2)" in shown
+    assert "1,234 tokens/s" in shown
+    assert "rollouts 3.0 s, update 1.2 s" in shown
+    assert "2/4" in shown
+    assert "stopped at step 2" in shown
+
+
+def test_rollouts_that_run_and_those_that_are_stuck():
+    clock = Clock()
+    under_way = UnderWay(clock)
+
+    def go_on(display):
+        display.progress("roll out", 4, 6)
+        with under_way.one("figs:0"), under_way.one("figs:1"):
+            for _ in range(4):
+                with under_way.one("limes:0"):
+                    clock.now += 1.0
+            clock.now = 40.0
+            display._live.refresh()
+
+    shown = shown_after(under_way=under_way, during=go_on)
+    assert "roll out 4/6; 2 running; figs:0 stuck for 40 s; figs:1 stuck for 40 s" in shown
+
+
+def test_warnings_are_counted_and_printed_above():
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []  # pytest's own would do the printing
+    try:
+        shown = shown_after(
+            under_way=UnderWay(),
+            during=lambda display: [
+                logging.getLogger("rllm.trainer").warning("step %d, no_variance: so\nmore", n) for n in (1, 2)
+            ],
+        )
+    finally:
+        root.handlers = handlers
+    assert "2, the last: step 2, no_variance: so" in shown
+    assert shown.count("more") == 2
+    assert not [handler for handler in logging.getLogger("rllm").handlers if type(handler).__name__ == "_Warnings"]
