@@ -168,6 +168,7 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/logprob_memory.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/step_share.py
 
 clean:  ## Remove the environment and caches; runs stay.
 	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

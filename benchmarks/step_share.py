@@ -1,0 +1,221 @@
+"""The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and what it consists of.
+
+    python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--json]
+
+A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
+of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine alone
+takes for the same answers, asked for at once and by nobody else; update is what the optimiser's step takes. The rest is what
+everything else costs: agents, their clients and the gateway; assembling the batch; publishing, explaining and writing. A larger
+policy generates and updates for longer, and the rest stays as it is, so the share here is more than that of any run worth its
+GPUs. `in process` are agents in environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from against_trl.model import build_model
+
+from rllm.agents.chat_agent import ChatAgent
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
+from rllm.backends.base import UpdateResult
+from rllm.backends.local.backend import LocalBackend
+from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.inference.local.engine import LocalEngine
+from rllm.inference.local.loading import load_model
+from rllm.trainer.agent_trainer import AgentTrainer
+
+KINDS = ("in process", "over HTTP")
+GROUP_SIZE = 16
+SKIPPED = 1
+"""First steps, which pay for set-up, are left out."""
+TARGET = 0.05
+
+
+class Marks:
+    """CPU seconds of the process at each turn of a step; a tracker, and what the backend tells when an update ends."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = {}
+
+    def mark(self, name: str) -> None:
+        self._now[name] = time.process_time()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if "timing/step_s" in metrics:
+            self.mark("told")
+            self.steps.append(self._now)
+            self._now = {}
+
+    def log_episodes(self, step: int, split: str, episodes: Any) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        if phase == "roll out" and done in (0, total):
+            self.mark("rolled out" if done else "begun")
+        if phase == "update":
+            self.mark("assembled")
+
+    def close(self) -> None: ...
+
+
+MARKS = Marks()
+
+
+class Marked(LocalBackend):
+    """The local backend, which says when an update is done."""
+
+    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+        result = super().update(batch, algorithm)
+        MARKS.mark("updated")
+        return result
+
+
+def reward(task: Mapping[str, Any], answer: str) -> float:
+    return float(sum(map(ord, answer)) % 2)
+
+
+class Speaker(ChatAgent):
+    """Says what the policy says."""
+
+    def response_to_action(self, response: str) -> str:
+        return response
+
+
+def door_of(kind: str) -> dict[str, Any]:
+    if kind == "in process":
+        return {"agent_class": Speaker, "env_class": SingleTurnEnvironment, "env_args": {"reward_fn": reward}}
+    from openai import OpenAI
+
+    def ask(question: str, base_url: str) -> float:
+        client = OpenAI(base_url=base_url, api_key="none")
+        said = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        return reward({}, said.choices[0].message.content or "")
+
+    return {"agent_run_func": ask}
+
+
+def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
+    """The median CPU seconds of a step by what they were spent on."""
+    num_tasks = options.rollouts // GROUP_SIZE
+    AgentTrainer(
+        train_dataset=[{"question": question} for question in questions(num_tasks)],
+        config={
+            "backend": f"{__name__}:Marked",
+            "model": {"path": model},
+            "run_dir": str(folder),
+            "num_steps": SKIPPED + options.steps,
+            "tasks_per_step": num_tasks,
+            "save_every": 0,
+            "trackers": ["jsonl"],
+            "rollout": {
+                "group_size": GROUP_SIZE,
+                "max_tokens": options.tokens,
+                "max_concurrent": options.rollouts,
+                "timeout_s": 3600,
+            },
+        },
+        trackers=[MARKS],
+        **door_of(kind),
+    ).train()
+    return shares(MARKS.steps, alone(model, options))
+
+
+def questions(number: int) -> list[str]:
+    return [f"reverse {each}" for each in range(number)]
+
+
+def alone(model: str, options: argparse.Namespace) -> float:
+    """Median CPU seconds in which the engine makes the answers of a step, with nothing beside it."""
+    loaded = load_model(model, dtype="float32", device="cpu")
+    engine = LocalEngine(loaded.model, loaded.tokenizer, max_concurrent=options.rollouts)
+    asked = [[{"role": "user", "content": question}] for question in questions(options.rollouts // GROUP_SIZE)]
+
+    async def answers() -> None:
+        calls = [engine.get_model_response(messages, max_tokens=options.tokens) for messages in asked * GROUP_SIZE]
+        await asyncio.gather(*calls)
+
+    seconds = []
+    for version in range(options.steps + 1):
+        engine.publish(version)
+        started = time.process_time()
+        asyncio.run(answers())
+        seconds.append(time.process_time() - started)
+    engine.close()
+    return median(seconds[1:])
+
+
+def shares(steps: list[dict[str, float]], generation: float) -> dict[str, float]:
+    """Of the steps behind the first ones: their medians, and the share of them that is neither generation nor update."""
+    rows = []
+    for before, step in zip(steps[SKIPPED - 1 :], steps[SKIPPED:], strict=False):
+        row = {
+            "generation": generation,
+            "update": step["updated"] - step["assembled"],
+            "agents and gateway": step["rolled out"] - step["begun"] - generation,
+            "assemble": step["assembled"] - step["rolled out"],
+            "publish and explain": step["told"] - step["updated"],
+            "between steps": step["begun"] - before["told"],
+        }
+        whole = step["told"] - before["told"]
+        rows.append({"step": whole, **row, "share": 1.0 - (row["generation"] + row["update"]) / whole})
+    return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
+    """The same in a process of its own."""
+    words = [f"--{name}={getattr(options, name)}" for name in ("rollouts", "tokens", "steps")]
+    done = subprocess.run(
+        [sys.executable, __file__, "--only", kind, "--model", model, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{kind} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What of a training step is neither generation nor update.")
+    parser.add_argument("--rollouts", type=int, default=1024, help="of a step")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--steps", type=int, default=3, help="that count")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only:
+            print(json.dumps(train(Path(folder), options.model, options.only, options)))
+            return
+        model = str(Path(folder, "model"))
+        build_model(Path(model))
+        rows = {kind: measured(model, kind, options) for kind in KINDS}
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for kind, row in rows.items():
+        print(f"{kind}: a step of {options.rollouts} rollouts takes {row['step']:.1f} s of CPU")
+        for name, value in row.items():
+            if name not in ("step", "share"):
+                print(f"  {name:20} {value:8.3f} s {value / row['step']:7.2%}")
+        print(f"  neither generation nor update: {row['share']:.2%} (target: {TARGET:.0%} at most)")
+
+
+if __name__ == "__main__":
+    main()
