@@ -40,10 +40,14 @@ def gather(folder: Path) -> Curves:
     return {name: {str(run["seed"]): run["curve"] for run in runs if run["name"] == name} for name in names}
 
 
-def draw(curves: Curves) -> str:
+def draw(
+    curves: Curves,
+    title: str = "Mean reward on held-out tasks, by training steps",
+    note: str = "Thin: three seeds. Thick: their mean, with its first and last value.",
+) -> str:
     """The picture as SVG: a panel for each algorithm, a thin line for each seed, and a thick one for their mean."""
     rows = -(-len(curves) // COLUMNS)
-    width = LEFT + COLUMNS * (PANEL_WIDTH + GAP_X)
+    width = LEFT + max(2, min(len(curves), COLUMNS)) * (PANEL_WIDTH + GAP_X)
     height = TOP + rows * (PANEL_HEIGHT + GAP_Y) - GAP_Y + BOTTOM
     steps = max(int(step) for seeds in curves.values() for curve in seeds.values() for step in curve)
     panels = [line for place, (name, seeds) in enumerate(curves.items()) for line in _panel(place, name, seeds, steps)]
@@ -51,9 +55,9 @@ def draw(curves: Curves) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'font-family="system-ui, sans-serif" font-size="11" fill="{INK}" role="img">',
-            "<title>Learning curves of every algorithm</title>",
-            _text(LEFT, 20, "Mean reward on held-out tasks, by training steps", "start", size=14, weight="bold"),
-            _text(LEFT, 38, "Thin: three seeds. Thick: their mean, with its first and last value.", "start"),
+            f"<title>{title}</title>",
+            _text(LEFT, 20, title, "start", size=14, weight="bold"),
+            _text(LEFT, 38, note, "start"),
             *panels,
             "</svg>\n",
         ]
