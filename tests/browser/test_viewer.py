@@ -303,25 +303,32 @@ def test_an_attack_does_nothing(look: NewLook, folders: dict[str, Path], path: s
     one.picture(f"attack{re.sub(r'[^a-z]+', '-', path.replace('{attack}', ''))}")
 
 
+GET_IN = """() => new Promise(refused => {
+    document.addEventListener('securitypolicyviolation', () => refused(true), {once: true});
+    const made = document.createElement('div'), script = document.createElement('script');
+    made.innerHTML = '<b onclick="window.hacked = 1"></b>';
+    script.textContent = 'window.hacked = 1';
+    document.body.append(made, script);
+    made.firstChild.click();
+})"""
+"""Resolves when the browser has refused something."""
+
+
 def test_an_inline_script_would_not_run_even_if_it_got_in(look: NewLook) -> None:
     one = look()
     page = one.at("/run/shop")
-    page.evaluate(
-        "() => { const made = document.createElement('div'); made.innerHTML = '<img src=x onerror=\"window.hacked=1\">';"
-        " document.body.append(made); const script = document.createElement('script'); script.textContent = 'window.hacked=1';"
-        " document.body.append(script); }"
-    )
-    page.wait_for_timeout(300)
+    page.evaluate(GET_IN)
     assert page.evaluate("window.hacked") is None
     assert any("Content Security Policy" in error for error in one.errors)
     one.errors.clear()
 
 
 def test_a_run_that_goes_on_is_shown_as_it_goes(look: NewLook, folders: dict[str, Path]) -> None:
-    page = look().at("/run/large")
+    one = look()
+    with one.page.expect_response("**/pulse.json"):  # from then on the page knows how things were
+        page = one.at("/run/large")
     assert page.locator("a[href='/run/large/step/101']").count() == 0
     page.evaluate("window.sameDocument = true")
-    page.wait_for_timeout(2500)  # until the page knows how things were
     with (folders["large"] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 101, "rollout/reward": 0.5, "timing/step_s": 1.0}) + "\n")
     page.wait_for_selector("table a[href='/run/large/step/101']")
