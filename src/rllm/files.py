@@ -26,6 +26,20 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def whole_lines(path: Path) -> int:
+    """The length of the file without a torn last line, in bytes."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
 def lock(file: IO[Any], *, wait: bool = False) -> bool:
     """Hold an open file until it is closed or the process ends; `False` if another process holds it. Windows has no lock."""
     if sys.platform == "win32":

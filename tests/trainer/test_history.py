@@ -25,6 +25,10 @@ def test_every_task_is_kept_once_also_by_a_resumed_run(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_is_no_task(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"split":"train","task_id":"a","task":1}\n{"split":"tr')
     assert read_tasks(tmp_path) == {("train", "a"): 1}
+    file = TaskFile(tmp_path)  # and what a resumed run writes does not run into it
+    file.log_episodes(0, "train", [Episode(task_id="b", task=2)])
+    file.close()
+    assert read_tasks(tmp_path) == {("train", "a"): 1, ("train", "b"): 2}
 
 
 @pytest.mark.parametrize(

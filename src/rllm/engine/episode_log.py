@@ -5,7 +5,6 @@ A line is written with one system call and counts once it ends with a newline: w
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -16,6 +15,7 @@ from typing import Any, Self
 import orjson
 
 from rllm.errors import StoreError
+from rllm.files import whole_lines
 from rllm.types import Episode, is_scored
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -49,7 +49,7 @@ class EpisodeLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab+", buffering=0)
-            self._file.truncate(_whole_lines(self.path))
+            self._file.truncate(whole_lines(self.path))
         except OSError as error:
             raise self._cannot_be_written(error) from error
 
@@ -172,17 +172,3 @@ def _opaque(value: Any) -> dict[str, str]:
 
 def _is_opaque(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"unserialisable", "repr"}
-
-
-def _whole_lines(path: Path) -> int:
-    """The length of the file without a torn last line, in bytes."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0

@@ -13,6 +13,7 @@ import yaml
 
 from rllm.engine.episode_log import EpisodeLog, to_json
 from rllm.errors import ConfigError
+from rllm.files import whole_lines
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
@@ -44,10 +45,16 @@ class TaskFile:
             key = (split, plain_task_id(episode.task_id))
             if key not in self._known:
                 self._known.add(key)
-                self._file = self._file or self._path.open("ab")
+                self._file = self._file or self._opened()
                 self._file.write(to_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
         if self._file is not None:
             self._file.flush()
+
+    def _opened(self) -> IO[bytes]:
+        """The file, without what a crash left of a last line."""
+        file = self._path.open("ab")
+        file.truncate(whole_lines(self._path))
+        return file
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Only episodes have tasks."""
