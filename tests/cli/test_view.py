@@ -47,8 +47,9 @@ def test_the_run_in_runs_is_shown(serve):
     assert "Reward" in read(address)
 
 
-def test_another_address_needs_a_token(serve):
-    address = serve("--host", "0.0.0.0")
+@pytest.mark.parametrize("given", [[], ["--token", ""]])
+def test_another_address_needs_a_token(serve, given):
+    address = serve("--host", "0.0.0.0", *given)
     plain, _, token = address.partition("?token=")
     assert len(token) > 16
     with pytest.raises(urllib.error.HTTPError, match="401"):

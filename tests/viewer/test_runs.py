@@ -5,12 +5,16 @@ from __future__ import annotations
 import sqlite3
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rllm.errors import ConfigError
 from rllm.store import open_store
+from rllm.store.base import SessionInfo
+from rllm.store.sqlite import SqliteTraceStore
 from rllm.types import OUTCOME_KEY
+from rllm.viewer.metrics import MetricsFile
 from rllm.viewer.rollouts import Rollouts
 from rllm.viewer.runs import Runs
 
@@ -73,6 +77,42 @@ def test_what_a_training_adds_appears(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [(item.session_id, item.has_ended) for item in rollouts.all()] == [("two", False), ("one", True)]
         store.delete("two")
         assert [item.session_id for item in rollouts.all()] == ["one"], "a resumed run has deleted it"
+
+
+def test_a_session_that_begins_while_pages_are_read_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.rollouts._PAGE", 2)
+
+    class Growing(SqliteTraceStore):
+        def sessions(self, **options: Any) -> list[SessionInfo]:
+            page = super().sessions(**options)
+            if self.session("new") is None:
+                self.open_session("new", {}).result(60)
+            return page
+
+    with Growing(tmp_path / "traces.db") as store:
+        for number in range(8):
+            store.open_session(str(number), {}).result(60)
+        rollouts = Rollouts(store)
+        assert [item.session_id for item in rollouts.all()] == ["7", "6", "5", "4", "3", "2", "1", "0"]
+        monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
+        assert rollouts.all()[0].session_id == "new"
+
+
+def test_what_others_say_of_their_sessions_is_taken_as_it_is(look: Client, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("odd", {"index": "first", "training_step": "last", "split": 7, "task_id": None}).result(60)
+    assert "1 in all" in look(tmp_path / "traces.db").get("/run/traces/rollouts").text
+
+
+def test_a_row_that_is_being_read_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step":1,"a":1}\n')
+    metrics = MetricsFile(path)
+    (row,) = metrics.rows()
+    with path.open("a") as file:
+        file.write('{"step":1,"b":2}\n')
+    assert metrics.rows() == [{"step": 1, "a": 1, "b": 2}]
+    assert row == {"step": 1, "a": 1}
 
 
 def test_a_database_in_use_is_read_meanwhile(look: Client, tmp_path: Path) -> None:

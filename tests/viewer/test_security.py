@@ -16,7 +16,17 @@ def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> N
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:7070", "127.0.0.1.evil.example", "10.0.0.7:7070", "localhost@evil.example", ""],
+    [
+        "evil.example",
+        "evil.example:7070",
+        "127.0.0.1.evil.example",
+        "10.0.0.7:7070",
+        "localhost@evil.example",
+        "evil@localhost",
+        "localhost/evil",
+        "[",
+        "",
+    ],
 )
 def test_a_name_that_leads_here_by_a_trick_is_refused(look: Client, host: str) -> None:
     answer = look().get("/", headers={"host": host})

@@ -58,6 +58,7 @@ def _export(sources: list[str], path: Path) -> None:
 def _serve(runs: object, host: str, port: int, token: str | None, browser: bool) -> None:
     import secrets
     import webbrowser
+    from urllib.parse import urlencode
 
     from rllm.gateway.config import GatewayConfig, is_loopback
     from rllm.gateway.server import bind, serve, url_of
@@ -69,12 +70,13 @@ def _serve(runs: object, host: str, port: int, token: str | None, browser: bool)
     found = runs.all()
     if len(found) == 1:
         _ = found[0].rows() or found[0].store  # what cannot be opened is said now, and not on a page
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(16)
+    if not token:  # an empty one, as of a variable that is not set, would let everybody in
+        token = None if is_loopback(host) else secrets.token_urlsafe(16)
     app = create_app(runs, token=token)
     listener = bind(host, port, of="viewer")
     path = path_of("run", found[0].name) if len(found) == 1 else "/"
-    address = f"{url_of(listener, host)}{path}{f'?token={token}' if token else ''}"
+    query = f"?{urlencode({'token': token})}" if token else ""
+    address = f"{url_of(listener, host)}{path}{query}"
     print(f"{len(found)} run{'' if len(found) == 1 else 's'}: {address}  (Ctrl-C ends)", flush=True)
     if browser:
         webbrowser.open(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,25 +15,27 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class MetricsFile:
-    """The rows of a file by step, in order. A file that was cut, as a resumed run does, is read anew."""
+    """The rows of a file by step, in order, from any thread. A file that was cut, as a resumed run does, is read anew."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
         self._inode = 0
         self._rows: dict[int, dict[str, Any]] = {}
+        self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
         """Everything that was logged so far. A line that is still being written, or was torn off, is not there yet."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return []
-        if found.st_ino != self._inode or found.st_size < self._offset:
-            self._offset, self._inode, self._rows = 0, found.st_ino, {}
-        if found.st_size > self._offset:
-            self._read_on()
-        return [self._rows[step] for step in sorted(self._rows)]
+        with self._lock:
+            try:
+                found = self.path.stat()
+            except OSError:
+                return []
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._offset, self._inode, self._rows = 0, found.st_ino, {}
+            if found.st_size > self._offset:
+                self._read_on()
+            return [self._rows[step] for step in sorted(self._rows)]
 
     def _read_on(self) -> None:
         with self.path.open("rb") as file:
@@ -49,7 +52,7 @@ class MetricsFile:
             step = int(told["step"])
         except (ValueError, KeyError, TypeError):
             return  # a line that a crash left behind
-        self._rows.setdefault(step, {}).update(told)
+        self._rows[step] = {**self._rows.get(step, {}), **told}  # a new row, since somebody may be reading the old one
 
 
 def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:

@@ -150,13 +150,14 @@ class Rollouts:
     def _refresh(self) -> None:
         if self._order and self._store.session(self._order[0]) is None:
             self._by_id, self._order = {}, []  # a resumed run has deleted what it makes again
-        fresh: list[str] = []
+        fresh: dict[str, None] = {}
         offset, is_known = 0, False
         while not is_known and (page := self._store.sessions(limit=_PAGE, offset=offset)):
             for info in page:
-                is_known = is_known or info.id in self._by_id
                 if info.id not in self._by_id:
-                    fresh.append(info.id)
+                    fresh[info.id] = None
+                elif info.id not in fresh:  # else a session that began meanwhile has shifted the pages
+                    is_known = True
                 self._by_id[info.id] = rollout_of(info)
             offset += len(page)
         self._order = [*fresh, *self._order]
@@ -186,17 +187,17 @@ def rollout_of(info: SessionInfo) -> Rollout:
             "metrics": outcome.get("metrics") or {},
             "paths": [_path(told) for told in outcome.get("trajectories") or ()],
         }
-    step, split = about.get("training_step"), str(about.get("split", ""))
-    if isinstance(step, int) and split == "train":
+    step, split = _whole(about.get("training_step")), str(about.get("split", ""))
+    if step is not None and split == "train":
         step += 1
     return Rollout(
         session_id=info.id,
         created_at=info.created_at,
         num_calls=info.num_traces,
         task_id=str(about.get("task_id", "")),
-        index=int(about.get("index") or 0),
+        index=_whole(about.get("index")) or 0,
         split=split,
-        step=step if isinstance(step, int) else None,
+        step=step,
         **ended,
     )
 
@@ -213,6 +214,11 @@ def _path(told: Mapping[str, Any]) -> Path:
         tools=[str(tool) for tool in told.get("tools") or ()],
         steps=list(told.get("steps") or ()),
     )
+
+
+def _whole(value: object) -> int | None:
+    """A whole number; anything else, which whoever opens a session may say, is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _natural(task_id: str) -> list[tuple[int, str]]:

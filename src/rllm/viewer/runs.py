@@ -155,6 +155,7 @@ class Runs:
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = list(sources)
         self._runs: dict[tuple[str, str], Run] = {}
+        self._lock = threading.Lock()
         self._found()
 
     def all(self) -> list[Run]:
@@ -175,7 +176,8 @@ class Runs:
             run.close()
 
     def _found(self) -> list[Run]:
-        return [run for source in self._sources for run in self._of(source)]
+        with self._lock:
+            return [run for source in self._sources for run in self._of(source)]
 
     def _of(self, source: str) -> list[Run]:
         if "://" in source and path_of(source) is None:

@@ -62,7 +62,7 @@ class Query:
         """
         query = cls(**{item.name: given[item.name].strip() for item in fields(cls) if given.get(item.name, "").strip()})
         query.wants_reward(0.0)
-        if query.step and not query.step.isdecimal():
+        if query.step and not (query.step.isdecimal() and len(query.step) <= 12):
             raise ConfigError(f"step={query.step!r}: use a number")
         if query.sort not in SORTS:
             raise ConfigError(f"sort={query.sort!r}: use one of {', '.join(SORTS)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -66,7 +66,7 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the viewer only shows things: use GET", 405)
         if self._token is None:
-            host = urlsplit(f"//{headers.get('host', '')}").netloc.rpartition("@")[2]
+            host = headers.get("host", "")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name.lower() in self._hosts:
                 return None
