@@ -13,7 +13,7 @@ def config(
         list[str] | None,
         typer.Argument(
             help="Keys, sections (optim, rollout.group_size) or words to show; or a YAML file to check.",
-            metavar="[KEY|FILE]...",
+            metavar="KEY|FILE",
             show_default=False,
         ),
     ] = None,

@@ -72,6 +72,8 @@ class LiveDisplay:
             self._progress.update(self._task, completed=self._done + _ROLLOUT_SHARE * done / max(total, 1))
 
     def close(self) -> None:
+        if not self._live.is_started:
+            return
         self._phase = "done" if self._done >= self._num_steps else f"stopped at step {self._done}"
         self._live.refresh()
         self._live.stop()

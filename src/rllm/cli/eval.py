@@ -32,7 +32,7 @@ def evaluate(
     agent: Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings: sampling.max_tokens=512, model.dtype=bfloat16.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings: sampling.max_tokens=512, model.dtype=bfloat16.", metavar="KEY=VALUE"),
     ] = None,
     reward: Reward = None,
     dataset: Annotated[

@@ -13,7 +13,7 @@ RENAMED = {"gitignore": ".gitignore"}
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="DIR")] = Path(),
     force: Annotated[
         bool, typer.Option("--force", help="Also where there are files already; those of the same names are replaced.")
     ] = False,

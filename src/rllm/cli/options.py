@@ -12,7 +12,7 @@ Settings: TypeAlias = Annotated[
     typer.Argument(
         help="Settings, such as optim.lr=1e-5. They replace those of the environment (RLLM__OPTIM__LR=1e-5), which replace "
         "those of --config.",
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
     ),
 ]
 Reward: TypeAlias = Annotated[

@@ -22,9 +22,7 @@ def serve(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Settings: model.dtype=bfloat16, model.engine=vllm, vllm.port=...", metavar="[KEY=VALUE]..."
-        ),
+        typer.Argument(help="Settings: model.dtype=bfloat16, model.engine=vllm, vllm.port=...", metavar="KEY=VALUE"),
     ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")

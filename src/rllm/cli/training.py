@@ -99,12 +99,15 @@ def carry_out(
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
     console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
-    trainer.trackers = display(console, trainer)
+    trainer.trackers = shown = display(console, trainer)
     try:
         result = trainer.train()
     except KeyboardInterrupt:
         stopped(console, trainer.run_dir, [*again, "--resume", str(trainer.run_dir)])
         sys.exit(130)
+    finally:
+        for tracker in shown:  # nobody else does where the run does not begin
+            tracker.close()
     console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True)
     if outcome is not None:
         name, measure = outcome
