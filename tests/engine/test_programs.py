@@ -210,6 +210,17 @@ async def test_variables_of_the_agent_overrule_ours(roll_out: Any) -> None:
     assert episode.trajectories[0].reward == 1.0
 
 
+async def test_operators_keys_are_not_the_programs(roll_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_GATEWAY_ADMIN_KEY", "theirs")
+
+    def agent() -> float:
+        run_program(asking("x"))
+        return float(run_program(["/bin/sh", "-c", "echo ${RLLM_GATEWAY_ADMIN_KEY-none}"]).stdout == "none\n")
+
+    (episode,) = await roll_out(agent, {})
+    assert episode.trajectories[0].reward == 1.0
+
+
 def test_outside_of_a_rollout_a_program_gets_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://mine/v1")
     with session():

@@ -46,3 +46,14 @@ def test_the_end_of_a_run_waits_for_a_while_only() -> None:
     with pytest.raises(RLLMError, match="it was not done within"):
         background.close()
     free.set()
+
+
+def test_the_end_waits_for_a_while_only_also_where_many_calls_wait() -> None:
+    begun, free = threading.Event(), threading.Event()
+    background = Background("test", max_waiting=2, close_s=0.01)
+    background.do(lambda: begun.set() or free.wait(60))
+    assert begun.wait(60)
+    background.do(lambda: None)
+    with pytest.raises(RLLMError, match=r"it was not done within 0\.01 s; 2 calls are lost"):
+        background.close()
+    free.set()

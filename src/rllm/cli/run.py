@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124
 """The exit code where the time was up, as of timeout(1)."""
-OWN_VARIABLES = ("RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "RLLM_UPSTREAM_API_KEY")
-"""Operators' keys, which the program is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +189,12 @@ def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout
     """The program, with what it prints passed on as it comes."""
     from rllm.sdk.propagation import environment
     from rllm.sdk.supervised import run_supervised
+    from rllm.sdk.variables import without_operators_keys
 
-    inherited = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
     return run_supervised(
         command,
         limits,
-        env={**inherited, **environment(session.base_url, api_key=session.key)},
+        env={**without_operators_keys(os.environ), **environment(session.base_url, api_key=session.key)},
         stdin=_stdin(),
         on_output=_Printer(stdout=stdout, stderr=sys.stderr),
     )

@@ -16,6 +16,7 @@ from functools import partial
 from rllm.sdk.context import Frame, current_frame
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.supervised import Argument, Limits, ProgramResult, run_supervised
+from rllm.sdk.variables import without_operators_keys
 from rllm.threads import in_thread
 
 
@@ -83,7 +84,8 @@ def _prepared(
     variables = dict(os.environ)
     if frame is not None:
         frame.note_program(os.fspath(command[0]) if command else "")
-        variables |= program_environment(frame)
+        if led := program_environment(frame):
+            variables = {**without_operators_keys(variables), **led}
     variables |= env or {}
 
     def run(is_cancelled: Callable[[], bool]) -> ProgramResult:

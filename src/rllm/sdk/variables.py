@@ -10,6 +10,9 @@ from rllm.errors import ConfigError
 SESSION_KEY_PREFIX = "rllm.session."
 """How the keys begin that a gateway gives for one session; they name it themselves."""
 
+OPERATORS_KEYS = ("RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN")
+"""Keys of whoever runs gateways and viewers, which a program that runs as an agent is not given."""
+
 QUIET = {
     # LiteLLM, and DSPy, ADK and CrewAI through it: do not fetch a list of prices at import.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -67,6 +70,11 @@ def gateway_variables(
     if inherited.get("ANTHROPIC_AUTH_TOKEN"):  # Clients send it besides the key, and it would be the one that counts.
         variables["ANTHROPIC_AUTH_TOKEN"] = key
     return {**variables, **{name: value for name, value in QUIET.items() if name not in inherited}}
+
+
+def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
+    """What of these a program that runs as an agent may know."""
+    return {name: value for name, value in variables.items() if name not in OPERATORS_KEYS}
 
 
 def _key_for(path: str, api_key: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from rllm.errors import RLLMError
 
@@ -38,7 +39,8 @@ class Background:
         """Wait until everything is done. Repeatable."""
         if self._thread.is_alive():
             self.do(lambda: None)
-            self._calls.put(_END)
+            with suppress(queue.Full):  # then it is not done in time either
+                self._calls.put(_END, timeout=self._close_s)
             self._thread.join(self._close_s)
             if self._thread.is_alive():
                 raise RLLMError(f"it was not done within {self._close_s:g} s; {self._calls.qsize()} calls are lost")
