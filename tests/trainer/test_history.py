@@ -41,5 +41,8 @@ def test_the_place_of_a_task_is_no_part_of_its_id(task_id: str, plain: str) -> N
 def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no traces.db, so it is the folder of no run"):
         list(stored_episodes(tmp_path))
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"has no traces.db"):
+        list(stored_episodes(tmp_path))
     with pytest.raises(ConfigError, match="there is no such folder"):
         list(stored_episodes(tmp_path / "none"))

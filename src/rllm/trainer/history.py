@@ -110,8 +110,8 @@ def _store_of(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigError(f"run={str(folder)!r}: there is no such folder; name that of a run or an evaluation")
     settings = folder / "config.yaml"
-    told = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    if url := told.get("store"):
+    told = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else None
+    if isinstance(told, dict) and (url := told.get("store")):
         return str(url)
     if not (folder / STORE).is_file():
         inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())

@@ -3,8 +3,16 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from rllm.trainer.checkup.model import generation_finding, missing_files, model_findings, template_findings
+from rllm.trainer.checkup.model import (
+    generation_finding,
+    missing_files,
+    model_findings,
+    template_findings,
+    training_bytes,
+)
 
 from ...parser.conftest import TEMPLATES, _trained
 
@@ -73,6 +81,24 @@ def test_files_that_a_download_left_out(tmp_path: Path) -> None:
     [found] = model_findings(str(tmp_path))
     assert (found.ok, found.name) == (False, "model")
     assert "lacks model-00002-of-00002.safetensors" in found.said
+
+
+def test_files_that_were_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(2, 3)}, weights)
+    assert training_bytes(str(tmp_path)) == 6 * 16
+    weights.write_bytes(weights.read_bytes()[:-1])
+    [found] = model_findings(str(tmp_path))
+    assert "has files that were cut off: model.safetensors" in found.said
+    weights.write_bytes(weights.read_bytes()[:20])
+    [found] = model_findings(str(tmp_path))
+    assert "has files that were cut off: model.safetensors" in found.said
+    assert training_bytes(str(tmp_path)) is None
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "mod')
+    [found] = model_findings(str(tmp_path))
+    assert not found.ok
+    assert "not JSON: model.safetensors.index.json" in found.said
 
 
 def test_a_folder_that_is_not_there() -> None:

@@ -46,7 +46,10 @@ def training_bytes(model: str) -> float | None:
         from rllm.trainer.memory import num_weights
     except ImportError:
         return None
-    number = num_weights(Path(model).expanduser())
+    try:
+        number = num_weights(Path(model).expanduser())
+    except (OSError, ValueError, OverflowError):  # a file that was cut off, which `model_findings` names
+        return None
     return None if number is None else float(number * BYTES_TO_TRAIN)
 
 
@@ -58,10 +61,9 @@ def model_findings(model: str) -> list[Finding]:
         said = f"cannot be looked at: {error}"
         return [Finding(name="model", ok=False, said=said, fix="pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
-    missing = missing_files(folder) if folder.is_dir() else []
-    if missing:
+    if problem := _incomplete(folder):
         fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
-        return [Finding(name="model", ok=False, said=f"{model} lacks {', '.join(missing)}", fix=fix)]
+        return [Finding(name="model", ok=False, said=f"{model} {problem}", fix=fix)]
     try:
         loaded = load_tokenizer(model)
     except ConfigError as error:
@@ -83,6 +85,39 @@ def missing_files(folder: Path) -> list[str]:
         lacking.append("config.json")
     weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     return lacking if weights or parts else [*lacking, "weights (*.safetensors)"]
+
+
+def _incomplete(folder: Path) -> str:
+    """What of a model's folder is not there, or not whole; nothing of one that is not there at all."""
+    if not folder.is_dir():
+        return ""
+    if damaged := [path.name for path in sorted(folder.glob("*.json")) if not _is_json(path)]:
+        return f"has files that are not JSON: {', '.join(damaged)}"
+    if missing := missing_files(folder):
+        return f"lacks {', '.join(missing)}"
+    if cut := [path.name for path in sorted(folder.glob("*.safetensors")) if not _is_whole(path)]:
+        return f"has files that were cut off: {', '.join(cut)}"
+    return ""
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict | list)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_whole(weights: Path) -> bool:
+    """Whether a file is as long as its header says, see https://huggingface.co/docs/safetensors."""
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if length < size else {}
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+    return bool(8 + length + max(ends, default=0) == size)
 
 
 def template_findings(tokenizer: Any) -> list[Finding]:
