@@ -27,6 +27,8 @@ def test_the_agents_answer_is_judged_with_its_task() -> None:
     assert (right.trajectories[0].reward, right.trajectories[0].output, right.is_correct) == (1.0, "FIG", True)
     wrong = asyncio.run(judged(shout_later, is_fig)(word="kiwi"))
     assert (wrong.trajectories[0].reward, wrong.is_correct) == (0.0, False)
+    wrapped = asyncio.run(judged(lambda word: shout_later(word), is_fig)(word="fig"))
+    assert wrapped.trajectories[0].output == "FIG", "also where only what it returns tells that it is async"
 
 
 def test_it_has_the_agents_name_and_parameters() -> None:

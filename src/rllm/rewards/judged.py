@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
@@ -29,14 +29,14 @@ def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Call
 
         @functools.wraps(agent)
         async def judged_async(**task: Any) -> Episode:
-            answer = await agent(**task)
-            return await asyncio.to_thread(_episode, reward, task, answer)
+            return await _judged_later(agent(**task), reward, task)
 
         return judged_async
 
     @functools.wraps(agent)
-    def judged_sync(**task: Any) -> Episode:
-        return _episode(reward, task, agent(**task))
+    def judged_sync(**task: Any) -> Episode | Coroutine[Any, Any, Episode]:
+        answer = agent(**task)
+        return _judged_later(answer, reward, task) if inspect.isawaitable(answer) else _episode(reward, task, answer)
 
     return judged_sync
 
@@ -55,6 +55,10 @@ def check_reward(reward: Callable[..., Any]) -> None:
         ) from error
     except ValueError:  # a builtin that says nothing of its parameters
         return
+
+
+async def _judged_later(answer: Awaitable[Any], reward: Callable[[Any, Any], Any], task: Mapping[str, Any]) -> Episode:
+    return await asyncio.to_thread(_episode, reward, task, await answer)
 
 
 def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer: Any) -> Episode:
