@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rllm.errors import RolloutError
 from rllm.store import open_store
 from rllm.types import OUTCOME_KEY
 
@@ -44,3 +45,14 @@ def test_what_failed_or_taught_nothing_says_why(run_trainer: RunTrainer) -> None
     assert by_word["fig"]["error"]["type"] == "AgentError"
     assert "no figs today" in by_word["fig"]["error"]["message"]
     assert by_word["kiwi"]["trajectories"][0]["dropped"] == "zero_variance"
+
+
+def test_a_run_that_ends_because_every_rollout_failed_says_why_of_each(run_trainer: RunTrainer) -> None:
+    def broken(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        raise ValueError("no fruit today")
+
+    run = run_trainer({"num_steps": 1}, agent=broken, raises=RolloutError)
+    told = outcomes_of(run)
+    assert len(told) == 6
+    assert all("no fruit today" in outcome["error"]["message"] for _, outcome, _ in told)

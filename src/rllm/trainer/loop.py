@@ -215,6 +215,7 @@ class TrainingLoop:
         )
         reasons = [self.judge.why_unusable(episode) for episode in episodes]
         if all(reasons):
+            await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
             raise RolloutError(failure_report(phase, reasons))
         if any(reasons):
             logger.warning("%s", failure_report(phase, reasons))
