@@ -1,0 +1,27 @@
+"""The SDK comes with a program of 370 MB, so these tests run where `make test-frameworks FRAMEWORK=claude-agent-sdk` installed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+INSTALLED = Path(__file__).parents[2] / ".frameworks" / "claude-agent-sdk"
+
+
+@pytest.fixture(autouse=True)
+def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK alone: what it stands on is in this environment."""
+    (package,) = INSTALLED.glob("lib/python*/site-packages/claude_agent_sdk")
+    (tmp_path / "claude_agent_sdk").symlink_to(package)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]]) -> None:
+    first, *_, last = train("claude_agent")
+    assert first["eval/accuracy"] <= 0.4
+    assert last["eval/accuracy"] >= 0.8
