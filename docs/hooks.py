@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 _OUTWARDS = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|examples|tests|benchmarks|[A-Z]+\.md)[^)]*\)")
@@ -161,16 +162,60 @@ def verdict(backend: str, overrides: Iterable[str]) -> str:
     return "yes"
 
 
-PACKAGES = ("rllm", "rllm.sdk", "rllm.testing")
-"""Whose public names are shown."""
+PACKAGES = (
+    "rllm",
+    "rllm.types",
+    "rllm.errors",
+    "rllm.sdk",
+    "rllm.agents",
+    "rllm.environments",
+    "rllm.workflows",
+    "rllm.rewards.reward_fn",
+    "rllm.rewards.reward_types",
+    "rllm.tools",
+    "rllm.data",
+    "rllm.trainer",
+    "rllm.trainer.config",
+    "rllm.evaluation.evaluate",
+    "rllm.evaluation.report",
+    "rllm.evaluation.pass_at_k",
+    "rllm.engine",
+    "rllm.engine.runner",
+    "rllm.inference.engine",
+    "rllm.store",
+    "rllm.algorithms.base",
+    "rllm.algorithms.batch",
+    "rllm.backends.base",
+    "rllm.tracking.base",
+    "rllm.testing",
+)
+"""Whose public names are shown, each where it comes first."""
 
 
 def _api() -> str:
-    lines = ["# Python", ""]
+    lines = ["# Python", "", "What users import. A name that several packages have is told in the first of them.", ""]
+    told: dict[int, str] = {}
     for package in PACKAGES:
-        names = [name for name in importlib.import_module(package).__all__ if not name.startswith("__")]
-        lines += [f"## `{package}`", "", *(f"::: {package}.{name}" for name in names), ""]
+        module = importlib.import_module(package)
+        lines += [f"## `{package}`", "", (module.__doc__ or "").strip().partition("\n\n")[0], ""]
+        for name in public_names(module):
+            home = told.setdefault(id(getattr(module, name)), package)
+            lines += [f"::: {package}.{name}" if home == package else f"`{name}`: see `{home}`.", ""]
     return "\n".join(lines)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What a module says is public, or else the classes and functions that it defines."""
+    declared = getattr(module, "__all__", None)
+    if declared is not None:
+        return [name for name in declared if not name.startswith("__")]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and isinstance(value, type | FunctionType)
+        and value.__module__.startswith(module.__name__)
+    ]
 
 
 def _in_a_cell(text: str) -> str:

@@ -1,4 +1,7 @@
-"""What lets the walker train without network: small lakes, and a tiny model that knows the way but mostly wanders."""
+"""What lets the walker train without network: small lakes, and a tiny model that knows the way but mostly wanders.
+
+`python offline.py` builds the model, and prints its folder.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +78,7 @@ def _best(env: GridWorldEnv) -> str:
         return math.inf if moves is None else moves
 
     return min(MOVES, key=distance)
+
+
+if __name__ == "__main__":
+    print(policy())

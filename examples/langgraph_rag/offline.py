@@ -1,6 +1,6 @@
 """What lets the agent train without network: a corpus of lighthouses, and a tiny model that can search but mostly guesses.
 
-`python offline.py` writes the corpus anew.
+`python offline.py` writes the corpus anew, builds the model, and prints its folder.
 """
 
 from __future__ import annotations
@@ -102,3 +102,4 @@ def _conversations(seed: int, *, care: float) -> Iterator[list[Message]]:
 
 if __name__ == "__main__":
     CORPUS.write_text("".join(json.dumps(item) + "\n" for item in corpus()))
+    print(policy())

@@ -1,4 +1,7 @@
-"""What lets the agent train without network: sums of three digits, and a tiny model that can add but mostly guesses."""
+"""What lets the agent train without network: sums of three digits, and a tiny model that can add but mostly guesses.
+
+`python offline.py` builds the model, and prints its folder.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +66,7 @@ def _worked_out(a: int, b: int, c: int) -> str:
 def _guessed(rng: random.Random) -> str:
     number = rng.randrange(28)
     return rng.choice([f"It is \\boxed{{{number}}}", f"About {number}"])
+
+
+if __name__ == "__main__":
+    print(policy())

@@ -1,4 +1,7 @@
-"""What lets the two roles train without network: countdown with two numbers, and a tiny model that mostly guesses."""
+"""What lets the two roles train without network: countdown with two numbers, and a tiny model that mostly guesses.
+
+`python offline.py` builds the model, and prints its folder.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +93,7 @@ def _conversations(seed: int, *, works_it_out: float) -> Iterator[list[Message]]
 def _thought(countdown: Countdown) -> str:
     size = {"+": "more", "-": "less", "*": "much more"}[countdown.sign]
     return f"It is {size} than {countdown.larger}, so {countdown.sign}"
+
+
+if __name__ == "__main__":
+    print(policy())

@@ -1,8 +1,9 @@
 """The pages of docs/ as programs: what their fences hold, and how a small machine runs it.
 
 A fence with `title="FILE"` is a file of the page's folder. Every other Python fence runs, in order, with the names of those
-before it. In a `sh` fence, lines that begin with `rllm` or `python` run in that folder; `pip`, `make` and `cd` lines are read only.
-Model names become a tiny policy, and training becomes one small step.
+before it. In a `sh` fence, lines that begin with `rllm` or `python` run in that folder; `pip`, `make`, `cd` and `export` lines are
+read only. Model names, and `$MODEL`, become a tiny policy, and training, by `rllm train` or a program that is given
+`model.path=...`, becomes one (more) small step.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
 )
 _TITLE = re.compile(r'title="([^"]+)"')
-MODELS = re.compile(r"Qwen/[\w.\-]+")
-SMALL = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=8"]
+MODELS = re.compile(r"Qwen/[\w.\-]+|\$MODEL\b")
+SMALL = ["tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,16 @@ def commands(fence: Fence) -> Iterator[list[str]]:
 def on_small_machine(words: list[str], policy: Path) -> list[str]:
     """The same command for a tiny policy and a single step."""
     words = [MODELS.sub(str(policy), word) for word in words]
-    if words[:2] == ["rllm", "train"]:
-        chosen = {word.partition("=")[0] for word in SMALL}
-        words = [word for word in words if word.partition("=")[0] not in chosen] + SMALL
+    if words[:2] == ["rllm", "train"] or any(word.startswith("model.path=") for word in words):
+        chosen = {"num_steps", *(word.partition("=")[0] for word in SMALL)}
+        words = [word for word in words if word.partition("=")[0] not in chosen]
+        words += [f"num_steps={1 + steps_done(words)}", *SMALL]
     return words
+
+
+def steps_done(words: list[str]) -> int:
+    """How many steps the run has behind it that `--resume` names."""
+    if "--resume" not in words:
+        return 0
+    checkpoints = Path(words[words.index("--resume") + 1], "checkpoints").glob("step-*")
+    return max(int(folder.name.removeprefix("step-")) for folder in checkpoints)

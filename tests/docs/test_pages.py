@@ -16,7 +16,7 @@ from .pages import DOCS, MODELS, ROOT, Fence, commands, fences, on_small_machine
 FOLDERS = ("tutorials", "concepts", "howto")
 """Pages elsewhere have tests of their own, beside the code that they tell of."""
 PAGES = [DOCS / "index.md", *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md")))]
-READ_ONLY = {"pip", "make", "cd", "source", "curl", "ray", "docker", "kubectl"}
+READ_ONLY = {"pip", "make", "cd", "export", "source", "curl", "ray", "docker", "kubectl"}
 LANGUAGES = {"python", "sh", "json", "jsonl", "yaml", "text"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from rllm.trainer.rescore import Comparison
 
 _MAX_ANSWER = 60
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""Without them a client cannot be made, and agents that share a file with their reward make theirs as it is imported."""
 
 
 def rescore(
@@ -39,6 +42,8 @@ def rescore(
     from rllm.trainer.rescore import compare, write_rewards
     from rllm.trainer.rescore import rescore as judged
 
+    for name in _KEYS:
+        os.environ.setdefault(name, "unused")
     function = load_function(reward, what="reward")
     check_reward(function)
     console = Console(stderr=as_json, highlight=False)
