@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -91,3 +91,14 @@ class TraceStore(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None: ...
+
+
+_PAGE = 256
+
+
+def every_session(store: TraceStore, *, oldest_first: bool = False) -> Iterator[SessionInfo]:
+    """All sessions, read a page at a time. Newest first, one that begins meanwhile makes another come twice."""
+    offset = 0
+    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=oldest_first):
+        yield from page
+        offset += len(page)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.store.base import SessionInfo, TraceStore
+from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.types import Message, StepCredit, Trace
-
-_PAGE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +72,7 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         ConfigError: if the store has no such episode; some that it has are named.
     """
     session = store.session(episode) or next(
-        (session for session in _sessions(store) if _episode_id(session) == episode), None
+        (session for session in every_session(store) if _episode_id(session) == episode), None
     )
     if session is None:
         some = ", ".join(name for name in map(_episode_id, store.sessions(limit=5)) if name)
@@ -88,13 +85,6 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         split=str(session.metadata.get("split", "")),
         steps=[_step(trace, credit_of.get(trace.id)) for trace in traces],
     )
-
-
-def _sessions(store: TraceStore) -> Iterator[SessionInfo]:
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset):
-        yield from page
-        offset += len(page)
 
 
 def _episode_id(session: SessionInfo) -> str:

@@ -15,7 +15,7 @@ from rllm.engine.episode_log import EpisodeLog, to_json
 from rllm.errors import ConfigError
 from rllm.files import whole_lines
 from rllm.store import open_store
-from rllm.store.base import SessionInfo, TraceStore
+from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
 
 STORE, EPISODES, TASKS = "traces.db", "episodes.jsonl", "tasks.jsonl"
@@ -23,7 +23,6 @@ TOOLS_KEY = "tools"
 """Where the `info` of a step of such an episode keeps the tools that its call was offered."""
 _PLACE = re.compile(r"@\d+\.\d+\.\d+$")
 """What a training run puts behind a task's id to tell one use of the task from another."""
-_PAGE = 256
 
 Key = tuple[str, str]
 """Split and id of a task."""
@@ -101,7 +100,7 @@ def stored_episodes(folder: Path) -> Iterator[Episode]:
                 yield episode
         else:
             tasks = read_tasks(folder)
-            for session in _sessions(store):
+            for session in every_session(store, oldest_first=True):
                 if isinstance(session.metadata.get(OUTCOME_KEY), Mapping):
                     yield _episode(session, store, tasks)
 
@@ -118,13 +117,6 @@ def _store_of(folder: Path) -> str:
         hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
         raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is the folder of no run and no evaluation{hint}")
     return str(folder / STORE)
-
-
-def _sessions(store: TraceStore) -> Iterator[SessionInfo]:
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=True):
-        offset += len(page)
-        yield from page
 
 
 def _episode(session: SessionInfo, store: TraceStore, tasks: Mapping[Key, Any]) -> Episode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import dataset_identity
-from rllm.store.base import TraceStore
+from rllm.store.base import TraceStore, every_session
 from rllm.tracking.about import flat
 from rllm.tracking.jsonl import forget_after
 from rllm.trainer import rng
@@ -56,7 +56,6 @@ MAY_CHANGE = (
 
 VAL_DATASET = "val_dataset"
 _ROLES = "roles."
-_PAGE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +173,7 @@ def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: in
     Returns how many went. Where `last` is not in the store, nothing does: it is another store than the run had.
     """
     lost: list[str] = []
-    for info in _sessions(store):
+    for info in every_session(store):
         if info.id == last:
             break
         if _is_lost(info.metadata, steps_done, evaluated_at):
@@ -200,10 +199,3 @@ def newest_session(store: TraceStore) -> str | None:
     """The session that was opened last."""
     newest = store.sessions(limit=1)
     return newest[0].id if newest else None
-
-
-def _sessions(store: TraceStore) -> Iterator[Any]:
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset):
-        yield from page
-        offset += len(page)

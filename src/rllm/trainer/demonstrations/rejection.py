@@ -9,14 +9,12 @@ from typing import Any
 
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
-from rllm.store.base import TraceStore
+from rllm.store.base import TraceStore, every_session
 from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
 from rllm.types import Episode, Step, Trajectory
 
 Row = dict[str, Any]
-
-_PAGE = 256
 
 
 def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: float) -> list[Row]:
@@ -114,12 +112,9 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 
 def _sessions(store: TraceStore) -> Iterator[tuple[str, str]]:
     """The ids of training sessions and of their tasks, newest first."""
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset):
-        offset += len(page)
-        for info in page:
-            if info.metadata.get("split") == "train":
-                yield info.id, plain_task_id(str(info.metadata.get("task_id", info.id)))
+    for info in every_session(store):
+        if info.metadata.get("split") == "train":
+            yield info.id, plain_task_id(str(info.metadata.get("task_id", info.id)))
 
 
 def _rows_of_session(store: TraceStore, session_id: str, task_id: str) -> list[Row]:
