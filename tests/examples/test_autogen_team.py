@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,14 @@ async def test_each_agent_has_a_trajectory_of_its_own_turns(example: Example, mo
         assert (checker.reward, proposer.reward) == (1.0, 1.0)
     assembled = assemble(episodes, GRPO(), step=0, temperature=1.0)
     assert {credit.group_id for credit in assembled.credits} == {"task/checker", "task/proposer"}
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("seed", [0, 1])
+def test_training_reaches_what_the_readme_states(
+    train: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(AUTOGEN))
+    first, *_, last = train("autogen_team", f"seed={seed}")
+    assert first["eval/accuracy"] <= 0.4
+    assert last["eval/accuracy"] >= 0.75
