@@ -157,7 +157,12 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server, sleeps=True)
-    assert server.calls == ["/openapi.json", "/v1/models", "/wake_up", *HANDOVER]  # it was asleep while the trainer loaded its model
+    assert server.calls == [
+        "/openapi.json",
+        "/v1/models",
+        "/wake_up",
+        *HANDOVER,
+    ]  # it was asleep while the trainer loaded its model
     server.calls.clear()
     backend.score(groups())
     improve(backend, groups)
