@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs test test-docs release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -156,6 +156,10 @@ docs: $(VENV)/.docs  ## Build the documentation site into site/; a broken link i
 
 test-docs: docs  ## Run every page of the documentation as a program, and build the site.
 	$(PYTEST) -m docs tests/docs
+
+# DEMO=1 also runs the demo; OUT=dist keeps what was built.
+release-check: $(VENV)/bin/python  ## Build the last commit, look into the wheel, install it by itself, and use it: some minutes.
+	$(BIN)/python tests/release/check.py $(if $(OUT),--out $(OUT)) $(if $(DEMO),--demo)
 
 benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-up, training.
 	$(BIN)/python benchmarks/startup.py

@@ -46,6 +46,16 @@ def test_every_public_name_is_asked_for(hooks: Any) -> None:
     )
 
 
+def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: Any) -> None:
+    page = hooks.generated_pages()["reference/api.md"]
+    told = [line for line in page.splitlines() if line.startswith("::: ")]
+    assert len(told) == len(set(told))
+    assert "::: rllm.algorithms.base.Algorithm" in told
+    assert "`Trajectory`: see `rllm`." in page
+    for package in hooks.PACKAGES:
+        assert hooks.public_names(importlib.import_module(package)), package
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -1,0 +1,140 @@
+"""What a release must pass: build it from what is committed, look into the wheel, install it by itself, and use it there.
+
+    python tests/release/check.py [--out DIR] [--demo]
+
+`--out` keeps the wheel and the source distribution; `--demo` also runs the whole demo, which takes some minutes. The network
+is asked for the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDED = (
+    "rllm/py.typed",
+    "rllm/cli/new_project/gitignore",
+    "rllm/cli/new_project/tests/test_agent.py",
+    "rllm/trainer/config/agent_ppo_trainer.yaml",
+    "rllm/viewer/static/viewer.js",
+    "rllm/viewer/templates/base.html",
+)
+"""Files that no import would miss."""
+
+
+def main() -> None:
+    """Check, and end with an error at the first thing that is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="where the built files go")
+    parser.add_argument("--demo", action="store_true", help="run the demo, too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rllm-release-") as folder:
+        work = Path(folder)
+        source = committed(work / "source")
+        environment = work / "venv"
+        say("making an environment")
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        wheel, archive = built(source, environment, work / "dist")
+        check_wheel(wheel, source)
+        say(f"installing {wheel.name}[train] (some minutes)")
+        pip(environment, "-c", source / "constraints.txt", f"{wheel}[train]", "pytest")
+        use(environment, version_of(source), work / "elsewhere", demo=options.demo)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            for file in (wheel, archive):
+                say(str(shutil.copy2(file, options.out)))
+    say("the release is sound")
+
+
+def committed(folder: Path) -> Path:
+    """The files of the last commit, and nothing that happens to lie beside them."""
+    folder.mkdir()
+    packed = folder.with_suffix(".tar")
+    subprocess.run(["git", "archive", "--output", packed, "HEAD"], cwd=ROOT, check=True)
+    with tarfile.open(packed) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+def built(source: Path, environment: Path, out: Path) -> tuple[Path, Path]:
+    """The wheel and the source distribution."""
+    say("building")
+    pip(environment, "hatchling")
+    run(environment, "python", "-m", "hatchling", "build", "-d", out, cwd=source)
+    [wheel], [archive] = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, archive
+
+
+def check_wheel(wheel: Path, source: Path) -> None:
+    """The wheel has the package as it is committed: every file of it, and no other."""
+    with zipfile.ZipFile(wheel) as files:
+        packed = {name for name in files.namelist() if ".dist-info/" not in name}
+    package = source / "src"
+    expected = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
+    require(packed == expected, f"not in the wheel: {expected - packed}; only there: {packed - expected}")
+    require(packed >= set(NEEDED), f"gone: {set(NEEDED) - packed}")
+    strangers = [name for name in packed if "tests/" in name and not name.startswith("rllm/cli/new_project/")]
+    require(not strangers, f"tests are in the wheel: {strangers}")
+    say(f"{wheel.name} has the {len(packed)} files of the package")
+
+
+def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
+    """What a user does first, far from the source."""
+    folder.mkdir()
+    told = run(environment, "rllm", "--version", cwd=folder)
+    require(version in told, f"rllm --version says {told!r}, and pyproject.toml {version!r}")
+    run(environment, "rllm", "demo", "--help", cwd=folder)
+    run(
+        environment,
+        "python",
+        "-c",
+        "import rllm.sdk, rllm.testing, rllm.viewer, rllm.trainer.agent_trainer",
+        cwd=folder,
+    )
+    run(environment, "rllm", "init", "project", cwd=folder)
+    run(environment, "python", "-m", "pytest", "-q", cwd=folder / "project")
+    say("installed by itself, it makes a project that passes its tests")
+    if demo:
+        say(run(environment, "rllm", "demo", cwd=folder).splitlines()[-1])
+
+
+def version_of(source: Path) -> str:
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def pip(environment: Path, *arguments: object) -> None:
+    run(environment, "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments, cwd=ROOT)
+
+
+def run(environment: Path, program: str, *arguments: object, cwd: Path) -> str:
+    """What a program of the environment prints; nothing of this process's own Python reaches it."""
+    command = [str(environment / "bin" / program), *map(str, arguments)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=cwd, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    require(done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        sys.exit(f"release: {otherwise}")
+
+
+def say(what: str) -> None:
+    print(f"release: {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

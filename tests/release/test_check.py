@@ -1,0 +1,54 @@
+"""What is refused of a wheel, before it is ever installed."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .check import NEEDED, ROOT, check_wheel, version_of
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkout with the files that no import would miss."""
+    for name in NEEDED:
+        file = tmp_path / "source" / "src" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    return tmp_path / "source"
+
+
+def wheel_of(folder: Path, *names: str) -> Path:
+    wheel = folder / "rllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        for name in (*names, "rllm-1.0.dist-info/METADATA"):
+            files.writestr(name, "")
+    return wheel
+
+
+def test_a_wheel_of_every_file_is_right(source: Path, tmp_path: Path) -> None:
+    check_wheel(wheel_of(tmp_path, *NEEDED), source)
+
+
+def test_a_file_that_is_missing_is_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"not in the wheel: \{'rllm/py.typed'\}"):
+        check_wheel(wheel_of(tmp_path, *NEEDED[1:]), source)
+
+
+def test_a_file_that_is_not_committed_is_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"only there: \{'rllm/notes.txt'\}"):
+        check_wheel(wheel_of(tmp_path, *NEEDED, "rllm/notes.txt"), source)
+
+
+def test_tests_do_not_travel(source: Path, tmp_path: Path) -> None:
+    (source / "src" / "rllm" / "tests").mkdir()
+    (source / "src" / "rllm" / "tests" / "test_it.py").write_text("")
+    with pytest.raises(SystemExit, match="tests are in the wheel"):
+        check_wheel(wheel_of(tmp_path, *NEEDED, "rllm/tests/test_it.py"), source)
+
+
+def test_what_the_check_needs_is_there() -> None:
+    assert all((ROOT / "src" / name).is_file() for name in NEEDED)
+    assert f'__version__ = "{version_of(ROOT)}"' in (ROOT / "src" / "rllm" / "__init__.py").read_text()
