@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shlex
 import sys
 import time
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
     from rllm.evaluation.evaluate import Evaluation
     from rllm.trainer.config import TrainConfig
-
-KEY_VARIABLES = ("RLLM_UPSTREAM_API_KEY", "OPENAI_API_KEY")
-"""Where the key of the server is looked for."""
 
 
 def evaluate(
@@ -47,7 +43,7 @@ def evaluate(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help=f"OpenAI-compatible server that has the model; its key comes from {' or '.join(KEY_VARIABLES)}.",
+            help="OpenAI-compatible server that has the model; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
             metavar="URL",
             show_default=False,
         ),
@@ -80,7 +76,7 @@ def evaluate(
 
     from rllm.cli.agent_file import load_agent
     from rllm.cli.eval_display import show_report
-    from rllm.cli.model_source import embedded, served
+    from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.cli.task_source import read_tasks
     from rllm.cli.training import lead_to_gateway, print_json
     from rllm.engine.signature import check_rows
@@ -92,7 +88,7 @@ def evaluate(
         raise ConfigError(
             "--dataset is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
-    key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)  # before ours may take its place
+    key = key_of_server()  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)
     function = load_agent(agent, reward)

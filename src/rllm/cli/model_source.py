@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
     return ModelSource(
         name=config.model.path, identity=_identity(config), upstream=_embedded_upstream(config, max_concurrent)
     )
+
+
+def key_of_server() -> str | None:
+    """The key of a server that has the model, as far as the environment says it."""
+    return os.environ.get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
 
 
 def served(

@@ -144,13 +144,12 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _source(upstream: str | None, model: str | None, kind: UpstreamKind, tokenizer: str | None) -> ModelSource:
-    from rllm.cli.model_source import embedded, served
+    from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
     if upstream is not None:
-        key = next(filter(None, map(os.environ.get, ("RLLM_UPSTREAM_API_KEY", "OPENAI_API_KEY"))), None)
-        return served(upstream, model, key, kind, tokenizer=tokenizer)
+        return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer)
     if model is None:
         raise ConfigError(
             "there is no model: name a gateway (--gateway URL), a server (--upstream URL) or a folder (--model)"

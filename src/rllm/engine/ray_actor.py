@@ -18,6 +18,7 @@ from rllm.engine.runner import Attempt, RolloutRunner, failed_episode
 from rllm.engine.shipping import OF_DATA, ImportPaths, packed, unpacked
 from rllm.engine.watchdog import watched_loop
 from rllm.errors import AgentError, ConfigError
+from rllm.sdk.variables import beside_own_keys
 from rllm.types import Episode
 
 
@@ -52,8 +53,7 @@ class RolloutActor:
         """
         if orders.gateway is not None:
             orders.gateway.check()
-        keep = {name for name in orders.environment if name.endswith("_API_KEY") and os.environ.get(name)}
-        os.environ.update({name: value for name, value in orders.environment.items() if name not in keep})
+        os.environ.update(beside_own_keys(orders.environment, os.environ))
         orders.paths.apply()
         rollout: AbstractContextManager[Any] = unpacked(orders.opening)()
         self._runner = RolloutRunner(self._stack.enter_context(rollout), **orders.runner)
