@@ -67,4 +67,5 @@ def test_what_the_authors_own_code_asks_is_of_the_task():
     own = {"session_uids": ["ctx_1"]}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=own), trace("in a tool", ASKED, metadata=own)]
     assert side_calls(traces) == set()
-    assert side_call({"messages": ASKED}, session_has_tools=True, is_own=True) is None
+    for asked in ({"messages": ASKED}, {"messages": ASKED, "response_format": TITLE_SCHEMA}):
+        assert side_call(asked, session_has_tools=True, is_own=True) is None

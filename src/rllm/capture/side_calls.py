@@ -26,9 +26,11 @@ def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bo
 
     `is_own`: the author's code made it, through a client that names its session by itself.
     """
+    if is_own:
+        return None
     if "response_format" in request and _asks_for_title(request["response_format"]):
         return TITLE
-    if session_has_tools and not is_own and not request.get("tools") and _begins(request["messages"]):
+    if session_has_tools and not request.get("tools") and _begins(request["messages"]):
         return WITHOUT_TOOLS
     return None
 
