@@ -116,6 +116,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
+        self._lock = threading.Lock()
+        """What is begun before the end is cancelled by it, and never just forgotten."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name=name, daemon=True)
         contextvars.Context().run(self._thread.start)
@@ -127,10 +129,12 @@ class LoopThread:
         Raises:
             RLLMError: if the thread is closed before it is done.
         """
-        if self._closed:
-            raise self._closed_error()
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            begun = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+            return await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
             here = asyncio.current_task()
             if self._closed and here is not None and not here.cancelling():
@@ -139,10 +143,12 @@ class LoopThread:
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Do this last, cancel what is still being done, and end the thread. Repeatable."""
-        if not self._closed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._loop.call_soon_threadsafe(self._end.set_result, last)
-            self._thread.join()
+        self._thread.join()
 
     async def _stay(self) -> None:
         self._loop = asyncio.get_running_loop()
