@@ -199,23 +199,23 @@ def _api() -> str:
         module = importlib.import_module(package)
         lines += [f"## `{package}`", "", (module.__doc__ or "").strip().partition("\n\n")[0], ""]
         for name in public_names(module):
-            home = told.setdefault(id(getattr(module, name)), package)
-            lines += [f"::: {package}.{name}" if home == package else f"`{name}`: see `{home}`.", ""]
+            here = f"{package}.{name}"
+            home = told.setdefault(id(getattr(module, name)), here)
+            lines += [f"::: {here}" if home == here else f"`{name}`: see `{home}`.", ""]
     return "\n".join(lines)
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module says is public, or else the classes and functions that it defines."""
-    declared = getattr(module, "__all__", None)
-    if declared is not None:
-        return [name for name in declared if not name.startswith("__")]
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and isinstance(value, type | FunctionType)
-        and value.__module__.startswith(module.__name__)
+    """What a module says is public, or else the classes and functions that it defines; other names of a thing come last."""
+    declared = getattr(module, "__all__", None) or [
+        name for name, value in vars(module).items() if _is_own(value, module)
     ]
+    names = [name for name in declared if not name.startswith("_")]
+    return sorted(names, key=lambda name: getattr(getattr(module, name), "__name__", name) != name)
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type | FunctionType) and value.__module__.startswith(module.__name__)
 
 
 def _in_a_cell(text: str) -> str:
