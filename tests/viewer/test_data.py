@@ -14,6 +14,7 @@ from rllm.viewer.batches import FedBatch, digest_of, read_batch
 from rllm.viewer.charts import charts_of, number, sync_lights
 from rllm.viewer.drift import drifts_of
 from rllm.viewer.graph import graph_of
+from rllm.viewer.messages import Said, said
 from rllm.viewer.metrics import MetricsFile, neighbours, series
 from rllm.viewer.render import seconds, signed
 from rllm.viewer.rollouts import rollout_of
@@ -162,6 +163,15 @@ def test_drift_is_aligned() -> None:
     assert drift.pieces[-1].rendered == [10], "what is new behind the answer is no difference"
 
 
+def test_long_prompts_are_aligned_at_what_is_rare_in_them() -> None:
+    ids = [number % 3 and number for number in range(6000)]
+    prior = trace_of("s", prompt_ids=ids, response_ids=[-2])
+    [drift] = drifts_of(
+        [prior, trace_of("s", 1, prompt_ids=[*ids[:100], -1, *ids[101:], -2], metadata={DRIFT_KEY: "edited"})]
+    )
+    assert [(piece.sampled, piece.rendered) for piece in drift.pieces if not piece.same] == [([100], [-1])]
+
+
 def test_times_are_told_apart() -> None:
     info = SessionInfo(
         id="s", created_at=100.0, num_traces=2, metadata={OUTCOME_KEY: outcome_of(FIRST), "split": "train"}
@@ -216,3 +226,19 @@ def test_the_real_vocabulary_is_that_of_the_tokenizer(run: Run, run_folder: Path
     tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     ids = tokenizer.encode("How many figs? Señor 漢字\n")
     assert run.vocabulary.decode(ids) == tokenizer.decode(ids)
+
+
+def test_each_message_of_a_long_episode_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def looking(message: object) -> Said:
+        looked_at.append(message)
+        return said(message)
+
+    monkeypatch.setattr("rllm.viewer.graph.said", looking)
+    messages = [{"role": "user", "content": str(number)} for number in range(40)]
+    calls = [trace_of("s", number, messages=messages[: number + 1], prompt_ids=[number]) for number in range(40)]
+    graph = graph_of(rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=40)), calls, [])
+    assert [call.parent.number if call.parent else 0 for call in graph.calls] == list(range(40))
+    assert not any(call.is_exact for call in graph.calls[1:])
+    assert len(looked_at) == sum(range(1, 41))

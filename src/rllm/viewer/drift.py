@@ -22,6 +22,8 @@ _AROUND = 12
 """Tokens that are shown on either side of a difference."""
 _ISLAND = 4
 """Equal tokens between two differences, below which they belong to these."""
+_ALL_ALIGNED = 1000
+"""Tokens up to which the most frequent ones, such as spaces, count as places to align at: that takes the square of the time."""
 _LONGEST = 20_000
 """Tokens up to which differences are looked for; what lies behind counts as one."""
 
@@ -92,7 +94,7 @@ def _drift(trace: Trace, prior: Trace, cause: str) -> Drift:
 def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
     one, other = list(sampled[common : common + _LONGEST]), list(rendered[common : common + _LONGEST])
     pieces = [_same(sampled[:common], 0)]
-    blocks = _merged(SequenceMatcher(None, one, other, autojunk=False).get_opcodes())
+    blocks = _merged(SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes())
     last = len(blocks) - 1
     for number, (kind, begin, end, start, stop) in enumerate(blocks):
         if kind == "equal":

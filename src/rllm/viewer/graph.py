@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rllm.types import StepCredit, Trace
 from rllm.viewer.drift import num_alike
@@ -51,9 +52,13 @@ class Call:
         """What the prompt says beyond the call that it goes on from."""
         if self.parent is None:
             return list(self.trace.messages)
-        said = [*self.parent.trace.messages, self.parent.trace.response]
-        alike = num_alike([_essence(item) for item in said], [_essence(item) for item in self.trace.messages])
+        alike = num_alike([*self.parent.essences, hash(_essence(self.parent.trace.response))], self.essences)
         return list(self.trace.messages[alike:])
+
+    @cached_property
+    def essences(self) -> list[int]:
+        """What its messages are compared by."""
+        return [hash(_essence(item)) for item in self.trace.messages]
 
 
 @dataclass(kw_only=True)
@@ -136,10 +141,9 @@ def _link(calls: Sequence[Call]) -> None:
         if exact:
             call.parent = max(exact, key=lambda item: len(item.trace.prompt_ids) + len(item.trace.response_ids))
         elif earlier:
-            best = max(earlier, key=lambda item: _num_messages_alike(item, call))
-            if _num_messages_alike(best, call) > len(best.trace.messages) - 1 and len(call.trace.messages) > len(
-                best.trace.messages
-            ):
+            best = max(earlier, key=lambda item: num_alike(item.essences, call.essences))
+            num_messages = len(best.trace.messages)
+            if num_alike(best.essences, call.essences) == num_messages < len(call.trace.messages):
                 call.parent, call.is_exact = best, False
         if call.parent is None:
             call.branch = lines.get(call.role, 0) if earlier else 0
@@ -156,10 +160,6 @@ def _overlaps(earlier: Sequence[Call], call: Call) -> bool:
     return any(
         item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
     )
-
-
-def _num_messages_alike(one: Call, other: Call) -> int:
-    return num_alike([_essence(item) for item in one.trace.messages], [_essence(item) for item in other.trace.messages])
 
 
 def _essence(message: Mapping[str, object]) -> object:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rllm.types import DRIFT_KEY
 from rllm.viewer import charts
-from rllm.viewer.drift import drifts_of
 from rllm.viewer.graph import graph_of
 from rllm.viewer.lookup import Given, NotFoundError, Page, rollout_named, whole
 from rllm.viewer.metrics import is_trained, neighbours
@@ -108,7 +108,7 @@ def episode_page(run: Run, session_id: str) -> Page:
         "rollout": rollout,
         "graph": graph_of(rollout, traces, credits_),
         "leaves": leaves(traces),
-        "has_drift": bool(rollout.drifts) or bool(drifts_of(traces)),
+        "has_drift": bool(rollout.drifts) or any(DRIFT_KEY in trace.metadata for trace in traces),
     }
 
 
