@@ -54,7 +54,7 @@ def test_rollouts_that_run_and_those_that_are_stuck():
 
     def go_on(display):
         display.progress("roll out", 4, 6)
-        with under_way.one("figs:0"), under_way.one("figs:1"):
+        with under_way.one("figs:0"), under_way.one("[/figs]:1"):
             for _ in range(4):
                 with under_way.one("limes:0"):
                     clock.now += 1.0
@@ -62,7 +62,7 @@ def test_rollouts_that_run_and_those_that_are_stuck():
             display._live.refresh()
 
     shown = shown_after(under_way=under_way, during=go_on)
-    assert "roll out 4/6; 2 running; figs:0 stuck for 40 s; figs:1 stuck for 40 s" in shown
+    assert "roll out 4/6; 2 running; figs:0 stuck for 40 s; [/figs]:1 stuck for 40 s" in shown
 
 
 def test_warnings_are_counted_and_printed_above():

@@ -89,7 +89,7 @@ class LiveDisplay:
             facts.add_row("held-out accuracy", _by_step(self._accuracies, "{:.0%}"))
         facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} tokens/s")
         facts.add_row("last step", phases(self._latest) or "-")
-        facts.add_row("now", self._now())
+        facts.add_row("now", Text(self._now()))
         if self._warnings.count:
             facts.add_row(
                 "warnings", Text(f"{self._warnings.count}, the last: {self._warnings.latest}", style="yellow")
