@@ -56,6 +56,11 @@ def test_a_program_presents_its_token_as_a_key(look: Client) -> None:
     assert client.get("/", headers={"cookie": "rllm_viewer=\xe9".encode("latin-1")}).status_code == 401
 
 
+def test_the_address_behind_a_token_is_the_same_for_any_name(look: Client) -> None:
+    led = look(token=TOKEN).get(f"/run/50%25%20a%3Fb%23c?token={TOKEN}")
+    assert led.headers["location"] == "/run/50%25%20a%3Fb%23c"
+
+
 def test_the_address_behind_a_token_never_leads_elsewhere(look: Client) -> None:
     led = look(token=TOKEN).get(f"http://127.0.0.1:7070//evil.example/?token={TOKEN}")
     assert led.headers["location"].startswith("/evil.example")

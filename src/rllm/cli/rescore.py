@@ -62,7 +62,7 @@ def rescore(
     path = write_rewards(run, reward.rpartition(":")[2], found)
     comparison = compare(found, num_largest=top)
     _show(console, comparison)
-    console.print(f"New rewards: {path}", soft_wrap=True)
+    console.print(f"New rewards: {path}", soft_wrap=True, markup=False)
     if as_json:
         print_json({**comparison.to_dict(), "file": str(path)})
 

@@ -98,7 +98,7 @@ def carry_out(
     console = Console(stderr=True, highlight=False)
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
-    console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True)
+    console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True, markup=False)
     trainer.trackers = shown = display(console, trainer)
     try:
         result = trainer.train()
@@ -108,7 +108,7 @@ def carry_out(
     finally:
         for tracker in shown:  # nobody else does where the run does not begin
             tracker.close()
-    console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True)
+    console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True, markup=False)
     if outcome is not None:
         name, measure = outcome
         measured = measure(result.run_dir)
@@ -212,4 +212,4 @@ def stopped(console: Console, run_dir: Path, again: Sequence[str]) -> None:
     console.print(
         f"\nStopped. The last whole step is saved; go on with: [bold]{command()} {shlex.join(again)}[/]", soft_wrap=True
     )
-    console.print(f"The run so far is in {run_dir}", soft_wrap=True)
+    console.print(f"The run so far is in {run_dir}", soft_wrap=True, markup=False)

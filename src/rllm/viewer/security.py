@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -81,7 +81,7 @@ class Guard:
         presented = next((value for name, value in query if name == "token"), None)
         if presented is not None and self._is_token(presented):
             rest = urlencode([pair for pair in query if pair[0] != "token"])
-            path = "/" + scope["path"].lstrip("/\\")  # never `//host`, which would lead elsewhere
+            path = quote("/" + scope["path"].lstrip("/\\"))  # never `//host`, which would lead elsewhere
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
             answer.set_cookie(COOKIE, self._mark, httponly=True, samesite="strict", path="/")
             return answer
