@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.base import BACKENDS
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingDependencyError
 from rllm.registry import load_object, resolve
 from rllm.tracking import TRACKERS
 
@@ -50,7 +51,14 @@ def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch:
         resolve("users_module:Thing", KNOWN)
 
 
+OF_EXTRAS = {"mlflow", "tensorboard", "trackio", "wandb"}
+
+
 @pytest.mark.parametrize("table", [ALGORITHMS, BACKENDS, TRACKERS])
 def test_every_short_name_leads_somewhere(table: dict[str, str]) -> None:
     for name in table:
-        assert callable(resolve(name, table))
+        if name in OF_EXTRAS and not find_spec(name):
+            with pytest.raises(MissingDependencyError, match=rf"rllm\[{name}\]"):
+                resolve(name, table)
+        else:
+            assert callable(resolve(name, table))

@@ -161,6 +161,7 @@ def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
 
 
 def test_frameworks_are_kept_quiet_unless_their_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP", raising=False)
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
     variables = environment("http://gw:1")
     assert variables["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"

@@ -6,7 +6,8 @@ import pytest
 
 from rllm.errors import RolloutError
 from rllm.store import open_store
-from rllm.types import OUTCOME_KEY
+from rllm.trainer.outcomes import outcome_of
+from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory
 
 from .conftest import RunTrainer, ask
 
@@ -56,3 +57,11 @@ def test_a_run_that_ends_because_every_rollout_failed_says_why_of_each(run_train
     told = outcomes_of(run)
     assert len(told) == 6
     assert all("no fruit today" in outcome["error"]["message"] for _, outcome, _ in told)
+
+
+@pytest.mark.parametrize("reward", ["good", float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_kept_as_none(reward: object) -> None:
+    step = Step(id="a", reward=reward)  # type: ignore[arg-type]
+    told = outcome_of(Episode(trajectories=[Trajectory(name="solver", steps=[step])]), {})
+    (path,) = told["trajectories"]
+    assert (path["reward"], path["steps"]) == (None, [{"id": "a"}])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rllm.engine.complete import DEFAULT_NAME
+from rllm.engine.returned import is_number
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored
 
@@ -51,7 +53,7 @@ def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[tuple[str
     reasons = {credit.dropped for credit in known}
     return {
         "name": path.name or DEFAULT_NAME,
-        "reward": path.final_reward(),
+        "reward": path.final_reward() if all(map(_is_finite, (path, *path.steps))) else None,
         "trainable": path.trainable,
         "advantage": next((credit.advantage for credit in known if credit.advantage is not None), None),
         "dropped": next((credit.dropped for credit in known if credit.dropped), None) if None not in reasons else None,
@@ -65,13 +67,19 @@ def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[tuple[str
 def _step(step: Step, credit: StepCredit | None) -> dict[str, Any]:
     """What is said of a step only where it is: its own reward, what it was credited with, why its prompt drifted."""
     told: dict[str, Any] = {"id": step.id}
-    if is_scored(step.reward):
+    if is_scored(step.reward) and _is_finite(step):
         told["reward"] = step.reward
     if credit is not None and credit.advantage is not None:
         told["advantage"] = credit.advantage
     if DRIFT_KEY in step.info:
         told["drift"] = step.info[DRIFT_KEY]
     return told
+
+
+def _is_finite(item: Trajectory | Step) -> bool:
+    """Whether its reward, if it has one, is a number; where it is not, the rollout has failed for that reason."""
+    reward: Any = item.reward
+    return not is_scored(reward) or (is_number(reward) and math.isfinite(reward))
 
 
 def _tools_of(step: Step) -> list[str]:
