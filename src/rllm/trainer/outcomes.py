@@ -51,9 +51,10 @@ def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[tuple[str
     decided = [credit_of.get((episode.session_id, step.id)) for step in path.steps]
     known = [credit for credit in decided if credit is not None]
     reasons = {credit.dropped for credit in known}
+    scored: list[Trajectory | Step] = [path, *path.steps]
     return {
         "name": path.name or DEFAULT_NAME,
-        "reward": path.final_reward() if all(map(_is_finite, (path, *path.steps))) else None,
+        "reward": path.final_reward() if all(map(_is_finite, scored)) else None,
         "trainable": path.trainable,
         "advantage": next((credit.advantage for credit in known if credit.advantage is not None), None),
         "dropped": next((credit.dropped for credit in known if credit.dropped), None) if None not in reasons else None,
