@@ -106,6 +106,10 @@ def run(
     limits = Limits(timeout_s=timeout, max_output_bytes=max_output)
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
+    if gateway is not None and (unused := upstream or model or tokenizer):
+        raise ConfigError(
+            f"{unused!r} would have no effect: --gateway {gateway} has its own model; leave one of them out"
+        )
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "command": shlex.join(command)}
     with _terminated_like_interrupted(), ExitStack() as stack:

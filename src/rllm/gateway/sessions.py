@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -89,7 +90,8 @@ class Sessions:
             if num_deleted == self._num_deleted:  # else what was loaded may be gone
                 session = self._keep(self._known.setdefault(session_id, loaded))
         check_not_deleted(session)
-        self._known.move_to_end(session_id)
+        with suppress(KeyError):  # another thread may just have let go of it
+            self._known.move_to_end(session_id)
         return session
 
     def open(self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None) -> None:
