@@ -120,7 +120,7 @@ test-verl: $(VENV)/.dev .verl .vllm/.installed  ## Train on real workers of verl
 # FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.
 test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table of the docs.
 	$(BIN)/python tests/frameworks/install.py .frameworks $(FRAMEWORK)
-	@$(PYTEST) -m frameworks $(if $(FRAMEWORK),$(foreach name,$(FRAMEWORK),tests/frameworks/test_$(subst -,_,$(name)).py),tests/frameworks); \
+	@$(PYTEST) -m frameworks $(if $(FRAMEWORK),$(foreach name,$(FRAMEWORK),tests/frameworks/test_$(subst -,_,$(name)).py),tests/frameworks tests/examples/test_claude_agent.py); \
 		status=$$?; $(BIN)/python tests/frameworks/table.py; exit $$status
 
 $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
