@@ -51,3 +51,11 @@ def test_a_folder_with_files_is_left_alone_unless_forced(tmp_path, monkeypatch):
     assert here("init", "--force", cwd=tmp_path).returncode == 0
     assert "def agent" in (tmp_path / "agent.py").read_text()
     assert here("init", "agent.py", cwd=tmp_path).returncode == 2
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    done = here("init", "file/project", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot be written (Not a directory): name another folder" in done.stderr
+    assert "Traceback" not in done.stderr

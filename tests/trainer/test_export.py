@@ -92,6 +92,15 @@ def test_an_export_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "models").iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(ConfigError, match=r"rows.jsonl' cannot be written \(Not a directory\): choose another path"):
+        export_episodes([episode([ASK, SEVEN])], tmp_path / "file" / "deep" / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"model' cannot be written \(Not a directory\): choose another path"):
+        export_model(tmp_path / "checkpoint", tmp_path / "file" / "model")
+
+
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has step-000003; name one of them, latest or best"):
         chosen_checkpoint(run_with(tmp_path), "step-000009")

@@ -29,8 +29,13 @@ def init(
     for source in sorted(TEMPLATE.rglob("*")):
         if source.is_file() and "__pycache__" not in source.parts:
             target = folder / source.relative_to(TEMPLATE).with_name(RENAMED.get(source.name, source.name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+            except OSError as error:
+                raise ConfigError(
+                    f"{str(target)!r} cannot be written ({error.strerror or error}): name another folder"
+                ) from error
             print(target)
     where = "" if folder == Path() else f"cd {folder} && "
     print(f"\nNext: {where}python -m pytest, then {command()} doctor; README.md says the rest.")

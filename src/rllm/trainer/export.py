@@ -126,29 +126,33 @@ def _copy(source: Path, target: Path) -> None:
 def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
     """Fill a folder beside the target and put it there in one step, so that one that is given up leaves nothing."""
     new = target.with_name(f".{target.name}.{new_id()[:8]}")
-    new.mkdir(parents=True)
     try:
+        new.mkdir(parents=True)
         write(new)
         new.replace(target)
-    except BaseException:
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
         shutil.rmtree(new, ignore_errors=True)
-        raise
 
 
 def _whole(path: Path, write: Callable[[Path], int]) -> int:
     new = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        count = write(new)
-        flush(new)
-        new.replace(path)
+        try:
+            count = write(new)
+            flush(new)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
-        ) from error
-    finally:
-        new.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
     return count
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path")
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:

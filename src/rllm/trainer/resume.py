@@ -111,7 +111,10 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
             raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
         return StartingPoint(begun=begun)
     if not resume:
-        raise ConfigError(f"run_dir={str(run_dir)!r} already holds a run: resume it, or choose another folder")
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} already holds a run: resume it (--resume {run_dir}, or resume=True), "
+            "or choose another folder"
+        )
     try:
         return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)
     except ConfigError as error:
