@@ -137,8 +137,9 @@ def test_its_output_is_heard_of_as_it_comes_within_the_limit() -> None:
 
 def test_it_runs_where_and_with_what_it_is_told(tmp_path: Path) -> None:
     limits = Limits()
-    done = run_supervised(["/bin/sh", "-c", "pwd; echo $A $HOME"], limits, env={"A": "1"}, cwd=tmp_path)
-    assert done.stdout == f"{tmp_path}\n1\n"
+    look = "import os; print(os.getcwd(), os.environ['PWD'], os.environ['A'], 'HOME' in os.environ)"
+    done = run_supervised([sys.executable, "-c", look], limits, env={"A": "1", "PWD": "/"}, cwd=tmp_path)
+    assert done.stdout == f"{tmp_path} {tmp_path} 1 False\n"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def run_supervised(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=cwd,
-                env=env,
+                env=env if cwd is None else {**env, "PWD": str(Path(cwd).absolute())},  # as a shell sets it
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
