@@ -102,3 +102,11 @@ def test_a_reward_beside_an_agent_that_makes_a_client_needs_no_key(run, monkeypa
     (run.parent / "both.py").write_text(AGENT + JUDGE)
     done = here("rescore", "run", "--reward", "both.py:reward", cwd=run.parent)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_reward_that_raises_for_all_is_a_failure(run):
+    (run.parent / "broken.py").write_text("def reward(task, answer):\n    raise ValueError('no idea')\n")
+    done = here("rescore", "run", "--reward", "broken.py:reward", cwd=run.parent)
+    assert done.returncode == 1
+    assert "broken.py:reward raised for all" in done.stderr
+    assert "no idea" in done.stderr

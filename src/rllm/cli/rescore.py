@@ -36,7 +36,7 @@ def rescore(
 
     from rllm.cli.agent_file import load_function
     from rllm.cli.training import print_json
-    from rllm.errors import ConfigError
+    from rllm.errors import ConfigError, RewardError
     from rllm.rewards.judged import check_reward
     from rllm.trainer.history import stored_episodes
     from rllm.trainer.rescore import compare, write_rewards
@@ -65,6 +65,8 @@ def rescore(
     console.print(f"New rewards: {path}", soft_wrap=True, markup=False)
     if as_json:
         print_json({**comparison.to_dict(), "file": str(path)})
+    if comparison.num_failed == comparison.num_trajectories:
+        raise RewardError(f"{reward} raised for all {comparison.num_failed} trajectories: {found[0].error}")
 
 
 def _show(console: Console, told: Comparison) -> None:
