@@ -24,6 +24,10 @@ def array(packed):
     return numpy.frombuffer(zlib.decompress(b64decode(packed["data"])), f"<{packed['kind']}").tolist()
 
 
+def names_in(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "batches").iterdir())
+
+
 @pytest.fixture
 def batch() -> Batch:
     first = TokenSequence(ids=[7, 8, 9], spans=[StepSpan(step_id="a", start=1, stop=3)], logprobs=[-0.5, -1.5])
@@ -57,7 +61,35 @@ def test_steps_that_are_made_again_are_forgotten(tmp_path: Path, batch: Batch) -
     for step in (1, 2, 3):
         log.write(step, batch, UpdateResult(), GRPO())
     BatchLog(tmp_path, steps_done=2)
-    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["step-000001.json", "step-000002.json"]
+    assert names_in(tmp_path) == ["step-000001.json", "step-000002.json"]
+
+
+def test_steps_beyond_a_million_are_later_ones(tmp_path: Path, batch: Batch) -> None:
+    log = BatchLog(tmp_path, steps_done=0)
+    for step in (999_999, 1_000_000, 1_000_001):
+        log.write(step, batch, UpdateResult(), GRPO())
+    BatchLog(tmp_path, steps_done=1_000_000)
+    assert names_in(tmp_path) == ["step-1000000.json", "step-999999.json"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, [999_998, 999_999, 1_000_000]), (2, [999_999, 1_000_000]), (1, [1_000_000]), (0, [])]
+)
+def test_as_many_of_the_newest_stay_as_are_asked_for(
+    tmp_path: Path, batch: Batch, keep: int | None, left: list[int]
+) -> None:
+    log = BatchLog(tmp_path, steps_done=0, keep=keep)
+    for step in (999_998, 999_999, 1_000_000):
+        log.write(step, batch, UpdateResult(), GRPO())
+    assert names_in(tmp_path) == sorted(f"step-{step}.json" for step in left)
+
+
+def test_a_resumed_run_that_keeps_fewer_takes_the_others_away(tmp_path: Path, batch: Batch) -> None:
+    log = BatchLog(tmp_path, steps_done=0)
+    for step in (1, 2, 3):
+        log.write(step, batch, UpdateResult(), GRPO())
+    BatchLog(tmp_path, steps_done=3, keep=1)
+    assert names_in(tmp_path) == ["step-000003.json"]
 
 
 def test_a_run_keeps_every_batch(run_trainer: RunTrainer) -> None:

@@ -128,6 +128,11 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "tasks_per_step": (4, lambda run: len(train_params(run)), 2 * 4 * 3),
     "save_every": (0, lambda run: run.backend.saved_at, [2]),
     "keep_checkpoints": (1, checkpoints, ["step-000002"]),
+    "keep_batches": (
+        1,
+        lambda run: [path.name for path in (run.trainer.run_dir / "batches").iterdir()],
+        ["step-000002.json"],
+    ),
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
     "trackers": ([], lambda run: run.lines, []),

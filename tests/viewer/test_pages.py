@@ -166,7 +166,7 @@ def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tm
         ("/nowhere", 404, "there is no such page"),
         ("/run/nix", 404, "there is no run named 'nix'"),
         ("/run/real/step/77", 404, "there is no step 77"),
-        ("/run/real/batch/77", 404, "this run kept no batch of step 77"),
+        ("/run/real/batch/77", 404, "this run has no batch of step 77"),
         ("/run/real/episode/nix", 404, "there is no session 'nix'"),
         ("/run/real/group?task=nix", 404, "there is no rollout of the task 'nix'"),
         ("/run/real/rollouts?reward=much", 400, "use a number, >0.5"),

@@ -225,7 +225,7 @@ class AgentTrainer:
                 roles=self.roles,
                 judge=self.door.judge(self.algorithm, backend, self.roles),
                 teacher=teacher,
-                batch_log=BatchLog(self.run_dir, steps_done=start.steps_done),
+                batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
                 runner=runner,
                 store=store,
                 trackers=trackers,

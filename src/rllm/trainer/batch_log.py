@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zlib
 from base64 import b64encode
 from hashlib import sha256
@@ -25,6 +26,7 @@ from rllm.files import replace_text
 logger = logging.getLogger(__name__)
 
 FOLDER = "batches"
+_NAME = re.compile(r"step-(\d+)\.json")
 _SHORT = torch.float16
 """Enough to look at: three digits."""
 
@@ -32,23 +34,41 @@ _SHORT = torch.float16
 class BatchLog:
     """The batches of a run; those of steps that will be made again are taken away."""
 
-    def __init__(self, run_dir: Path, *, steps_done: int) -> None:
+    def __init__(self, run_dir: Path, *, steps_done: int, keep: int | None = None) -> None:
+        """
+        Args:
+            run_dir: the run's folder.
+            steps_done: training steps that stay done; the batches of later ones go.
+            keep: how many of the newest stay; `None` keeps all, 0 writes none.
+        """
         self._folder = run_dir / FOLDER
         self._folder.mkdir(exist_ok=True)
-        for path in self._folder.glob("step-*.json"):
-            if path.name > _name(steps_done):
+        self._keep = keep
+        for step, path in self._kept():
+            if step > steps_done:
                 path.unlink()
+        self._forget_oldest()
 
     def write(self, step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> None:
         """Keep one batch. A file that cannot be written is a warning: training is worth more than a page about it."""
+        if self._keep == 0:
+            return
         try:
-            replace_text(self._folder / _name(step), json.dumps(_told(step, batch, update, algorithm)))
+            replace_text(self._folder / f"step-{step:06d}.json", json.dumps(_told(step, batch, update, algorithm)))
+            self._forget_oldest()
         except OSError as error:
             logger.warning("the batch of step %d cannot be kept for `rllm view`: %s", step, error)
 
+    def _kept(self) -> list[tuple[int, Path]]:
+        """The files by their steps, oldest first; their names no longer sort so from a million on."""
+        found = [(match, path) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        return sorted((int(match[1]), path) for match, path in found)
 
-def _name(step: int) -> str:
-    return f"step-{step:06d}.json"
+    def _forget_oldest(self) -> None:
+        if self._keep is not None:
+            kept = self._kept()
+            for _, path in kept[: len(kept) - self._keep]:
+                path.unlink(missing_ok=True)
 
 
 def _told(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> dict[str, Any]:

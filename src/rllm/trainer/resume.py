@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "save_every",
     "keep_checkpoints",
     "keep_best",
+    "keep_batches",
     "store",
     "trackers",
     "project",

@@ -137,7 +137,7 @@ def batch_page(run: Run, step: int, given: Given) -> Page:
     batch = run.batch(step)
     if batch is None:
         raise NotFoundError(
-            f"this run kept no batch of step {step}: it was trained by an earlier version, or elsewhere"
+            f"this run has no batch of step {step}: it was deleted (`keep_batches`), or an earlier version trained the run"
         )
     row = next((item for item in run.rows() if item["step"] == step), {})
     page = whole(given, "page") or 0

@@ -320,6 +320,8 @@ class TrainConfig(Section):
     keep_best: str | None = None
     """A metric of the evaluations, such as eval/accuracy: the checkpoint where it was highest stays, too. With a minus, as
     in -eval/loss, that where it was lowest."""
+    keep_batches: NonNegativeInt | None = None
+    """How many of the newest batches stay in run_dir/batches for rllm view; None keeps all, 0 writes none."""
     backend: str = "local"
     """What holds the weights."""
     store: str | None = None
