@@ -47,6 +47,12 @@ def test_the_run_in_runs_is_shown(serve):
     assert "Reward" in read(address)
 
 
+def test_any_address_of_this_machine_alone_needs_none(serve):
+    address = serve("--host", "127.0.0.2")
+    assert re.fullmatch(r"http://127\.0\.0\.2:\d+/run/one", address)
+    assert "Reward" in read(address)
+
+
 @pytest.mark.parametrize("given", [[], ["--token", ""]])
 def test_another_address_needs_a_token(serve, given):
     address = serve("--host", "0.0.0.0", *given)

@@ -9,7 +9,9 @@ from .conftest import Client
 TOKEN = "a very long token"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:7070", "localhost:1", "localhost", "[::1]:7070", "LOCALHOST:7070"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:7070", "127.0.0.2:7070", "localhost:1", "localhost", "[::1]", "[::1]:7070", "LOCALHOST:7070"]
+)
 def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> None:
     assert look().get("/", headers={"host": host}).status_code == 200
 
@@ -25,13 +27,15 @@ def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> N
         "evil@localhost",
         "localhost/evil",
         "[",
+        "[127.0.0.1].evil.example",
+        "::1.evil.example",
         "",
     ],
 )
 def test_a_name_that_leads_here_by_a_trick_is_refused(look: Client, host: str) -> None:
     answer = look().get("/", headers={"host": host})
     assert answer.status_code == 421
-    assert "answers to 127.0.0.1" in answer.text
+    assert "answers to localhost, 127.0.0.1" in answer.text
 
 
 def test_a_token_is_asked_for_once(look: Client) -> None:
@@ -48,12 +52,24 @@ def test_a_token_is_asked_for_once(look: Client) -> None:
     assert client.get("/run/real").status_code == 200, "the cookie is enough"
 
 
+def test_two_viewers_of_one_host_leave_each_other_their_cookies(look: Client) -> None:
+    clients = [look(token=f"{port}", base_url=f"http://gpu-box:{port}") for port in (7070, 7071)]
+    kept: dict[str, str] = {}  # a browser keeps them by host, whatever the port
+    for client in clients:
+        client.get(f"/?token={client.base_url.port}")
+        kept |= dict(client.cookies)
+    assert len(kept) == 2
+    for client in clients:
+        client.cookies.update(kept)
+        assert client.get("/").status_code == 200
+
+
 def test_a_program_presents_its_token_as_a_key(look: Client) -> None:
     client = look(token=TOKEN)
     assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
-    assert client.get("/", headers={"cookie": "rllm_viewer=; rllm_viewer=ffff"}).status_code == 401
-    assert client.get("/", headers={"cookie": "rllm_viewer=\xe9".encode("latin-1")}).status_code == 401
+    assert client.get("/", headers={"cookie": "rllm_viewer_7070=; rllm_viewer_7070=ffff"}).status_code == 401
+    assert client.get("/", headers={"cookie": "rllm_viewer_7070=\xe9".encode("latin-1")}).status_code == 401
 
 
 def test_the_address_behind_a_token_is_the_same_for_any_name(look: Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,18 +18,17 @@ from rllm.viewer import pages, token_pages
 from rllm.viewer.lookup import NotFoundError, Page
 from rllm.viewer.render import HERE, environment, render
 from rllm.viewer.runs import Run, Runs
-from rllm.viewer.security import LOOPBACK_NAMES, Guard
+from rllm.viewer.security import Guard
 
 OfRun = Callable[[Run, Mapping[str, Any], Mapping[str, str]], Any]
 
 
-def create_app(runs: Runs, *, token: str | None = None, hosts: Sequence[str] = LOOPBACK_NAMES) -> Guard:
+def create_app(runs: Runs, *, token: str | None = None) -> Guard:
     """The viewer as an ASGI application.
 
     Args:
         runs: what to show.
         token: what callers must present; `None` where only this machine can reach it.
-        hosts: names that it may be called by where there is no token.
 
     Raises:
         MissingDependencyError: if Jinja is not installed.
@@ -42,7 +41,7 @@ def create_app(runs: Runs, *, token: str | None = None, hosts: Sequence[str] = L
         runs.close()
 
     app = Starlette(routes=_routes(runs), exception_handlers={404: _unknown, 500: _failed}, lifespan=closing)
-    return Guard(app, token=token, hosts=hosts)
+    return Guard(app, token=token)
 
 
 def _routes(runs: Runs) -> list[BaseRoute]:

@@ -7,7 +7,6 @@ fail, the policy below lets no script run that is not a file of ours, and lets n
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -15,8 +14,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rllm.gateway.config import is_loopback
+
 COOKIE = "rllm_viewer"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'none'; "
@@ -32,17 +32,15 @@ _HEADERS = {
 class Guard:
     """Answers only those who may ask, and adds to every answer what it may do."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Sequence[str] = LOOPBACK_NAMES) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         """
         Args:
             app: the pages.
-            token: what a caller must present; `None` lets every program of this machine in.
-            hosts: the names by which it may be called where no token is asked for. A page of another site that has made its
-                own name lead here is refused by that.
+            token: what a caller must present. `None` lets every program of this machine in that calls it by a name which
+                leads nowhere else: a page of another site that has made its own name lead here is refused by that.
         """
         self._app = app
         self._token = token
-        self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,12 +64,11 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the viewer only shows things: use GET", 405)
         if self._token is None:
-            host = headers.get("host", "")
-            name = host if host.endswith("]") else host.rpartition(":")[0] or host
-            if name.lower() in self._hosts:
+            name, _ = _name_and_port(headers)
+            if is_loopback(name):
                 return None
             return PlainTextResponse(
-                f"this viewer answers to {', '.join(sorted(self._hosts))} only, not to {name!r}\n", 421
+                f"this viewer answers to localhost, 127.0.0.1 and [::1] only, not to {name!r}\n", 421
             )
         return self._refusal_without_token(scope, headers)
 
@@ -83,7 +80,7 @@ class Guard:
             rest = urlencode([pair for pair in query if pair[0] != "token"])
             path = quote("/" + scope["path"].lstrip("/\\"))  # never `//host`, which would lead elsewhere
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            answer.set_cookie(COOKIE, self._mark, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(_cookie_of(headers), self._mark, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
@@ -103,9 +100,24 @@ class Guard:
         return hmac.digest(self._token.encode(), b"rllm viewer", "sha256").hex()
 
 
+def _name_and_port(headers: Headers) -> tuple[str, str]:
+    """By which name, in small letters, and at which port the browser calls."""
+    host = headers.get("host", "").lower()
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        name, port = host, ""
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name, port
+
+
+def _cookie_of(headers: Headers) -> str:
+    """The cookie's name. A browser keeps cookies by host alone, so each viewer of a host has one of its own, by its port."""
+    _, port = _name_and_port(headers)
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
+
+
 def _cookie(headers: Headers) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_of(headers))
     except CookieError:
         return ""
     return found.value if found else ""
