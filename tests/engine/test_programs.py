@@ -18,7 +18,8 @@ from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
-from rllm.sdk import run_program, run_program_async, session
+from rllm.sdk import environment, run_program, run_program_async, session
+from rllm.sdk.variables import OPERATORS_KEYS
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.types import Episode
@@ -210,12 +211,39 @@ async def test_variables_of_the_agent_overrule_ours(roll_out: Any) -> None:
     assert episode.trajectories[0].reward == 1.0
 
 
-async def test_operators_keys_are_not_the_programs(roll_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLLM_GATEWAY_ADMIN_KEY", "theirs")
+def supervised(command: list[str]) -> bytes:
+    return run_program(command).stdout.encode()
+
+
+def led_by_its_author(command: list[str]) -> bytes:
+    return subprocess.check_output(command, env={**os.environ, **environment()})
+
+
+@pytest.mark.parametrize(
+    "start", [supervised, subprocess.check_output, with_a_variable, led_by_its_author, in_a_shell, in_asyncio]
+)
+async def test_operators_keys_are_not_the_programs(
+    roll_out: Any, monkeypatch: pytest.MonkeyPatch, start: Callable[[list[str]], Any]
+) -> None:
+    for name in OPERATORS_KEYS:
+        monkeypatch.setenv(name, f"secret {name}")
+
+    async def agent() -> float:
+        run_program(asking("x"))
+        printed = start(["/usr/bin/env"])
+        return float(b"secret" not in (await printed if asyncio.iscoroutine(printed) else printed))
+
+    (episode,) = await roll_out(agent, {})
+    assert episode.trajectories[0].reward == 1.0
+
+
+async def test_a_program_may_be_given_a_key_on_purpose(roll_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_UPSTREAM_API_KEY", "theirs")
 
     def agent() -> float:
         run_program(asking("x"))
-        return float(run_program(["/bin/sh", "-c", "echo ${RLLM_GATEWAY_ADMIN_KEY-none}"]).stdout == "none\n")
+        done = run_program(["/usr/bin/env"], env={"RLLM_UPSTREAM_API_KEY": "theirs"})
+        return float("RLLM_UPSTREAM_API_KEY=theirs\n" in done.stdout)
 
     (episode,) = await roll_out(agent, {})
     assert episode.trajectories[0].reward == 1.0

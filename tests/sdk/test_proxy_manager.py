@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from rllm.errors import ConfigError, RLLMError
-from rllm.sdk import get_chat_client, session
+from rllm.sdk import get_chat_client, propagation, session
+from rllm.sdk.context import Session
 from rllm.sdk.proxy.proxy_manager import ProxyManager, _Upstream
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.testing.scripted import ScriptedEngine
@@ -61,6 +62,22 @@ def test_a_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: P
     assert [trace.id] == [step.id for step in sess.steps]
     assert trace.response["content"] == "hello"
     assert bool(trace.response_ids) is (asks_for_ids is None)
+
+
+def test_one_that_is_started_in_a_rollout_has_its_operators_keys(
+    upstream: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_GATEWAY_API_KEY", "secret")
+    manager = ProxyManager(proxy_port=0)
+    with propagation.installed(), Session(base_url=NOWHERE):
+        manager.start_proxy_subprocess(config(entry("m", "m", api_base=upstream.base_url)), tmp_path / "traces.db")
+    try:
+        url = f"{manager.get_proxy_url()}/models"
+        assert httpx.get(url, trust_env=False, timeout=60).status_code == 401
+        secret = {"Authorization": "Bearer secret"}
+        assert httpx.get(url, headers=secret, trust_env=False, timeout=60).status_code == 200
+    finally:
+        manager.shutdown_proxy()
 
 
 def test_the_proxy_ends_with_its_process_and_a_silent_server_is_only_warned_of(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rllm.sdk.context import Frame, current_frame
 from rllm.sdk.frameworks import is_known_program
 from rllm.sdk.patching import Patch, Replacement
 from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
-from rllm.sdk.variables import beside_own_keys, gateway_variables
+from rllm.sdk.variables import beside_own_keys, gateway_variables, without_operators_keys
 
 _ENV_POSITION = 9
 """Which of the arguments of `subprocess.Popen` is `env`, behind the command; hardly anybody gives it by position."""
@@ -96,7 +96,7 @@ def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 
 
 def _starting(init: Callable[..., None]) -> Callable[..., None]:
-    """asyncio starts its subprocesses so, too. An environment that was made for the program stays as it is."""
+    """asyncio starts its subprocesses so, too."""
 
     def init_led_home(self: Any, args: Any, *positional: Any, **options: Any) -> None:
         frame = current_frame()
@@ -105,12 +105,18 @@ def _starting(init: Callable[..., None]) -> Callable[..., None]:
             program = os.fsdecode(words[0]) if isinstance(words, list | tuple) and words else ""
             if is_known_program(program):
                 frame.note_program(program)
-            inherited = os.environ if options.get("env") is None else options["env"]
-            if inherited.get("OPENAI_BASE_URL") == os.environ.get("OPENAI_BASE_URL"):
-                options["env"] = {**inherited, **beside_own_keys(program_environment(frame), inherited)}
+            options["env"] = _handed_down(options.get("env"), frame)
         init(self, args, *positional, **options)
 
     return init_led_home
+
+
+def _handed_down(given: Mapping[str, str] | None, frame: Frame) -> dict[str, str]:
+    """What a program gets that is started with this environment; one that was made for it is not led elsewhere."""
+    inherited = without_operators_keys(os.environ if given is None else given)
+    if inherited.get("OPENAI_BASE_URL") != os.environ.get("OPENAI_BASE_URL"):
+        return inherited
+    return {**inherited, **beside_own_keys(program_environment(frame), inherited)}
 
 
 def _with_stamps(headers: Any, added: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
@@ -100,7 +101,8 @@ def run_supervised(
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, _input(stdin) as source:
-            process = subprocess.Popen(
+            process = Context().run(  # where no session is, which would change its environment
+                subprocess.Popen,
                 [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
                 stdin=source,
                 stdout=subprocess.PIPE,

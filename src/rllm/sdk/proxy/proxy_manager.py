@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -209,7 +210,8 @@ class _Gateway:
         # The key goes through the environment, because everybody on the machine can read command lines.
         key = {} if upstream_api_key is None else {"RLLM_UPSTREAM_API_KEY": upstream_api_key}
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-        self.process = subprocess.Popen(
+        self.process = Context().run(  # where no session is, which would take operators' keys away
+            subprocess.Popen,
             [*command, *(word for option in options.items() for word in option)],
             env={**os.environ, **key},
             stdin=subprocess.DEVNULL,
