@@ -1,7 +1,8 @@
-"""One decode step of a Llama-like model in about half the operations that `transformers` takes for it.
+"""A Llama-like model's decode step in about half the operations that `transformers` takes for it, and its prompts.
 
-With few sequences a step's time goes to starting operations, not to arithmetic. This forward pass uses the model's own
-modules (so adapters inside its linear layers count), and is only used where it gives the model's own logits: see `choose_decoder`.
+With few sequences a step's time goes to starting operations, not to arithmetic; and of a prompt only the keys and values
+are wanted, for which most of the last layer is not needed. This forward pass uses the model's own modules (so adapters
+inside its linear layers count), and is only used where it gives the model's own logits: see `choose_decoder`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from rllm.inference.local.attention import grouped_attention
 from rllm.inference.local.kv_cache import SlotCache
 from rllm.inference.local.stems import StemAttention
 
@@ -52,46 +54,82 @@ class ShortForward:
         num_positions: int,
         stems: StemAttention | None,
     ) -> torch.Tensor:
-        if len(self._cos) < num_positions:
-            self._make_rotations(2 * num_positions)
+        cos, sin = self._rotations(positions, num_positions)
         body = self._model.model
-        cos, sin = self._cos[positions], self._sin[positions]
         hidden: torch.Tensor = body.embed_tokens(tokens)
         for index, layer in enumerate(body.layers):
-            normed = _normed(layer.input_layernorm, hidden)
-            hidden = hidden + self._attended(layer.self_attn, index, normed, cos, sin, mask, cache, stems)
-            hidden = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
+            query, keys, values = self._looked_up(layer, index, hidden, len(tokens), cos, sin, cache)
+            attention = layer.self_attn
+            # The queries that share a key stand as a sequence of their own, so that the keys need not be repeated.
+            grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
+            if stems is None:
+                attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=attention.scaling)
+            else:
+                attended = stems.attend(index, grouped, keys, values, mask, attention.scaling)
+            hidden = _after_attention(layer, hidden, attended)
         logits: torch.Tensor = self._model.lm_head(_normed(body.norm, hidden))
         return logits
 
-    def _attended(
+    def prefill(
         self,
-        attention: Any,
-        index: int,
-        hidden: torch.Tensor,  # [B, width]
-        cos: torch.Tensor,  # [B, 1, dim]
-        sin: torch.Tensor,
-        mask: torch.Tensor,
+        tokens: torch.Tensor,  # [N, T]
+        positions: torch.Tensor,  # [N, T]
+        mask: torch.Tensor,  # [N, 1, T, L]
         cache: SlotCache,
-        stems: StemAttention | None,
-    ) -> torch.Tensor:
-        batch, dim = len(hidden), attention.head_dim
-        query = attention.q_proj(hidden).view(batch, -1, dim)
-        key = attention.k_proj(hidden).view(batch, -1, dim)
+        num_positions: int,
+    ) -> None:
+        """Put the keys and values of these tokens into the cache."""
+        cos, sin = self._rotations(positions.flatten(), num_positions)
+        body = self._model.model
+        hidden: torch.Tensor = body.embed_tokens(tokens.flatten())
+        last = len(body.layers) - 1
+        for index, layer in enumerate(body.layers):
+            query, keys, values = self._looked_up(layer, index, hidden, len(tokens), cos, sin, cache)
+            if index == last:
+                return
+            attention = layer.self_attn
+            attended, _ = grouped_attention(attention, query, keys, values, mask, scaling=attention.scaling)
+            hidden = _after_attention(layer, hidden, attended)
+
+    def _rotations(self, positions: torch.Tensor, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, 1, dim] of the tokens at these positions, all below `num_positions`."""
+        if len(self._cos) < num_positions:
+            self._make_rotations(2 * num_positions)
+        return self._cos[positions], self._sin[positions]
+
+    def _looked_up(
+        self,
+        layer: Any,
+        index: int,
+        hidden: torch.Tensor,  # [N * T, width]
+        num_sequences: int,
+        cos: torch.Tensor,  # [N * T, 1, dim]
+        sin: torch.Tensor,
+        cache: SlotCache,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[N, H, T, dim] queries, and the keys and values to attend to, those of these tokens among them."""
+        attention = layer.self_attn
+        dim = attention.head_dim
+        normed = _normed(layer.input_layernorm, hidden)
+        query = attention.q_proj(normed).view(len(hidden), -1, dim)
+        key = attention.k_proj(normed).view(len(hidden), -1, dim)
         if hasattr(attention, "q_norm"):
             query, key = _normed(attention.q_norm, query), _normed(attention.k_norm, key)
-        heads, groups = query.shape[1], key.shape[1]
         both = torch.cat([query, key], dim=1)
         both = torch.addcmul(both * cos, both.roll(self._half, dims=-1), sin)
-        keys, values = cache.update(both[:, heads:], attention.v_proj(hidden).view(batch, groups, dim), index)
-        # The queries that share a key stand as a sequence of their own, so that the keys need not be repeated.
-        grouped = both[:, :heads].unflatten(1, (groups, heads // groups))
-        if stems is None:
-            attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=attention.scaling)
-        else:
-            attended = stems.attend(index, grouped, keys, values, mask, attention.scaling)
-        out: torch.Tensor = attention.o_proj(attended.reshape(batch, -1))
-        return out
+        value = attention.v_proj(normed).view(len(hidden), -1, dim)
+        heads = query.shape[1]
+        query, key, value = (
+            states.unflatten(0, (num_sequences, -1)).transpose(1, 2)
+            for states in (both[:, :heads], both[:, heads:], value)
+        )
+        return query, *cache.update(key, value, index)
+
+
+def _after_attention(layer: Any, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    hidden = hidden + layer.self_attn.o_proj(attended.reshape(len(hidden), -1))
+    outputs: torch.Tensor = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
+    return outputs
 
 
 def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:

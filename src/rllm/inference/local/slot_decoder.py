@@ -202,7 +202,15 @@ class SlotDecoder:
             visible = torch.arange(num_read, device=self._device) <= columns.unsqueeze(2)  # [N, T, read]
             mask = torch.zeros_like(visible, dtype=self._mask.dtype).masked_fill_(~visible, -torch.inf)
             # Padding is written behind the run, where later tokens overwrite it; its positions only have to exist.
-            self._forward(self._prompt_cache, inputs, columns.minimum(ends - 1), mask.unsqueeze(1))
+            self._read_prompts(
+                inputs, columns.minimum(ends - 1), mask.unsqueeze(1), most=max(len(run.tokens) for run in batch)
+            )
+
+    def _read_prompts(self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, *, most: int) -> None:
+        if self._short_forward is None:
+            self._forward(self._prompt_cache, inputs, positions, mask)
+        else:
+            self._short_forward.prefill(inputs, positions, mask, self._prompt_cache, most)
 
     def _forward(
         self, cache: SlotCache, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
