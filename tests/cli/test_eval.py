@@ -235,7 +235,7 @@ def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fa
         (["optim.lr=1"], "optim.lr=1: it means nothing here; rllm eval takes the settings sampling.NAME=, gateway.NAME="),
         (["model.dtype=float32"], "model.dtype=float32: the server holds the model"),
         (["seed=1"], "seed=1: the server holds the model"),
-        (["gateway.prt=1"], "gateway.prt is not a setting; did you mean 'port'?"),
+        (["gateway.prt=1"], "gateway.prt is not a setting; did you mean 'gateway.port'?"),
         (["temperature"], "use key=value"),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
     [
         (["./nowhere"], "there is no such folder"),
         (["model", "optim.lr=1"], "optim.lr=1: it means nothing here"),
-        (["model", "model.pth=1"], "did you mean 'path'?"),
+        (["model", "model.pth=1"], "did you mean 'model.path'?"),
         (["model", "vllm.url=http://127.0.0.1:9/v1"], "rllm gateway --upstream"),
         (["model", "--host", "0.0.0.0"], "set an API key"),
     ],

@@ -89,7 +89,7 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
         (["train", "my_agent.py:agnet"], "defines no 'agnet'; it has agent"),
         (
             ["train", "my_agent.py:agent", "optim.weight_deca=1"],
-            "optim.weight_deca is not a setting; did you mean 'weight_decay'?",
+            "optim.weight_deca is not a setting; did you mean 'optim.weight_decay'?",
         ),
         (["train", "my_agent.py:agent", "optim.lr=fast"], "optim.lr='fast'"),
         (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings"),

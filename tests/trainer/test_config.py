@@ -18,7 +18,7 @@ from rllm.trainer.config.load import layers_of
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ({"optim": {"lrr": 1e-5}}, "optim.lrr is not a setting; did you mean 'lr'?"),
+        ({"optim": {"lrr": 1e-5}}, "optim.lrr is not a setting; did you mean 'optim.lr'?"),
         ({"rollouts": {}}, "rollouts is not a setting; did you mean 'rollout'?"),
         ({"lr": 1e-5}, "lr is not a setting; did you mean 'critic.lr' or 'optim.lr'?"),
         ({"zzz": 1}, "zzz is not a setting; known here: algorithm, backend, critic"),
@@ -162,9 +162,10 @@ def test_an_algorithm_of_ones_own() -> None:
     [
         (["algorithm.name=grp0"], "algorithm.name='grp0' is not known: did you mean 'grpo'?"),
         (["algorithm.name=collections:OrderedDict"], "is no algorithm: name a subclass of"),
+        (["algorithm.clip_lo=0.1"], "algorithm.clip_lo is not a setting of grpo; did you mean 'algorithm.clip_low'?"),
         (
-            ["algorithm.clip=0.1"],
-            "algorithm.clip is not a setting of grpo; known here: aggregation, clip_high, clip_low, correction",
+            ["algorithm.epsilon=0.1"],
+            "algorithm.epsilon is not a setting of grpo; known here: aggregation, clip_high, clip_low, correction",
         ),
         (["algorithm.clip_low=0"], "algorithm.clip_low=0.0: use a number above 0"),
         (["algorithm.clip_low=true"], "algorithm.clip_low=True: this setting is neither true nor false"),

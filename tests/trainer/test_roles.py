@@ -70,7 +70,7 @@ def test_roles_are_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["roles.judge.wait=0.5"], "roles.judge.wait is not a setting; did you mean 'weight'"),
+        (["roles.judge.wait=0.5"], "roles.judge.wait is not a setting; did you mean 'roles.judge.weight'"),
         (["roles.judge.weight=0"], "roles.judge.weight=0: input should be greater than 0"),
         (["roles.judge.estimator.name=grp0"], "roles.judge.estimator.name='grp0' is not known"),
         (["roles.judge.estimator.name=ppo"], "it needs a critic"),

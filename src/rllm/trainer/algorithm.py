@@ -13,6 +13,7 @@ from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
 from rllm.errors import ConfigError
 from rllm.registry import resolve
+from rllm.trainer.config.load import did_you_mean
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.roles import Role
 
@@ -141,7 +142,8 @@ def _checked(kind: type[Algorithm], settings: Mapping[str, Any], name: str, sect
     checked = {}
     for key, value in settings.items():
         if key not in known:
-            raise ConfigError(f"{section}.{key} is not a setting of {name}; known here: {', '.join(known)}")
+            meant = did_you_mean(key, known, section) or f"known here: {', '.join(known)}"
+            raise ConfigError(f"{section}.{key} is not a setting of {name}; {meant}")
         if isinstance(value, bool) and types[key] is not bool:
             raise ConfigError(f"{section}.{key}={value!r}: this setting is neither true nor false")
         try:

@@ -243,13 +243,18 @@ def _explain(error: Any, origins: Mapping[str, str]) -> str:
 def _hint(path: tuple[Any, ...]) -> str:
     """What may have been meant by a key that is none."""
     key, known = str(path[-1]), _known_keys(path[:-1])
-    close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    if meant := did_you_mean(key, known, ".".join(map(str, path[:-1]))):
+        return meant
     elsewhere = [f"{section}.{key}" for section in _known_keys(()) if key in _known_keys((section,))]
     if elsewhere:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return f"known here: {', '.join(known)}"
+
+
+def did_you_mean(key: str, known: Iterable[str], section: str = "") -> str | None:
+    """The closest of the keys that a section knows, asked for by its whole name; `None` if none is close."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
