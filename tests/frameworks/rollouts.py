@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import distributions
@@ -18,7 +20,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk import ProgramResult, environment, run_program
 from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.sequences import sequences_of
-from rllm.types import DRIFT_KEY, Step, Trace
+from rllm.types import DRIFT_KEY, Episode, Step, Trace
 
 from .forced import ForcedEngine, Request
 from .shopping import Mood, Shopper, Speech
@@ -97,6 +99,15 @@ def drifts_of(turns: Sequence[Trace]) -> list[str]:
     return sorted({trace.metadata[DRIFT_KEY] for trace in turns if DRIFT_KEY in trace.metadata})
 
 
+@dataclass(frozen=True)
+class Served:
+    """A gateway over the engine, for one run."""
+
+    gateway: GatewayServer
+    store: MemoryTraceStore
+    home: Path
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run of an agent, to be made."""
@@ -106,17 +117,40 @@ class Run:
     speech: Speech
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What lies in the folder that it works in."""
+
     def __call__(self, engine: ForcedEngine, session_id: str) -> Rollout:
+        with self._served(engine) as served:
+            session = environment(served.gateway.open_session(session_id))
+            done = self._run(self.command, served, session)
+        return Rollout(session_id=session_id, store=served.store, sampled=engine.sampled, program=done)
+
+    def by_rllm_run(self, engine: ForcedEngine, session_id: str) -> tuple[Rollout, Episode]:
+        """Started by `rllm run`, in a process that knows the gateway only; with the episode that this gives back."""
+        with self._served(engine) as served:
+            options = ["--gateway", served.gateway.url, "--session", session_id, "--out", "episode.json"]
+            command = [sys.executable, "-m", "rllm", "run", *options, "--", *self.command]
+            done = self._run(command, served, {})
+            assert done.exit_code == 0, done.stderr
+            episode = Episode.from_dict(json.loads((served.home / "episode.json").read_text()))
+        return Rollout(session_id=session_id, store=served.store, sampled=engine.sampled, program=done), episode
+
+    @contextmanager
+    def _served(self, engine: ForcedEngine) -> Iterator[Served]:
         engine.script = Shopper(mood=self.mood, speech=self.speech)
         engine.sampled = []
         store = MemoryTraceStore()
         config = GatewayConfig(shutdown_timeout_s=1.0)
         with (
-            GatewayServer(store, EngineUpstream(engine, "policy"), config) as server,
+            GatewayServer(store, EngineUpstream(engine, "policy"), config) as gateway,
             TemporaryDirectory() as home,
         ):
-            # A home without the settings of whoever runs the tests.
-            own = {"HOME": home, "PYTHONPATH": "", **self.variables}
-            session = environment(server.open_session(session_id))
-            done = run_program(self.command, timeout_s=TIMEOUT_S, cwd=home, env={**session, **own})
-        return Rollout(session_id=session_id, store=store, sampled=engine.sampled, program=done)
+            for name, text in self.files.items():
+                (Path(home) / name).write_text(text)
+            yield Served(gateway, store, Path(home))
+
+    def _run(self, command: Sequence[str], served: Served, session: Mapping[str, str]) -> ProgramResult:
+        # A home without the settings of whoever runs the tests.
+        own = {"HOME": str(served.home), "PYTHONPATH": "", **self.variables}
+        return run_program(command, timeout_s=TIMEOUT_S, cwd=served.home, env={**session, **own})

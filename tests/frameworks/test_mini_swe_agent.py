@@ -1,9 +1,11 @@
+import runpy
+
 import pytest
 
-from .proof import Variant
-from .rollouts import Framework
+from .proof import Variant, check_captured
+from .rollouts import EXAMPLES, Framework, Run
 from .shell import called, copying
-from .shopping import Speech
+from .shopping import THINKING, Speech
 
 pytestmark = pytest.mark.frameworks
 
@@ -41,3 +43,20 @@ VARIANTS = [
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_token_is_captured(variant, proven):
     proven(FRAMEWORK, variant)
+
+
+def test_rllm_run_gives_back_what_the_command_did_token_by_token(engine):
+    example = runpy.run_path(str(EXAMPLES / FRAMEWORK.name / "agent.py"))
+    run = Run(
+        command=["mini", "--model", "openai/policy", "--yolo", "--exit-immediately", "--task", example["TASK"]],
+        mood=THINKING,
+        speech=TOOLS,
+        variables=FRAMEWORK.variables,
+        files={"prices.txt": example["PRICES"]},
+    )
+    rollout, episode = run.by_rllm_run(engine, "mine")
+    check_captured(rollout, VARIANTS[0])
+    [trajectory] = episode.trajectories
+    given_back = [(step.prompt_ids, step.response_ids, step.logprobs) for step in trajectory.steps]
+    assert given_back == [(item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled]
+    assert "rllm run: 3 calls in session mine" in rollout.program.stderr
