@@ -161,3 +161,17 @@ def test_a_program_that_is_not_there_is_named() -> None:
         run("no-such-program")
     with pytest.raises(ConfigError, match="list of a program and its arguments"):
         run_supervised("ls -l", Limits(), env={})
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "said"),
+    [
+        (["echo", "a\0b"], {}, r"argument 1 of 'echo' has a NUL character \('a\\x00b'\)"),
+        (["echo"], {"TASK": "a\0b"}, "the variable TASK of 'echo' has a NUL character"),
+        (["echo", "\ud800"], {}, "'echo' cannot be started: .* surrogates not allowed"),
+        (["echo", "a" * 2_000_000], {}, "'echo' cannot be started: .*; hand long texts over on stdin or in a file"),
+    ],
+)
+def test_what_no_program_can_be_given_is_named(command: list[str], env: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_supervised(command, Limits(), env=env)

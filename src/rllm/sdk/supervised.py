@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -98,9 +99,10 @@ def run_supervised(
         raise ConfigError(f"command={command!r}: use a list of a program and its arguments")
     if cwd is not None and not Path(cwd).is_dir():
         raise ConfigError(f"cwd={os.fspath(cwd)!r}: there is no such folder")
+    _check_texts(arguments, env)
     ours, theirs = socket.socketpair()
     with ours:
-        with theirs, _input(stdin) as source:
+        with theirs, _startable(arguments[0]), _input(stdin) as source:
             process = Context().run(  # where no session is, which would change its environment
                 subprocess.Popen,
                 [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
@@ -114,6 +116,30 @@ def run_supervised(
             )
         with process:
             return _Watch(process, ours, limits, on_output, is_wanted).result(arguments[0])
+
+
+def _check_texts(arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    given = {f"argument {number}": text for number, text in enumerate(arguments)} | {
+        f"the variable {name}": text for name, text in env.items()
+    }
+    for what, text in given.items():
+        if "\0" in text:
+            raise ConfigError(
+                f"{what} of {arguments[0]!r} has a NUL character ({text[:80]!r}), where a text ends for the system: leave it "
+                "out, or hand the text over on stdin or in a file"
+            )
+
+
+@contextlib.contextmanager
+def _startable(program: str) -> Iterator[None]:
+    """Say why the system takes no such program, arguments or environment."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "; hand long texts over on stdin or in a file" if error.errno == errno.E2BIG else ""
+        raise ConfigError(f"{program!r} cannot be started: {error.strerror or error}{remedy}") from error
+    except ValueError as error:  # a text that is no Unicode, a name that no variable can have
+        raise ConfigError(f"{program!r} cannot be started: {error}") from error
 
 
 @contextlib.contextmanager
