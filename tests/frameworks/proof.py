@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rllm.types import Episode
+
 from .anew import rendered_anew
 from .forced import ForcedEngine
 from .rollouts import Framework, Rollout, Run, drifts_of, num_sequences_of
@@ -106,3 +108,10 @@ def check_tokens(rollout: Rollout) -> None:
     stored = sorted((trace.prompt_ids, trace.response_ids, list(trace.logprobs)) for trace in rollout.traces)
     assert stored == sorted((item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled)
     assert all(trace.error is None for trace in rollout.traces)
+
+
+def check_given_back(episode: Episode, rollout: Rollout) -> None:
+    """An episode's steps are what the sampler made for the task."""
+    [trajectory] = episode.trajectories
+    given_back = [(step.prompt_ids, step.response_ids, step.logprobs) for step in trajectory.steps]
+    assert given_back == [(item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled]

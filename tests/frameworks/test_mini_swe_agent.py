@@ -2,7 +2,7 @@ import runpy
 
 import pytest
 
-from .proof import Variant, check_captured
+from .proof import Variant, check_captured, check_given_back
 from .rollouts import EXAMPLES, Framework, Run
 from .shell import called, copying
 from .shopping import THINKING, Speech
@@ -56,7 +56,5 @@ def test_rllm_run_gives_back_what_the_command_did_token_by_token(engine):
     )
     rollout, episode = run.by_rllm_run(engine, "mine")
     check_captured(rollout, VARIANTS[0])
-    [trajectory] = episode.trajectories
-    given_back = [(step.prompt_ids, step.response_ids, step.logprobs) for step in trajectory.steps]
-    assert given_back == [(item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled]
+    check_given_back(episode, rollout)
     assert "rllm run: 3 calls in session mine" in rollout.program.stderr
