@@ -124,17 +124,19 @@ async def test_trainer_and_sampler_agree_after_updates(make_backend: MakeBackend
 def test_a_decoder_that_overlooks_the_adapter_is_not_chosen(
     make_backend: MakeBackend, make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = SlotDecoder._forward
+    def without_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: SlotDecoder, *args: Any, **options: Any) -> Any:
+            layer = self._model.model.layers[0].self_attn.q_proj
+            layer.enable_adapters(False)
+            try:
+                return original(self, *args, **options)
+            finally:
+                layer.enable_adapters(True)
 
-    def without_adapter(self: SlotDecoder, *args: Any, **options: Any) -> Tensor:
-        layer = self._model.model.layers[0].self_attn.q_proj
-        layer.enable_adapters(False)
-        try:
-            return original(self, *args, **options)
-        finally:
-            layer.enable_adapters(True)
+        return run
 
-    monkeypatch.setattr(SlotDecoder, "_forward", without_adapter)
+    for name in ("_read_prompts", "_logits"):
+        monkeypatch.setattr(SlotDecoder, name, without_adapter(getattr(SlotDecoder, name)))
     backend = make_backend(make_model(), lora=SMALL)
     assert isinstance(backend.inference._scheduler._decoder, DynamicDecoder | RecomputeDecoder)
 

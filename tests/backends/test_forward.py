@@ -14,6 +14,7 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local import rows
 from rllm.backends.local.forward import HiddenStates, choose_forward, hidden_states, separate_hidden_states
+from rllm.backends.local.last_mlp import last_mlp
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
 
@@ -66,6 +67,32 @@ def test_hidden_states_equal_those_of_separate_sequences(
         states = hidden_states(model, tree, row_tokens)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
+
+
+@FAMILIES
+@pytest.mark.parametrize("every", [1, 2, 5], ids=["all", "half", "few"])
+def test_what_is_not_read_may_be_anything_and_moves_no_weight(make_model: Make, family: str, every: int) -> None:
+    model = in_float64(make_model(family)).model
+    tree = build_tree(FORKED, min_saved=1)
+    read = torch.arange(len(tree.ids)) % every == 0
+    pull = torch.randn(len(tree.ids), model.config.hidden_size, generator=torch.Generator().manual_seed(7)).double()
+    whole, part = hidden_states(model, tree), hidden_states(model, tree, read=read)
+    torch.testing.assert_close(part[read], whole[read], atol=1e-12, rtol=0)
+    assert ((part - whole).abs().amax(dim=1) < 1e-12).all() == (every == 1)
+    expected = gradients(model, (whole * pull)[read].sum())
+    assert_same(gradients(model, (hidden_states(model, tree, read=read) * pull)[read].sum()), expected, 1e-12)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_feed_forward_block_with_more_than_linear_layers_is_run_for_every_token(make_model: Make) -> None:
+    model = make_model().model
+    assert last_mlp(model) is model.layers[-1].mlp
+    model.layers[-1].mlp.experts = torch.nn.ParameterList([torch.zeros(2)])
+    assert last_mlp(model) is None
+    tree = build_tree(FORKED, min_saved=1)
+    with torch.no_grad():
+        few = hidden_states(model, tree, read=torch.arange(len(tree.ids)) == 0)
+        torch.testing.assert_close(few, hidden_states(model, tree))
 
 
 @FAMILIES

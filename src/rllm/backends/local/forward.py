@@ -9,21 +9,28 @@ that share them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
+from rllm.backends.local.last_mlp import last_mlp, only_for
 from rllm.backends.local.rows import passes
 from rllm.backends.local.tree_keys import TreeKeys
 from rllm.inference.local.decoders import has_full_attention
 
 logger = logging.getLogger(__name__)
 
-HiddenStates: TypeAlias = Callable[[torch.nn.Module, TokenTree], Tensor]
-"""`(model, tree) -> [T, hidden size]`: the model's last hidden state of every token of the tree."""
+
+class HiddenStates(Protocol):
+    """A way to run a model over a token tree."""
+
+    def __call__(self, model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+        """[T, hidden size] the model's last hidden state of every token of the tree; or of those that `read`, [T] bool,
+        marks, and anything of the others."""
+        ...
 
 
 def choose_forward(model: Any) -> HiddenStates:
@@ -35,13 +42,15 @@ def choose_forward(model: Any) -> HiddenStates:
     size = model.get_input_embeddings().num_embeddings
     stem = [token % size for token in (7, 3, 5, 2)]
     tree = build_tree([[*stem, 11 % size, 13 % size, 1], [*stem, 4 % size], stem[:3]], min_saved=1)
+    read = torch.arange(len(tree.ids)) % 2 == 0
     if has_full_attention(model):
         try:
             with torch.no_grad():
                 expected = separate_hidden_states(model, tree)
                 errors = [hidden_states(model, tree, row_tokens) - expected for row_tokens in (1, len(tree.ids))]
+                errors.append(hidden_states(model, tree, read=read)[read] - expected[read])
             tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
-            if torch.stack(errors).abs().max() <= tolerance * expected.abs().max():
+            if torch.cat(errors).abs().max() <= tolerance * expected.abs().max():
                 return hidden_states
         except Exception:  # whatever a model raises on arguments that it does not know, the other way suits it
             logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
@@ -52,7 +61,7 @@ def choose_forward(model: Any) -> HiddenStates:
     return separate_hidden_states
 
 
-def separate_hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
+def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
     """The same by plain forward passes, one sequence at a time, for models that need their whole sequence at once."""
     device = next(model.parameters()).device
     place = torch.empty(len(tree.ids), dtype=torch.long)
@@ -66,21 +75,26 @@ def separate_hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     return torch.cat(outputs).index_select(0, place.to(device))
 
 
-def hidden_states(model: torch.nn.Module, tree: TokenTree, row_tokens: int = ROW_TOKENS) -> Tensor:
-    """The model's last hidden state of every token of the tree: [T, hidden size]."""
+def hidden_states(
+    model: torch.nn.Module, tree: TokenTree, row_tokens: int = ROW_TOKENS, *, read: Tensor | None = None
+) -> Tensor:
+    """The model's last hidden state of every token of the tree, or of those that `read` marks: [T, hidden size]."""
     device = next(model.parameters()).device
     order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] as the how many-th each token is computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
+    mlp = None if read is None else last_mlp(model)
     for part in passes(tree, row_tokens):
         real = part.real.to(device)
         past = tree_keys.past_of(None if part.above is None else order[part.above].to(device), real)
-        output = model(
-            input_ids=part.ids.to(device),
-            position_ids=part.positions.to(device),
-            attention_mask=None if part.mask is None else part.mask.to(device),
-            past_key_values=past,
-            use_cache=True,
-        )
+        read_here = part.real if read is None else part.real[read[part.tokens]]
+        with nullcontext() if mlp is None else only_for(read_here.to(device), part.ids.shape, mlp):
+            output = model(
+                input_ids=part.ids.to(device),
+                position_ids=part.positions.to(device),
+                attention_mask=None if part.mask is None else part.mask.to(device),
+                past_key_values=past,
+                use_cache=True,
+            )
         tree_keys.take_in(past)
         outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, real))
         order[part.tokens] = torch.arange(num_done, num_done + len(real))

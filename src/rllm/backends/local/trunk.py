@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,10 +57,14 @@ class Trunk:
 
     def before_tokens(self, batch: Batch) -> Tensor:
         """[N, hidden size] the hidden state before each sampled token: of the token that precedes it."""
-        sources = torch.tensor(_predecessors(batch), device=self.device)
-        again = self.recompute and torch.is_grad_enabled()
-        with recomputing(recomputable_layers(self.module)) if again else nullcontext():
-            return self.hidden_states(self.module, batch.tree).index_select(0, sources)
+        sources = torch.tensor(_predecessors(batch))
+        if self.recompute and torch.is_grad_enabled():
+            with recomputing(recomputable_layers(self.module)):
+                states = self.hidden_states(self.module, batch.tree)
+        else:
+            read = torch.zeros(len(batch.tree.ids), dtype=torch.bool).index_fill(0, sources, True)
+            states = self.hidden_states(self.module, batch.tree, read=read)
+        return states.index_select(0, sources.to(self.device))
 
 
 def in_parts(batch: Batch, max_tokens: int, measure: Callable[[Batch], Tensor]) -> Tensor:
