@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
-from rllm.rewards.equivalence import MAX_CHARS, are_equivalent
+from rllm.rewards.equivalence import MAX_CHARS, _Worker, are_equivalent
+from rllm.rewards.equivalence_worker import LARGE_BYTES
 from rllm.rewards.math_reward import RewardMathFn, _quickly_equal
 from rllm.rewards.reward_fn import math_reward_fn
 from rllm.rewards.reward_types import RewardConfig, RewardInput
@@ -185,6 +186,15 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
             worker.end()
         workers.put(worker)
     assert are_equivalent("x+1", "1+x") is True
+
+
+def test_a_worker_is_kept_however_large_the_process_that_started_it() -> None:
+    large = b"x" * (LARGE_BYTES + 1)
+    worker = _Worker()
+    del large
+    assert [worker.compare("x+1", answer, 60.0) for answer in ("1+x", "x+2")] == [True, False]
+    assert worker.is_alive()
+    worker.end()
 
 
 @settings(deadline=None, max_examples=50)
