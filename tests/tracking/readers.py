@@ -48,11 +48,13 @@ def _of_markdown(table: str) -> list[dict[str, Any]]:
     ]
 
 
-def read_wandb(run_dir: Path) -> tuple[Numbers, Tables]:
+def read_wandb(run_dir: Path, *, has_ended: bool = True) -> tuple[Numbers, Tables]:
+    """The run by its id, of which each process has written a part."""
     numbers: Numbers = {}
     tables: Tables = {}
-    for file in sorted((run_dir / "wandb").glob("offline-run-*/*.wandb")):
-        for record in _whole_wandb_run(file):
+    parts = sorted((run_dir / "wandb").glob(f"offline-run-*/run-{(run_dir / '.wandb-id').read_text()}.wandb"))
+    for file in parts:
+        for record in _whole_wandb_run(file) if has_ended and file == parts[-1] else _wandb_records(file.read_bytes()):
             items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
             for (name, *part), value in items.items():
                 if part == ["path"]:

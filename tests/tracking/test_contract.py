@@ -6,7 +6,11 @@ Only `make test-trackers` has all their packages; nothing of them reaches the ne
 from __future__ import annotations
 
 import math
+import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +18,12 @@ import pytest
 import yaml
 
 from rllm.errors import ConfigError
+from rllm.tracking.about import forget_trackers
 from rllm.tracking.base import Trackers
+from rllm.tracking.jsonl import forget_after
 from rllm.types import Episode, Step, Trajectory
 
-from .readers import READERS
+from .readers import READERS, read_wandb
 
 FIRST = {"rollout/reward": 0.25, "policy/kl": 1e-4, "agent/num tools": 3.0, "val/pass@1": 0.5}
 SECOND = {"rollout/reward": 0.75, "policy/kl": -2.5, "eval/accuracy": 1.0, "policy/ratio": math.nan}
@@ -113,17 +119,70 @@ def test_a_resumed_run_goes_on_as_the_same(name: str, run_dir: Path) -> None:
     assert READERS[name](run_dir)[0] == {(1, "rollout/reward"): [0.5], (2, "rollout/reward"): [1.0]}
 
 
+TELLS_FOR_EVER = """
+import signal, sys
+from pathlib import Path
+from rllm.tracking.base import Trackers
+from rllm.types import Episode, Trajectory
+
+trackers = Trackers.start(["jsonl", sys.argv[1]], Path(sys.argv[2]))
+for step in (1, 2, 3):
+    trackers.log(step, {"rollout/reward": float(step)})
+    trackers.log(step, {"eval/reward": step / 10})
+    trackers.log_episodes(step, "train", [Episode(task_id="figs", trajectories=[Trajectory(reward=float(step))])])
+signal.pause()
+"""
+
+
+def tell_and_be_killed(name: str, run_dir: Path) -> None:
+    """A process that has told three steps, and is killed once they have arrived."""
+    own = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}  # and not this process's service
+    command = [sys.executable, "-c", TELLS_FOR_EVER, name, str(run_dir)]
+    training = subprocess.Popen(command, env=own, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not has_arrived(name, run_dir, step=3):
+        assert training.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    training.kill()
+    training.wait(60)
+
+
+def has_arrived(name: str, run_dir: Path, step: int) -> bool:
+    try:
+        tables = read_wandb(run_dir, has_ended=False)[1] if name == "wandb" else READERS[name](run_dir)[1]
+    except Exception:  # it is being made, or written
+        return False
+    return step in [int(row["step"]) for row in tables.get("samples/train", [])]
+
+
 @optional
-def test_tensorboard_forgets_the_steps_that_are_made_again(run_dir: Path) -> None:
-    first = Trackers.start(["tensorboard"], run_dir)
-    for step in (1, 2, 3):
-        first.log(step, {"rollout/reward": float(step)})
-    first.close()
-    (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')  # what a run that was killed goes on from
-    again = Trackers.start(["tensorboard"], run_dir)
-    again.log(2, {"rollout/reward": 20.0})
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_steps_that_are_made_again_after_a_kill_are_there_once(name: str, run_dir: Path) -> None:
+    tell_and_be_killed(name, run_dir)
+    forget_after(run_dir / "metrics.jsonl", 1)  # the checkpoint that is gone on from is of step 1
+    again = Trackers.start(["jsonl", name], run_dir)
+    for step in (2, 3, 4):
+        again.log(step, {"rollout/reward": float(step)})
+        again.log(step, {"eval/reward": step / 10})
+        again.log_episodes(step, "train", [episode(0, float(step))])
     again.close()
-    assert READERS["tensorboard"](run_dir)[0] == {(1, "rollout/reward"): [1.0], (2, "rollout/reward"): [20.0]}
+    numbers, tables = READERS[name](run_dir)
+    expected = {(step, "rollout/reward"): [float(step)] for step in (1, 2, 3, 4)}
+    assert numbers == expected | {(step, "eval/reward"): [pytest.approx(step / 10)] for step in (1, 2, 3, 4)}
+    assert sorted(int(row["step"]) for row in tables["samples/train"]) == [1, 2, 3, 4]
+
+
+@optional
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_a_run_that_begins_again_from_nothing_is_a_new_one(name: str, run_dir: Path) -> None:
+    for value in (1.0, 2.0):
+        forget_trackers(run_dir)
+        trackers = Trackers.start([name], run_dir)
+        trackers.log(1, {"rollout/reward": value})
+        trackers.close()
+    numbers, _ = READERS[name](run_dir)
+    assert numbers == {(1, "rollout/reward"): [2.0]}
 
 
 @optional

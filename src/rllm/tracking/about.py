@@ -45,6 +45,13 @@ def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+def forget_trackers(run_dir: Path) -> None:
+    """Let a run that begins again from nothing be a new one to every tracker."""
+    for pattern in (".*-id", ".*-told", "tensorboard/events.*"):
+        for path in run_dir.glob(pattern):
+            path.unlink()
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings by dotted key."""
     for name, value in values.items():

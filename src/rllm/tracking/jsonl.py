@@ -68,10 +68,3 @@ def _stays(line: str, step: int, evaluated: bool) -> bool:
     if later or not line.endswith("\n"):
         return False
     return evaluated or metrics["step"] != step or not any(name.startswith("eval/") for name in metrics)
-
-
-def last_step(run_dir: Path) -> int:
-    """The last step that `metrics.jsonl` tells of; -1 where there is none."""
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return max((int(json.loads(line)["step"]) for line in lines), default=-1)

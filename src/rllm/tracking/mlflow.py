@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from rllm.errors import MissingDependencyError
 from rllm.tracking.about import AboutRun, about_run, kept_id
 from rllm.tracking.background import Background
 from rllm.tracking.samples import COLUMNS, Row, sample_rows
+from rllm.tracking.told import Told
 from rllm.types import Episode
 
 try:
@@ -28,6 +31,7 @@ _BATCH = 100
 _MAX_VALUE = 500
 _KEPT_ROWS = 400
 """Of each table: it is written anew each time."""
+_SAMPLES = "samples"
 _TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow shows an artifact as a table."""
 
@@ -40,18 +44,25 @@ class MLflowTracker:
         self._client = MlflowClient()
         self._id = kept_id(run_dir, "mlflow", lambda: self._new_run(about))
         self._client.update_run(self._id, status="RUNNING")
+        self._told = Told(run_dir, "mlflow")
         self._rows: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=_KEPT_ROWS))
         self._background = Background("mlflow")
+        self._background.do(self._take_up_tables)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        told = [Metric(_name(name), float(value), now, step) for name, value in metrics.items()]
-        self._background.do(lambda: self._client.log_batch(self._id, metrics=told, synchronous=True))
+        told = {name: Metric(_name(name), float(value), now, step) for name, value in metrics.items()}
+
+        def tell(new: Mapping[str, Metric]) -> None:
+            self._client.log_batch(self._id, metrics=list(new.values()), synchronous=True)
+
+        self._background.do(lambda: self._told.once(step, told, tell))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         rows = sample_rows(step, episodes)
         if rows:
-            self._background.do(lambda: self._add_rows(f"samples/{split}.json", rows))
+            table = {f"{_SAMPLES}/{split}.json": rows}
+            self._background.do(lambda: self._told.once(step, table, self._add_rows))
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Only results are recorded."""
@@ -80,11 +91,19 @@ class MLflowTracker:
                 raise
             return str(made.experiment_id)
 
-    def _add_rows(self, path: str, rows: Sequence[Row]) -> None:
+    def _take_up_tables(self) -> None:
+        """Have the rows of the tables as an earlier process has left them."""
+        with tempfile.TemporaryDirectory() as folder:
+            for found in self._client.list_artifacts(self._id, _SAMPLES):
+                table = Path(self._client.download_artifacts(self._id, found.path, folder)).read_text(encoding="utf-8")
+                self._rows[found.path].extend(json.loads(table)["data"])
+
+    def _add_rows(self, tables: Mapping[str, Sequence[Row]]) -> None:
         """In the form of MLflow's own `log_table`, which would read the whole table back first."""
-        self._rows[path].extend(rows)
-        table: dict[str, Any] = {"columns": COLUMNS, "data": list(self._rows[path])}
-        self._client.log_dict(self._id, table, path)
+        for path, rows in tables.items():
+            self._rows[path].extend(rows)
+            table: dict[str, Any] = {"columns": COLUMNS, "data": list(self._rows[path])}
+            self._client.log_dict(self._id, table, path)
         listed = ", ".join(f'{{"path": "{name}", "type": "table"}}' for name in self._rows)
         self._client.set_tag(self._id, _TABLES, f"[{listed}]")
 

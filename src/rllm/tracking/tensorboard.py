@@ -11,12 +11,12 @@ from typing import Any
 
 from rllm.errors import MissingDependencyError
 from rllm.tracking.about import about_run
-from rllm.tracking.jsonl import last_step
 from rllm.tracking.samples import COLUMNS, sample_rows
+from rllm.tracking.told import Told
 from rllm.types import Episode
 
 try:
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.text.metadata import create_summary_metadata
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -29,23 +29,19 @@ class TensorBoardTracker:
     """Writes scalars, and samples as tables of the text plugin."""
 
     def __init__(self, run_dir: Path) -> None:
-        folder = run_dir / "tensorboard"
-        resumed = folder.exists()
-        self._writer = EventFileWriter(str(folder))
-        if resumed:  # what an earlier process wrote of later steps is made again
-            self._add(last_step(run_dir) + 1, session_log=SessionLog(status=SessionLog.START))
+        self._told = Told(run_dir, "tensorboard")
+        self._writer = EventFileWriter(str(run_dir / "tensorboard"))
         settings = json.dumps(about_run(run_dir).settings, indent=2)
-        self._add(0, summary=Summary(value=[_text("settings", f"<pre>{html.escape(settings)}</pre>")]))
+        self._tell(0, {"settings": _text("settings", f"<pre>{html.escape(settings)}</pre>")})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
-        self._add(step, summary=Summary(value=values))
-        self._writer.flush()
+        values = {name: Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()}
+        self._tell(step, values)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         rows = sample_rows(step, episodes)
         if rows:
-            self._add(step, summary=Summary(value=[_text(f"samples/{split}", _markdown(rows))]))
+            self._tell(step, {f"samples/{split}": _text(f"samples/{split}", _markdown(rows))})
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Only results are recorded."""
@@ -53,8 +49,12 @@ class TensorBoardTracker:
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, step: int, **what: Any) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
+    def _tell(self, step: int, values: Mapping[str, Any]) -> None:
+        self._told.once(step, values, lambda new: self._write(step, list(new.values())))
+
+    def _write(self, step: int, values: Sequence[Any]) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
 
 
 def _text(tag: str, markdown: str) -> Any:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from contextvars import copy_context
 from pathlib import Path
+from typing import Any
 
 from rllm.errors import MissingDependencyError
 from rllm.tracking.about import about_run, kept_id
 from rllm.tracking.samples import COLUMNS, sample_rows
+from rllm.tracking.told import Told
 from rllm.types import Episode
 
 try:
@@ -34,14 +36,15 @@ class TrackioTracker:
                 config=about.flat_settings(),
                 embed=False,
             )
+        self._told = Told(run_dir, "trackio", arrived=_last_step(self._run) if resumed else None)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._told.once(step, metrics, lambda new: self._run.log(new, step=step))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         rows = sample_rows(step, episodes)
         if rows:
-            self._run.log({f"samples/{split}": trackio.Table(columns=COLUMNS, data=rows)}, step=step)
+            self.log(step, {f"samples/{split}": trackio.Table(columns=COLUMNS, data=rows)})
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Only results are recorded."""
@@ -49,3 +52,10 @@ class TrackioTracker:
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
             self._run.finish()
+
+
+def _last_step(run: Any) -> int | None:
+    """The last step that trackio has of a resumed run, -1 for none; `None` if this version of it does not say."""
+    if not hasattr(run, "_initial_last_step"):
+        return None
+    return -1 if run._initial_last_step is None else int(run._initial_last_step)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rllm.errors import MissingDependencyError
 from rllm.ids import new_id
 from rllm.tracking.about import about_run, kept_id
 from rllm.tracking.samples import COLUMNS, sample_rows
+from rllm.tracking.told import Told
 from rllm.types import Episode
 
 try:
@@ -31,23 +33,30 @@ class WandbTracker:
             reinit="create_new",
             dir=None if "WANDB_DIR" in os.environ else str(run_dir),
             config=dict(about.settings),
-            settings=wandb.Settings(console="off"),
+            settings=wandb.Settings(console="off", **_prompt()),
         )
+        self._told = Told(run_dir, "wandb", arrived=self._run.summary.get("step") if self._run.resumed else None)
         # W&B's own counter cannot go back to a step that is made again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._told.once(step, metrics, lambda new: self._run.log({"step": step, **new}))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         rows = sample_rows(step, episodes)
         if rows:
             table = wandb.Table(columns=COLUMNS, data=rows, allow_mixed_types=True)
-            self._run.log({"step": step, f"samples/{split}": table})
+            self.log(step, {f"samples/{split}": table})
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Only results are recorded."""
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _prompt() -> dict[str, float]:
+    """The setting that has W&B's own process write at once what it was told: it ends soon after training is killed."""
+    name = "x_transaction_log_flush_interval"
+    return {name: 0.1} if name in wandb.Settings.model_fields else {}

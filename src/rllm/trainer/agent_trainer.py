@@ -205,7 +205,7 @@ class AgentTrainer:
             stack.callback(backend.close)
             self._load(backend, start)
             # Only what can be gone on with replaces what was there.
-            start.forget_metrics(self.run_dir / "metrics.jsonl")
+            start.forget_metrics(self.run_dir)
             replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
             store = open_store(self.config.store or str(self.run_dir / "traces.db"))
             stack.callback(store.close)

@@ -17,7 +17,7 @@ from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import dataset_identity
 from rllm.store.base import TraceStore, every_session
-from rllm.tracking.about import flat
+from rllm.tracking.about import flat, forget_trackers
 from rllm.tracking.jsonl import forget_after
 from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
@@ -78,10 +78,12 @@ class StartingPoint:
         """After how many steps the policy was last evaluated; -1 for never."""
         return int(self.state.get("evaluated_at", self.state.get("step", -1)))
 
-    def forget_metrics(self, path: Path) -> None:
-        """Drop the lines of `metrics.jsonl` that will be written again."""
+    def forget_metrics(self, run_dir: Path) -> None:
+        """Drop the lines of `metrics.jsonl` that will be written again; a run from nothing is new to its trackers, too."""
+        path = run_dir / "metrics.jsonl"
         if self.checkpoint is None:
             forget_after(path, -1)
+            forget_trackers(run_dir)
         else:
             forget_after(path, self.steps_done, evaluated=self.evaluated_at == self.steps_done)
 
