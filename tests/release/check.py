@@ -9,6 +9,7 @@ is asked for the packages that are installed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -104,7 +105,10 @@ def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
     run(environment, "python", "-m", "pytest", "-q", cwd=folder / "project")
     say("installed by itself, it makes a project that passes its tests")
     if demo:
-        say(run(environment, "rllm", "demo", cwd=folder).splitlines()[-1])
+        told = json.loads(run(environment, "rllm", "demo", "--json", cwd=folder).splitlines()[-1])
+        before, after = told["accuracy_before"], told["accuracy_after"]
+        require(after > before, f"the demo learns nothing: {told}")
+        say(f"the demo's held-out accuracy went from {before:.0%} to {after:.0%}")
 
 
 def version_of(source: Path) -> str:

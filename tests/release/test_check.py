@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,3 +54,10 @@ def test_tests_do_not_travel(source: Path, tmp_path: Path) -> None:
 def test_what_the_check_needs_is_there() -> None:
     assert all((ROOT / "src" / name).is_file() for name in NEEDED)
     assert f'__version__ = "{version_of(ROOT)}"' in (ROOT / "src" / "rllm" / "__init__.py").read_text()
+
+
+def test_the_pythons_that_are_named_are_those_that_the_workflows_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {match[1] for name in project["classifiers"] if (match := re.fullmatch(r".* :: Python :: (3\.\d+)", name))}
+    workflows = [file.read_text() for file in (ROOT / ".github/workflows").iterdir()]
+    assert named == {version for text in workflows for version in re.findall(r'python-version: "(.+)"', text)}
