@@ -2,6 +2,7 @@
 
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
 Properties are tried on the same examples in each run, which may take as long as they like.
+Bytecode is kept, whatever the environment says: hundreds of processes are started, and each would compile rllm anew.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
 
@@ -9,12 +10,15 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
