@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +65,21 @@ def test_the_facade_gives_what_it_lists() -> None:
     assert set(rllm.__all__) <= set(dir(rllm))
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         rllm.Trainer  # noqa: B018
+
+
+BY_NAME = {"lazy", "registry", "sdk", "sdk.propagation", "testing"}
+"""Where modules are imported whose names a user or a table gives; all other imports are statements, which the layers' check sees."""
+
+
+def test_no_import_is_hidden_from_the_layers_check() -> None:
+    root = Path(rllm.__path__[0])
+    found = {path for path in root.rglob("*.py") for name in _called(path) if name in ("import_module", "__import__")}
+    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in found}
+    assert names == BY_NAME
+
+
+def _called(path: Path) -> Iterator[str]:
+    """Names of the functions that a module calls."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield getattr(node.func, "attr", "") or getattr(node.func, "id", "")

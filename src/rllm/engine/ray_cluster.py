@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
@@ -30,11 +29,12 @@ def load_ray(purpose: str = "rollout.runner=ray") -> Any:
         MissingDependencyError: if it is not installed.
     """
     try:
-        return importlib.import_module("ray")
+        import ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise  # it is there, and broken
         raise MissingDependencyError.of("ray", "ray", purpose) from error
+    return ray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,9 @@ def alive_nodes() -> list[ClusterNode]:
 
 def on_node(node: ClusterNode, **options: Any) -> dict[str, Any]:
     """Ray's options for what is to run on this machine and nowhere else."""
-    scheduling = importlib.import_module("ray.util.scheduling_strategies")
-    strategy = scheduling.NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
     return {"scheduling_strategy": strategy, **options}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Iterator
@@ -73,7 +72,9 @@ def _dumps(value: Any) -> bytes:
 
 
 def _cloudpickle() -> Any:
-    return importlib.import_module("ray.cloudpickle")
+    from ray import cloudpickle
+
+    return cloudpickle
 
 
 def _unsendable(value: Any) -> Iterator[str]:
