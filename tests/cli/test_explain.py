@@ -6,7 +6,7 @@ import pytest
 
 from rllm.store import open_store
 
-from .conftest import here, rllm
+from .conftest import here
 
 AGENT = """
 from openai import OpenAI
@@ -38,7 +38,7 @@ def episode_of(run):
 
 
 def test_a_table_says_what_was_learned_from(run):
-    done = rllm("explain", run, episode_of(run), "--tokens", cwd=run)
+    done = here("explain", run, episode_of(run), "--tokens", cwd=run)
     assert done.returncode == 0, done.stderr
     for word in ("a:b@0.0.0", "baseline", "0.5", "yes", "tokens in the batch", "sampler logprob"):
         assert word in done.stdout

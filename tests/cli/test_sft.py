@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from .conftest import rllm
+from .conftest import here
 
 FAST = ["num_steps=2", "tasks_per_step=2", "optim.lr=1e-2", "run_dir=run"]
 
@@ -21,7 +21,7 @@ def chats(work):
 def test_a_model_is_fine_tuned_on_a_file(work, policy, chats):
     from transformers import AutoModelForCausalLM
 
-    done = rllm("sft", "chats.jsonl", "--val", "chats.jsonl", "--model", policy, "--json", *FAST, cwd=work)
+    done = here("sft", "chats.jsonl", "--val", "chats.jsonl", "--model", policy, "--json", *FAST, cwd=work)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["loss_after"] < outcome["loss_before"]
