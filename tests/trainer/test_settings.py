@@ -303,6 +303,10 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return config
 
 
+_defaults: dict[tuple[Any, bool], Run] = {}
+"""The runs without any of these settings, by their agent and whether they are evaluated."""
+
+
 @pytest.mark.parametrize("key", SEEN)
 @pytest.mark.parametrize("is_set", [False, True], ids=["default", "set"])
 def test_a_setting_changes_what_the_run_does(
@@ -311,8 +315,13 @@ def test_a_setting_changes_what_the_run_does(
     monkeypatch.chdir(tmp_path)
     _tried.clear()
     value, observe, expected = SEEN[key]
-    config = merged(COMMON, nested(key, value) if is_set else {})
-    run = run_trainer(config, agent=AGENTS.get(key), val=key.startswith(("eval.", "keep_best")))
+    agent, val = AGENTS.get(key), key.startswith(("eval.", "keep_best"))
+    if not is_set and (agent, val) in _defaults:
+        run = _defaults[agent, val]
+    else:
+        run = run_trainer(merged(COMMON, nested(key, value) if is_set else {}), agent=agent, val=val)
+    if not is_set:
+        _defaults[agent, val] = run
     assert (observe(run) == expected) is is_set
 
 
