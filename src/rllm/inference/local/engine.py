@@ -18,8 +18,9 @@ import torch
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.packed import PackedModel, can_pack, main_memory
+from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
+from rllm.main_memory import total_memory
 from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -410,7 +411,7 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _default_cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.4)
-    return main_memory() // 4
+    return total_memory() // 4
 
 
 _warned: set[str] = set()

@@ -7,16 +7,17 @@ bit for bit, whatever other rows there are. Weights change once a training step,
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rllm.main_memory import total_memory
+
 _ROWS = 64
 """The number of rows that a layout is chosen for. It serves any other as well."""
 _SHARE_OF_MEMORY = 8
-"""Weights are packed where that takes at most this part of main memory."""
+"""Weights are packed where that takes at most this part of the main memory that this process may use."""
 
 
 def can_pack(model: Any) -> bool:
@@ -27,7 +28,7 @@ def can_pack(model: Any) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= main_memory()
+        and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= total_memory()
     )
 
 
@@ -70,11 +71,3 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         given = inputs.to(self._dtype)
         outputs: Tensor = torch.ops.mkldnn._linear_pointwise(given, self._packed, self._shift, "none", [], "")
         return outputs.to(inputs.dtype)
-
-
-def main_memory() -> int:
-    """Bytes of this machine's main memory; 8 GiB where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not a POSIX system
-        return 8 << 30

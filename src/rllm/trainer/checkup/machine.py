@@ -10,6 +10,7 @@ from pathlib import Path
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.capabilities import Finding
+from rllm.main_memory import free_memory
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder
 
 GB = 1e9
@@ -51,7 +52,7 @@ def gpus() -> Finding:
 
 def memory(needed: float | None) -> Finding:
     """Main memory; and where models run in it, whether it holds `needed` bytes."""
-    free = _free_memory()
+    free = free_memory()
     if free is None:
         return Finding(name="memory", ok=True, said="not known on this system")
     said = f"{free / GB:.1f} GB free"
@@ -90,21 +91,3 @@ def _free_on_gpus() -> list[float]:
     if not torch.cuda.is_available():
         return []
     return [sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))]
-
-
-def _free_memory() -> float | None:
-    """Bytes that this process may still take, as Linux and its control groups say."""
-    lines = _read(Path("/proc/meminfo")).splitlines()
-    values = {name: float(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    free = values.get("MemAvailable")
-    limit, used = (_read(Path(f"/sys/fs/cgroup/memory.{name}")).strip() for name in ("max", "current"))
-    if free is not None and limit.isdecimal() and used.isdecimal():
-        free = min(free, float(limit) - float(used))
-    return free
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
