@@ -16,7 +16,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
-from rllm.testing.scripted import ScriptedEngine, encode
+from rllm.testing.scripted import ScriptedEngine, decode, encode
 from rllm.testing.scripted_server import ScriptedServer
 from rllm.types import Episode
 
@@ -121,6 +121,34 @@ def test_one_that_takes_too_long_is_stopped(run):
     done = run("--timeout", "0.5", "--", "sleep", "600")
     assert done.returncode == 124
     assert "was stopped, its time being up" in done.stderr
+
+
+LEAVES = """
+import os, pathlib, time, urllib.parse
+from http.client import HTTPConnection
+
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+call = HTTPConnection(url.hostname, url.port)
+body = '{"model": "policy", "messages": [{"role": "user", "content": "hi"}]}'
+headers = {"Content-Type": "application/json", "Idempotency-Key": "1"}  # so that it goes on without its client
+call.request("POST", url.path + "/chat/completions", body, headers)
+while not pathlib.Path("asked").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_call_that_is_still_under_way_at_the_end_is_part_of_the_episode(work):
+    def latency_s(messages):
+        (work / "asked").touch()
+        return 0.3
+
+    (work / "leaves.py").write_text(LEAVES)
+    with ScriptedServer(ScriptedEngine(shout, latency_s=latency_s)) as server:
+        program = ["--", sys.executable, "-S", "leaves.py"]
+        done = here("run", "--upstream", server.base_url, "--out", "episode.json", *program, cwd=work)
+    assert done.returncode == 0, done.stderr
+    [trajectory] = json.loads((work / "episode.json").read_text())["trajectories"]
+    assert [decode(step["response_ids"][:-1]) for step in trajectory["steps"]] == ["HI"]
 
 
 def test_a_flood_is_cut_in_the_middle(run):

@@ -17,7 +17,7 @@ FAST = ["num_steps=1", "tasks_per_step=2", "rollout.group_size=4", "run_dir=run"
 def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = rllm(
+    done = here(
         "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, "--json", *FAST,
         cwd=work,
     )  # fmt: skip
@@ -258,7 +258,7 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
         assert process.wait(timeout=60) == 130
     said = "".join(printed)
     assert "Traceback" not in said
-    again = said.split("go on with: ")[1].splitlines()[0]
+    again = said.split("Go on with: ")[1].splitlines()[0]
     [saved] = (work / "run" / "checkpoints").iterdir()
     steps_done = int(saved.name.removeprefix("step-"))
     assert steps_done >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 
 import typer
@@ -20,6 +21,7 @@ from rllm.cli.rescore import rescore
 from rllm.cli.run import run
 from rllm.cli.serve import serve
 from rllm.cli.sft import sft
+from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c
 from rllm.cli.store import store
 from rllm.cli.traces import traces
 from rllm.cli.train import train
@@ -65,7 +67,17 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user ends with a sentence and exit code 2, a failure with 1, Ctrl-C with 130."""
+    """Run the command line; a mistake of the user ends with a sentence and exit code 2, a failure with 1, Ctrl-C with 130,
+    SIGTERM with 143."""
+    if os.environ.get("NO_COLOR"):
+        from typer import rich_utils
+
+        rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
+    with signals_like_ctrl_c():
+        _run()
+
+
+def _run() -> None:
     try:
         app()
     except ConfigError as error:
@@ -77,7 +89,7 @@ def main() -> None:
             raise
         _fail(f"{error.filename or 'a file'} cannot be written or read: {error.strerror}", code=1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(CTRL_C)
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}

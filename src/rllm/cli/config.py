@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rllm.cli.options import OnlyJson
+
 
 def config(
     what: Annotated[
@@ -21,7 +23,7 @@ def config(
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="A JSON Schema of such files, for editors.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: OnlyJson = False,
 ) -> None:
     """Show every setting with its meaning and default, as a file to begin with; or check a file.
 
@@ -55,7 +57,7 @@ def _print_schema() -> None:
 def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from rllm.cli.training import print_json
+    from rllm.cli.terminal import print_json
     from rllm.errors import ConfigError
     from rllm.trainer.config.reference import HINT, as_yaml, matching, section_docs, settings
 
@@ -75,7 +77,7 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
 
 
 def _check(path: Path, *, as_json: bool) -> None:
-    from rllm.cli.training import print_json
+    from rllm.cli.terminal import print_json
     from rllm.tracking.about import flat
     from rllm.trainer.algorithm import make_algorithm, make_roles
     from rllm.trainer.config import load_config

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,27 +34,27 @@ NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 def demo(
     seed: Annotated[int, typer.Option(help="Another seed gives other tasks and another run.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Run folder to go on from.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a tiny model to use its tools instead of guessing: a plain `openai` agent, its exact tokens, and GRPO.
 
     Builds the model on first use. Everything happens on this machine.
     """
     started = time.perf_counter()
-    from rich.console import Console
-
-    from rllm.cli.training import accuracies, print_json, quiet_libraries, stopped
+    from rllm.cli import terminal
+    from rllm.cli.stopping import CTRL_C, tell_stopped
+    from rllm.cli.training import accuracies, quiet_libraries
 
     quiet_libraries()
-    console = Console(stderr=as_json, highlight=False)
+    console = terminal.console(stderr=as_json)
     config = _config(seed, resume)
     assert config.run_dir is not None
     samples = _FirstAndLast()
     try:
         _train(console, config, samples, resume=resume is not None)
     except KeyboardInterrupt:
-        stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)])
-        sys.exit(130)
+        tell_stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)], num_steps=config.num_steps)
+        sys.exit(CTRL_C)
     measured = accuracies(config.run_dir)
     outcome = {
         "accuracy_before": measured[0],
@@ -62,7 +64,7 @@ def demo(
     }
     _report(console, samples, config, outcome)
     if as_json:
-        print_json(outcome)
+        terminal.print_json(outcome)
 
 
 class _FirstAndLast:
@@ -140,7 +142,7 @@ def _policy(console: Console) -> Path:
 def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:
     """What came of it, seen in one conversation, and what to do next."""
     from rllm.cli.display import conversation
-    from rllm.cli.training import command
+    from rllm.cli.terminal import command
 
     pair = _same_task(samples.evaluations)
     for title, episode in zip(("Before", "After"), pair, strict=False):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -35,15 +37,15 @@ def doctor(
     ] = None,
     run_dir: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Where rllm gateway is to listen.", min=0, max=65535)] = 8080,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find out what keeps this machine, a model, or with --endpoint a server from training, and what helps.
 
     The exit code is 1 if anything does.
     """
-    from rich.console import Console
+    from rllm.cli import terminal
 
-    console = Console(stderr=as_json, highlight=False)
+    console = terminal.console(stderr=as_json)
     if endpoint is None:
         ok = _look_at_machine(console, model, run_dir, port, as_json=as_json)
     else:
@@ -53,7 +55,7 @@ def doctor(
 
 
 def _look_at_machine(console: Console, model: str | None, run_dir: Path, port: int, *, as_json: bool) -> bool:
-    from rllm.cli.training import print_json
+    from rllm.cli.terminal import print_json
     from rllm.trainer.checkup import checkup
 
     findings = checkup(model=model, run_dir=run_dir, port=port)
@@ -67,7 +69,7 @@ def _look_at_machine(console: Console, model: str | None, run_dir: Path, port: i
 
 
 def _look_at_server(console: Console, endpoint: str, model: str | None, api_key: str | None, *, as_json: bool) -> bool:
-    from rllm.cli.training import print_json
+    from rllm.cli.terminal import print_json
     from rllm.inference.capabilities import probe
 
     found = probe(endpoint, model=model, api_key=api_key)

@@ -10,22 +10,25 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm.cli.options import Reward
+from rllm.cli import terminal
+from rllm.cli.options import Agent, AsJson, ModelOrName, Reward, Server, ServerKind, Split
+from rllm.cli.stopping import CTRL_C
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from rllm.cli.model_source import ModelSource
     from rllm.evaluation.evaluate import Evaluation
+    from rllm.evaluation.report import Report
     from rllm.trainer.config import TrainConfig
 
 
 def evaluate(
-    agent: Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")],
+    agent: Agent,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings: sampling.max_tokens=512, model.dtype=bfloat16.", metavar="KEY=VALUE"),
@@ -35,25 +38,10 @@ def evaluate(
         str | None,
         typer.Option(help="Tasks: a file, the name of a registered dataset, or a hub id.", show_default=False),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Part of the dataset that is taken.", show_default=False)] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model folder or hub id; with --base-url, the server's name for it.", show_default=False),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            help="OpenAI-compatible server that has the model; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
-            metavar="URL",
-            show_default=False,
-        ),
-    ] = None,
-    upstream_kind: Annotated[
-        Literal["vllm", "openai"],
-        typer.Option(
-            help="vllm: the server takes extra fields (also SGLang, rllm). openai: it rejects unknown fields."
-        ),
-    ] = "vllm",
+    split: Split = None,
+    model: ModelOrName = None,
+    base_url: Server = None,
+    upstream_kind: ServerKind = "vllm",
     num_rollouts: Annotated[int, typer.Option("--n", "-n", help="Rollouts of each task.", min=1)] = 1,
     limit: Annotated[int | None, typer.Option(help="Only the first tasks.", min=1, show_default=False)] = None,
     temperature: Annotated[
@@ -65,22 +53,20 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the evaluation; one that exists is gone on with.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Judge any agent: accuracy, pass@k, reward, cost, and why rollouts failed.
 
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command with the
     same --out makes only the rollouts that are missing or failed.
     """
-    from rich.console import Console
-
     from rllm.cli.agent_file import load_agent
     from rllm.cli.eval_display import show_report
     from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.cli.task_source import read_tasks
-    from rllm.cli.training import lead_to_gateway, print_json
+    from rllm.cli.training import lead_to_gateway
     from rllm.engine.signature import check_rows
-    from rllm.errors import ConfigError, RolloutError
+    from rllm.errors import ConfigError
     from rllm.evaluation.evaluate import Evaluation
 
     started = time.perf_counter()
@@ -96,8 +82,6 @@ def evaluate(
     check_rows(function, data)
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
-    again = _resume_command(folder, given=out is not None)
-    console = Console(stderr=True, highlight=False)
     with Evaluation.opened(
         data,
         folder=folder,
@@ -106,21 +90,44 @@ def evaluate(
         limit=limit,
         sampling=sampling,
     ) as evaluation:
-        console.print(f"Folder: {folder}\nCtrl-C keeps what is done; go on with: {again}", soft_wrap=True, markup=False)
+        again = _resume_command(folder, given=out is not None)
         limits = {"max_concurrent": max_concurrent, "timeout_s": timeout, "num_retries": config.rollout.num_retries}
-        try:
-            _make_missing(evaluation, function, source, config, console, **limits)
-        except KeyboardInterrupt:
-            console.print(f"\nStopped. What is done is kept; go on with: {again}", soft_wrap=True, markup=False)
-            sys.exit(130)
+        _complete(evaluation, function, source, config, again=again, **limits)
         report = evaluation.report()
-    show_report(Console(stderr=as_json, highlight=False), f"{agent} on {dataset} with {source.name}", report)
+    show_report(terminal.console(stderr=as_json), f"{agent} on {dataset} with {source.name}", report)
     if as_json:
-        print_json({**report.to_dict(), "out": str(folder), "seconds": time.perf_counter() - started})
-    if report.num_failed == report.num_rollouts:
-        raise RolloutError(
-            f"all {report.num_rollouts} rollouts failed, so this says nothing about the model: {report.failures[0]}"
+        seconds = time.perf_counter() - started
+        terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
+    _fail_if_all_did(report)
+
+
+def _complete(
+    evaluation: Evaluation,
+    function: Callable[..., Any],
+    source: ModelSource,
+    config: TrainConfig,
+    *,
+    again: str,
+    **limits: Any,
+) -> None:
+    """Make what is missing. Ctrl-C ends the process, saying that `again` goes on."""
+    console = terminal.console(stderr=True)
+    console.print(
+        f"Folder: {evaluation.folder.path}\nCtrl-C keeps what is done; go on with: {again}",
+        soft_wrap=True,
+        markup=False,
+    )
+    if not evaluation.missing:
+        console.print("Every rollout is already there.")
+        return
+    try:
+        _make_missing(evaluation, function, source, config, console, **limits)
+    except KeyboardInterrupt:
+        kept = (
+            f"{evaluation.num_done} of {evaluation.num_planned} rollouts are done and kept in {evaluation.folder.path}"
         )
+        console.print(f"\nStopped. {kept}.\nGo on with: {again}", soft_wrap=True, markup=False)
+        sys.exit(CTRL_C)
 
 
 def _make_missing(
@@ -138,9 +145,6 @@ def _make_missing(
     from rllm.gateway.server import GatewayServer
     from rllm.store import open_store
 
-    if not evaluation.missing:
-        console.print("Every rollout is already there.")
-        return
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
     settings = config.gateway
     address = GatewayConfig(host=settings.host, port=settings.port, otel=settings.otel, shutdown_timeout_s=1.0)
@@ -152,6 +156,15 @@ def _make_missing(
         closing(EvaluationDisplay(console)) as display,
     ):
         asyncio.run(_quiet_when_stopped(evaluation.run(engine, on_progress=display, **limits)))
+
+
+def _fail_if_all_did(report: Report) -> None:
+    from rllm.errors import RolloutError
+
+    if report.num_failed == report.num_rollouts:
+        raise RolloutError(
+            f"all {report.num_rollouts} rollouts failed, so this says nothing about the model: {report.failures[0]}"
+        )
 
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
@@ -223,6 +236,4 @@ def _agent_identity(agent: str) -> str:
 
 
 def _resume_command(folder: Path, *, given: bool) -> str:
-    from rllm.cli.training import command
-
-    return f"{command()} {shlex.join([*sys.argv[1:], *([] if given else ['--out', str(folder)])])}"
+    return f"{terminal.command()} {shlex.join([*sys.argv[1:], *([] if given else ['--out', str(folder)])])}"

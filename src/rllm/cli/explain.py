@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli.options import OnlyJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,15 +20,13 @@ def explain(
     run: Annotated[Path, typer.Argument(help="Run folder, or a traces.db.")],
     episode: Annotated[str, typer.Argument(help="Episode: TASK_ID:INDEX, or the id of its session.")],
     tokens: Annotated[bool, typer.Option("--tokens", help="Also every sampled token.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: OnlyJson = False,
 ) -> None:
     """Show reward, group, baseline, advantage and weight version of every step of an episode.
 
     Steps are in the order of their calls; a step that was not trained on says why.
     """
-    from rich.console import Console
-
-    from rllm.cli.training import print_json
+    from rllm.cli import terminal
     from rllm.errors import ConfigError
     from rllm.store import open_store
     from rllm.trainer.explain import explain as read
@@ -40,10 +40,9 @@ def explain(
     finally:
         store.close()
     if as_json:
-        print_json(found.to_dict())
+        terminal.print_json(found.to_dict())
         return
-    console = Console(highlight=False)
-    _show(console if console.is_terminal else Console(highlight=False, width=160), found, tokens=tokens)
+    _show(terminal.console(wide=True), found, tokens=tokens)
 
 
 def _show(console: Console, episode: ExplainedEpisode, *, tokens: bool) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rllm.cli.options import Checkpoint
+
 if TYPE_CHECKING:
     from rllm.types import Episode
 
@@ -26,7 +28,7 @@ def export(
     ] = None,
     adapter: Annotated[Path | None, typer.Option(help="Its LoRA adapter, to a folder.", show_default=False)] = None,
     html: Annotated[Path | None, typer.Option(help="A report, to one HTML file.", show_default=False)] = None,
-    checkpoint: Annotated[str, typer.Option(help="latest, best, or one by name, such as step-000020.")] = "latest",
+    checkpoint: Checkpoint = "latest",
     split: Annotated[Literal["train", "eval", "all"], typer.Option(help="Which episodes.")] = "all",
     min_reward: Annotated[
         float | None, typer.Option(help="Only trajectories that earned at least this.", show_default=False)

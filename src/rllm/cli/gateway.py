@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rllm.cli.options import DEFAULT_STORE, GatewayKey, Host, KeepDays, MaxGb, Port, ServerKind, Store, Tokenizer
+
 if TYPE_CHECKING:
     from rllm.gateway.upstream import UpstreamPool
 
@@ -20,15 +22,10 @@ def gateway(
             show_default=False,
         ),
     ],
-    store: Annotated[str, typer.Option(help="Where traces are kept.", metavar="URL")] = "sqlite:///traces.db",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any but a loopback one needs --api-key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key that clients must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False),
-    ] = None,
+    store: Store = DEFAULT_STORE,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    api_key: GatewayKey = None,
     admin_key: Annotated[
         str | None,
         typer.Option(
@@ -44,19 +41,8 @@ def gateway(
     model: Annotated[
         str | None, typer.Option(help="Model to ask the upstream for, whatever agents name.", show_default=False)
     ] = None,
-    upstream_kind: Annotated[
-        Literal["vllm", "openai"],
-        typer.Option(
-            help="vllm: returns token ids, takes extra fields (also SGLang, rllm). openai: rejects unknown fields."
-        ),
-    ] = "vllm",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of the served model: later turns then go on from the very tokens that were sampled.",
-            show_default=False,
-        ),
-    ] = None,
+    upstream_kind: ServerKind = "vllm",
+    tokenizer: Tokenizer = None,
     max_in_flight: Annotated[
         int, typer.Option(help="Calls under way at one replica; more wait in the gateway.", min=1)
     ] = 1024,
@@ -70,12 +56,8 @@ def gateway(
     total_s: Annotated[
         float, typer.Option(help="Seconds that a call may take, waiting and retries included.")
     ] = 3600.0,
-    keep_days: Annotated[
-        float | None, typer.Option(help="Delete sessions this long after their last call.", show_default=False)
-    ] = None,
-    max_gb: Annotated[
-        float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
-    ] = None,
+    keep_days: KeepDays = None,
+    max_gb: MaxGb = None,
     calls_per_minute: Annotated[
         float | None,
         typer.Option(help="Calls answered in a minute; further ones get 429.", show_default=False),

@@ -19,7 +19,7 @@ def init(
     ] = False,
 ) -> None:
     """Make a project: an agent and its reward, tasks, tests that need no model, and settings."""
-    from rllm.cli.training import command
+    from rllm.cli.terminal import command
     from rllm.errors import ConfigError
 
     if folder.exists() and not folder.is_dir():

@@ -1,9 +1,9 @@
-"""The arguments and options that the commands which train have in common."""
+"""The arguments and options that several commands have, each with one meaning."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -47,3 +47,52 @@ DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, print every setting and where it comes from, and stop.")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")]
+OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON on stdout, in the place of text.")]
+
+Agent: TypeAlias = Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")]
+Checkpoint: TypeAlias = Annotated[
+    str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")
+]
+
+Server: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="OpenAI-compatible server that has the model; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+ModelOrName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Model folder or hub id; of a model that a server has, its name there.", show_default=False),
+]
+ServerKind: TypeAlias = Annotated[
+    Literal["vllm", "openai"],
+    typer.Option(help="vllm: the server takes extra fields (also SGLang, rllm). openai: it rejects unknown fields."),
+]
+Tokenizer: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or hub id of the served model: later turns then go on from the very tokens that were sampled.",
+        show_default=False,
+    ),
+]
+
+DEFAULT_STORE = "sqlite:///traces.db"
+Store: TypeAlias = Annotated[
+    str, typer.Option("--store", help="Where traces are kept: a file or a URL.", metavar="STORE")
+]
+KeepDays: TypeAlias = Annotated[
+    float | None, typer.Option(help="Delete sessions whose last call is more days ago.", show_default=False)
+]
+MaxGb: TypeAlias = Annotated[
+    float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
+]
+Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on; any but a loopback one needs a key.")]
+Port: TypeAlias = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
+GatewayKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Key of the gateway, which its clients present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False
+    ),
+]

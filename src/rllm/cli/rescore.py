@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,17 +27,16 @@ def rescore(
     ],
     top: Annotated[int, typer.Option(help="How many of the largest changes to show.", min=0)] = 10,
     max_concurrent: Annotated[int, typer.Option(help="Rewards computed at a time.", min=1)] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute new rewards over the stored episodes of a run or an evaluation, and show what they change.
 
     They are written to a file of their own beside the old ones, which stay; `rllm export --rewards` takes it.
     """
-    from rich.console import Console
     from rich.progress import Progress, TextColumn
 
+    from rllm.cli import terminal
     from rllm.cli.agent_file import load_function
-    from rllm.cli.training import print_json
     from rllm.errors import ConfigError, RewardError
     from rllm.rewards.judged import check_reward
     from rllm.trainer.history import stored_episodes
@@ -46,7 +47,7 @@ def rescore(
         os.environ.setdefault(name, "unused")
     function = load_function(reward, what="reward")
     check_reward(function)
-    console = Console(stderr=as_json, highlight=False)
+    console = terminal.console(stderr=as_json)
     with Progress(TextColumn("scoring {task.completed}"), console=console, transient=True) as bar:
         task = bar.add_task("scoring", total=None)
         found = list(
@@ -64,7 +65,7 @@ def rescore(
     _show(console, comparison)
     console.print(f"New rewards: {path}", soft_wrap=True, markup=False)
     if as_json:
-        print_json({**comparison.to_dict(), "file": str(path)})
+        terminal.print_json({**comparison.to_dict(), "file": str(path)})
     if comparison.num_failed == comparison.num_trajectories:
         raise RewardError(f"{reward} raised for all {comparison.num_failed} trajectories: {found[0].error}")
 

@@ -5,34 +5,41 @@ from __future__ import annotations
 import codecs
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
+
+from rllm.cli.options import DEFAULT_STORE, GatewayKey, ModelOrName, Server, ServerKind, Store, Tokenizer
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
     from rllm.engine.capture import SessionTraces
     from rllm.gateway.upstream import UpstreamKind
     from rllm.sdk.supervised import Limits, ProgramResult, Stream
+    from rllm.types import Trace
 
 TIMED_OUT = 124
 """The exit code where the time was up, as of timeout(1)."""
+LAST_CALLS_S = 2.0
+"""How long calls that a program has left behind may take to end, and be stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSession:
     """A session of a gateway that is there."""
 
+    name: str
     base_url: str
     key: str | None
     store: SessionTraces
+    settle: Callable[[ProgramResult], None]
+    """Waits, not for long, for what is still to be stored of a program that has ended."""
 
 
 def run(
@@ -43,38 +50,12 @@ def run(
     gateway: Annotated[
         str | None, typer.Option(help="Gateway that is running already.", metavar="URL", show_default=False)
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key of that gateway.", envvar="RLLM_GATEWAY_API_KEY", show_default=False),
-    ] = None,
-    upstream: Annotated[
-        str | None,
-        typer.Option(
-            help="OpenAI-compatible server; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
-            metavar="URL",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model folder or hub id; with --upstream, the server's name for it.", show_default=False),
-    ] = None,
-    upstream_kind: Annotated[
-        Literal["vllm", "openai"],
-        typer.Option(
-            help="vllm: the server takes extra fields (also SGLang, rllm). openai: it rejects unknown fields."
-        ),
-    ] = "vllm",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of the served model: later turns then go on from the very tokens that were sampled.",
-            show_default=False,
-        ),
-    ] = None,
-    store: Annotated[
-        str, typer.Option(help="Where traces are kept, unless --gateway keeps them.", metavar="URL")
-    ] = "sqlite:///traces.db",
+    api_key: GatewayKey = None,
+    upstream: Server = None,
+    model: ModelOrName = None,
+    upstream_kind: ServerKind = "vllm",
+    tokenizer: Tokenizer = None,
+    store: Store = DEFAULT_STORE,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which it is ended, with exit code 124.", show_default=False)
     ] = None,
@@ -94,12 +75,13 @@ def run(
 ) -> None:
     """Start any program with its model clients led to a gateway, and take back what it did, token by token.
 
-    The model is that of --gateway, of --upstream or of --model. Exit code: the program's own; 124 if its time was up; 1 if it
-    ended well and no call of it arrived. All processes that it has started end with it.
+    The model is that of --gateway, of --upstream or of --model. A gateway that runs already keeps the traces; else they are in
+    --store. Exit code: the program's own; 124 if its time was up; 1 if it ended well and no call of it arrived. All processes
+    that it has started end with it.
     """
-    from rllm.cli.run_report import episode_of, summary, why_no_calls
+    from rllm.cli.run_report import episode_of, summary
     from rllm.engine.episode_log import to_json
-    from rllm.errors import CaptureError, ConfigError
+    from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
     from rllm.sdk.supervised import Limits
 
@@ -112,22 +94,16 @@ def run(
         )
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "command": shlex.join(command)}
-    with _terminated_like_interrupted(), ExitStack() as stack:
-        if gateway is not None:
-            opened = _remote_session(gateway, api_key, name, notes)
-        else:
-            source = _source(upstream, model, upstream_kind, tokenizer)
-            opened = stack.enter_context(_own_session(source, store, name, notes))
-        before = {trace.id for trace in opened.store.by_session(name)}
-        done = _run(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
-        traces = [trace for trace in opened.store.by_session(name) if trace.id not in before]
+    place = (
+        _own_session(_source(upstream, model, upstream_kind, tokenizer), store, name, notes)
+        if gateway is None
+        else _remote_session(gateway, api_key, name, notes)
+    )
+    with place as opened:
+        done, traces = _captured(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
     code = TIMED_OUT if done.timed_out else done.exit_code if done.exit_code >= 0 else 128 - done.exit_code
     if not traces and not allow_no_calls:
-        problem = why_no_calls(command, opened.base_url, done)
-        if code == 0:
-            raise CaptureError(problem)
-        print(f"rllm: {problem}", file=sys.stderr)
-        sys.exit(code)
+        _fail_without_calls(command, opened, done, code)
     episode = episode_of(name, command, done, traces)
     text = to_json(episode.to_dict()).decode()
     if out is not None:
@@ -135,6 +111,27 @@ def run(
     if as_json:
         print(text, flush=True)
     print(summary(episode, traces, done, store=store if gateway is None else None), file=sys.stderr)
+    sys.exit(code)
+
+
+def _captured(
+    command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO
+) -> tuple[ProgramResult, list[Trace]]:
+    """How the program ended, and the calls that it made; those which the session had before are not among them."""
+    before = {trace.id for trace in session.store.by_session(session.name)}
+    done = _run(command, limits, session, stdout=stdout)
+    session.settle(done)
+    return done, [trace for trace in session.store.by_session(session.name) if trace.id not in before]
+
+
+def _fail_without_calls(command: Sequence[str], session: OpenSession, done: ProgramResult, code: int) -> NoReturn:
+    from rllm.cli.run_report import why_no_calls
+    from rllm.errors import CaptureError
+
+    problem = why_no_calls(command, session.base_url, done)
+    if code == 0:
+        raise CaptureError(problem)
+    print(f"rllm: {problem}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -163,15 +160,21 @@ def _source(upstream: str | None, model: str | None, kind: UpstreamKind, tokeniz
     return embedded(config, max_concurrent=16)
 
 
-def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[str, Any]) -> OpenSession:
+@contextmanager
+def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
+    from rllm.engine.capture import LATE_TRACE_S
     from rllm.engine.remote_gateway import RemoteGateway
     from rllm.errors import ConfigError
+
+    def settle(done: ProgramResult) -> None:
+        if done.num_killed:  # it may have been in the middle of a call; that gateway serves others, and goes on
+            time.sleep(LATE_TRACE_S)
 
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--gateway {url}: use a gateway's URL, like http://127.0.0.1:8080")
     gateway = RemoteGateway(url=url.rstrip("/").removesuffix("/v1"), api_key=api_key)
     base_url, key = gateway.open_session_with_key(name, metadata=metadata)
-    return OpenSession(base_url=base_url, key=key, store=gateway)
+    yield OpenSession(name=name, base_url=base_url, key=key, store=gateway, settle=settle)
 
 
 @contextmanager
@@ -183,9 +186,10 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
     with (
         source.upstream as upstream,
         closing(open_store(store)) as traces,
-        GatewayServer(traces, upstream, GatewayConfig(shutdown_timeout_s=1.0)) as gateway,
+        GatewayServer(traces, upstream, GatewayConfig(shutdown_timeout_s=LAST_CALLS_S)) as gateway,
     ):
-        yield OpenSession(base_url=gateway.open_session(name, metadata=metadata), key=None, store=traces)
+        base_url = gateway.open_session(name, metadata=metadata)
+        yield OpenSession(name=name, base_url=base_url, key=None, store=traces, settle=lambda _: gateway.stop())
 
 
 def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
@@ -228,18 +232,3 @@ class _Printer:
             stream.flush()
         except BrokenPipeError:  # as of `| head`; what the program does is wanted still
             del self._streams[name]
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this command as Ctrl-C does, with its program, and not without."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli.options import DEFAULT_STORE, Checkpoint, GatewayKey, Host, Port, Store
+
 if TYPE_CHECKING:
     from rllm.gateway.upstream import Upstream
     from rllm.trainer.config import TrainConfig
@@ -24,18 +26,11 @@ def serve(
         list[str] | None,
         typer.Argument(help="Settings: model.dtype=bfloat16, model.engine=vllm, vllm.port=...", metavar="KEY=VALUE"),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")
-    ] = "latest",
-    store: Annotated[str, typer.Option(help="Where traces are kept.", metavar="URL")] = "sqlite:///traces.db",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any but a loopback one needs --api-key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key that clients must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False),
-    ] = None,
+    checkpoint: Checkpoint = "latest",
+    store: Store = DEFAULT_STORE,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    api_key: GatewayKey = None,
     max_concurrent: Annotated[int, typer.Option(help="Answers made at a time; more wait.", min=1)] = 64,
 ) -> None:
     """Serve a model over every route of the gateway, and keep what is said: chat completions, responses, messages.

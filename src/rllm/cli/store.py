@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli import terminal
+from rllm.cli.options import DEFAULT_STORE, KeepDays, MaxGb
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm.store.base import TraceStore
 
 store = typer.Typer(name="store", help="Copy and prune trace stores.", no_args_is_help=True)
-
-DEFAULT = "sqlite:///traces.db"
 
 
 def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
@@ -43,7 +43,6 @@ def migrate(
 
     Each session is read back and compared. The source stays as it is.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from rllm.store import open_store
@@ -56,7 +55,7 @@ def migrate(
     with (
         open_existing(source) as read,
         open_store(target) as written,
-        Progress(*columns, console=Console(stderr=True)) as bar,
+        Progress(*columns, console=terminal.console(stderr=True)) as bar,
     ):
         task = bar.add_task("copying", total=sum(1 for _ in every_session(read)))
 
@@ -72,13 +71,9 @@ def migrate(
 
 @store.command()
 def prune(
-    url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT,
-    keep_days: Annotated[
-        float | None, typer.Option(help="Delete sessions whose last call is older.", show_default=False)
-    ] = None,
-    max_gb: Annotated[
-        float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
-    ] = None,
+    url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT_STORE,
+    keep_days: KeepDays = None,
+    max_gb: MaxGb = None,
 ) -> None:
     """Delete old sessions, by age, by size, or both."""
     from rllm.store.retention import Retention

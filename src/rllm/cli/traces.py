@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rllm.cli.store import DEFAULT, open_existing
+from rllm.cli import terminal
+from rllm.cli.options import DEFAULT_STORE, OnlyJson, Store
+from rllm.cli.store import open_existing
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,16 +20,13 @@ if TYPE_CHECKING:
 
 traces = typer.Typer(name="traces", help="List, show, export and delete captured calls.", no_args_is_help=True)
 
-Store = Annotated[str, typer.Option("--store", help="Where the traces are: a file or a URL.", metavar="STORE")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-
 
 @traces.command("list")
 def list_sessions(
-    url: Store = DEFAULT,
+    url: Store = DEFAULT_STORE,
     limit: Annotated[int, typer.Option(help="How many to list.", min=1)] = 20,
     offset: Annotated[int, typer.Option(help="How many of the newest to leave out.", min=0)] = 0,
-    as_json: AsJson = False,
+    as_json: OnlyJson = False,
 ) -> None:
     """List sessions, newest first."""
     from rich.markup import escape
@@ -42,15 +41,15 @@ def list_sessions(
     for info in found:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_at))
         table.add_row(escape(info.id), began, str(info.num_traces), escape(_short(info.metadata)))
-    _console().print(table)
+    terminal.console(wide=True).print(table)
 
 
 @traces.command()
 def show(
     session: Annotated[str, typer.Argument(help="Session, or the id of a call.")],
     trace: Annotated[str | None, typer.Argument(help="One call of the session, by its id.", show_default=False)] = None,
-    url: Store = DEFAULT,
-    as_json: AsJson = False,
+    url: Store = DEFAULT_STORE,
+    as_json: OnlyJson = False,
 ) -> None:
     """Show the calls of a session, or one of them with its messages."""
     from rich.markup import escape
@@ -63,7 +62,7 @@ def show(
     if as_json:
         _print_json(calls[0].to_dict() if trace else [call.to_dict() for call in calls])
         return
-    console = _console()
+    console = terminal.console(wide=True)
     if trace is None:
         console.print(f"[bold]{escape(session)}[/]  {escape(_short(found.metadata))}")
         console.print(_table_of(calls))
@@ -83,7 +82,7 @@ def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
 @traces.command()
 def export(
     path: Annotated[Path, typer.Argument(help="File to write; .jsonl or .parquet.")],
-    url: Store = DEFAULT,
+    url: Store = DEFAULT_STORE,
     session: Annotated[
         list[str] | None, typer.Option(help="Only this session; may be repeated.", show_default=False)
     ] = None,
@@ -108,7 +107,7 @@ def export(
 @traces.command()
 def delete(
     session: Annotated[list[str], typer.Argument(help="Sessions.")],
-    url: Store = DEFAULT,
+    url: Store = DEFAULT_STORE,
 ) -> None:
     """Delete sessions with their traces. By age or size: `rllm store prune`."""
     from rllm.store.retention import delete_sessions
@@ -176,10 +175,3 @@ def _print_json(value: Any) -> None:
     from rllm.store.codec import any_to_json
 
     print(any_to_json(value).decode())
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)

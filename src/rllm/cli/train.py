@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rllm.cli.options import (
+    Agent,
     AsJson,
     Backend,
     Config,
@@ -23,7 +24,7 @@ from rllm.cli.options import (
 
 
 def train(
-    agent: Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")],
+    agent: Agent,
     settings: Settings = None,
     reward: Reward = None,
     data: Annotated[

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
+from rllm.cli.stopping import CTRL_C, tell_stopped
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
@@ -24,7 +22,9 @@ from rllm.trainer.config.load import Layer, from_layers, layers_of
 from rllm.trainer.config.sizes import in_words
 
 if TYPE_CHECKING:
-    from rllm.trainer.agent_trainer import AgentTrainer
+    from rich.console import Console
+
+    from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,24 +95,15 @@ def carry_out(
         return
     if port is not None:
         trainer.config.gateway.port = port
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
-    console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True, markup=False)
-    trainer.trackers = shown = display(console, trainer)
-    try:
-        result = trainer.train()
-    except KeyboardInterrupt:
-        stopped(console, trainer.run_dir, [*again, "--resume", str(trainer.run_dir)])
-        sys.exit(130)
-    finally:
-        for tracker in shown:  # nobody else does where the run does not begin
-            tracker.close()
+    result = _trained(trainer, console, [*again, "--resume", str(trainer.run_dir)])
     console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True, markup=False)
     if outcome is not None:
         name, measure = outcome
         measured = measure(result.run_dir)
-        print_json(
+        terminal.print_json(
             {
                 f"{name}_before": measured[0] if measured else None,
                 f"{name}_after": measured[-1] if measured else None,
@@ -120,6 +111,20 @@ def carry_out(
                 "run_dir": str(result.run_dir),
             }
         )
+
+
+def _trained(trainer: AgentTrainer, console: Console, again: Sequence[str]) -> TrainResult:
+    """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on."""
+    try:
+        console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True, markup=False)
+        with ExitStack() as shown:
+            trainer.trackers = display(console, trainer)
+            for tracker in trainer.trackers:  # nobody else closes them where the run does not begin
+                shown.callback(tracker.close)
+            return trainer.train()
+    except KeyboardInterrupt:
+        tell_stopped(console, trainer.run_dir, again, num_steps=trainer.config.num_steps)
+        sys.exit(CTRL_C)
 
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
@@ -189,27 +194,3 @@ def quiet_libraries() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def print_json(values: dict[str, Any]) -> None:
-    """The last line of `--json`."""
-    print(json.dumps(values), flush=True)
-
-
-def command() -> str:
-    """How this user can start `rllm`: by name where it is on the PATH, else as it was started now."""
-    if shutil.which("rllm"):
-        return "rllm"
-    started = Path(sys.argv[0])
-    if started.name != "rllm":
-        return f"{sys.executable} -m rllm"
-    here = Path.cwd()
-    return str(started.relative_to(here) if started.is_relative_to(here) else started)
-
-
-def stopped(console: Console, run_dir: Path, again: Sequence[str]) -> None:
-    """What to say after Ctrl-C; `again` are the arguments that go on with the run."""
-    console.print(
-        f"\nStopped. The last whole step is saved; go on with: [bold]{command()} {shlex.join(again)}[/]", soft_wrap=True
-    )
-    console.print(f"The run so far is in {run_dir}", soft_wrap=True, markup=False)

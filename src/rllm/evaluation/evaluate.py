@@ -114,6 +114,16 @@ class Evaluation:
         """The attempts that were not made yet, or failed, in the order of the dataset."""
         return [attempt for key, attempt in self._planned.items() if not self._is_done(key)]
 
+    @property
+    def num_planned(self) -> int:
+        """How many rollouts it consists of."""
+        return len(self._planned)
+
+    @property
+    def num_done(self) -> int:
+        """How many of them were made and did not fail."""
+        return sum(map(self._is_done, self._planned))
+
     async def run(
         self,
         rollout: Rollout,

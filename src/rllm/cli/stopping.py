@@ -1,0 +1,71 @@
+"""How a command ends before its time: on Ctrl-C, or on a signal that means the same, saying what is kept."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rllm.cli.terminal import command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CTRL_C = 128 + signal.SIGINT
+"""The exit code of a command that was interrupted."""
+_LIKE_CTRL_C = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def signals_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt what is inside as Ctrl-C does; only the exit code tells which it was: 143 or 129.
+
+    One that is ignored stays so, as under nohup.
+    """
+    heard: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(on_ctrl_c):
+            raise KeyboardInterrupt
+        on_ctrl_c(signal.SIGINT, frame)
+
+    before = {number: handler for number in _LIKE_CTRL_C if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except SystemExit as ended:
+        if heard and ended.code == CTRL_C:
+            raise SystemExit(128 + heard[0]) from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tell_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
+    """Say what is kept of a training run that was stopped; `again` are the arguments that go on with it."""
+    told = f"{_kept(run_dir, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
+    if not (run_dir / "config.yaml").is_file():
+        told = "The run had not begun, so there is nothing to keep; the same command begins anew."
+    console.print(f"\nStopped. {told}", soft_wrap=True, markup=False)
+
+
+def _kept(run_dir: Path, num_steps: int) -> str:
+    from rllm.trainer.checkpoint import Checkpoints, read_state
+    from rllm.trainer.run_folder import evaluations_of
+
+    latest = Checkpoints(run_dir, keep=1).latest()
+    steps_done = 0 if latest is None else read_state(latest)["step"]
+    if steps_done:
+        return (
+            f"{steps_done} of {num_steps} steps are done and saved in {run_dir}; one that was under way is made again."
+        )
+    kept = "settings and first evaluation" if evaluations_of(run_dir) else "settings"
+    return f"No step was done yet, so nothing is learned; {run_dir} keeps its {kept}."

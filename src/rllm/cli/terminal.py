@@ -1,0 +1,43 @@
+"""What commands print on, and the words that all of them print."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH_ELSEWHERE = 200
+"""How wide tables may be where no terminal bounds them."""
+
+
+def console(*, stderr: bool = False, wide: bool = False) -> Console:
+    """Where a command prints: in plain letters where no terminal is or `NO_COLOR` is set; there `wide` tables are not cut."""
+    from rich.console import Console
+
+    found = Console(stderr=stderr, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    if wide and not found.is_terminal:
+        found.width = _WIDTH_ELSEWHERE
+    return found
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """The last line of `--json`."""
+    print(json.dumps(values), flush=True)
+
+
+def command() -> str:
+    """How this user can start `rllm`: by name where it is on the PATH, else as it was started now."""
+    if shutil.which("rllm"):
+        return "rllm"
+    started = Path(sys.argv[0])
+    if started.name != "rllm":
+        return f"{sys.executable} -m rllm"
+    here = Path.cwd()
+    return str(started.relative_to(here) if started.is_relative_to(here) else started)

@@ -1,0 +1,82 @@
+"""Commands that are stopped; signals come from this very process."""
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+
+import pytest
+
+from rllm.cli import terminal
+from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c, tell_stopped
+
+from .conftest import here
+
+ENDED_BY_ITS_AGENT = """
+import os, signal
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def agent(question, answer):
+    client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}], max_tokens=4)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 1.0
+"""
+
+
+async def work_until(number, saved):
+    try:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(60)
+    finally:
+        saved.append("the last step")
+
+
+def command(number, saved):
+    with signals_like_ctrl_c():
+        try:
+            asyncio.run(work_until(number, saved))
+        except KeyboardInterrupt:
+            sys.exit(CTRL_C)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_lets_work_end_in_order_and_is_told_by_the_exit_code(number, code):
+    saved, before = [], signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        command(number, saved)
+    assert (ended.value.code, saved) == (code, ["the last step"])
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_like_ctrl_c():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, policy):
+    (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT)
+    small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "eval.at_start=false", "run_dir=run"]
+    done = here("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=work)
+    assert done.returncode == 143
+    told = done.stderr.splitlines()
+    assert told[-2] == "Stopped. No step was done yet, so nothing is learned; run keeps its settings."
+    assert told[-1].startswith("Go on with: ")
+    again = shlex.split(told[-1].partition("rllm ")[2])
+    (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT.replace("    os.kill", "    # os.kill"))
+    done = here(*again, cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert (work / "run" / "checkpoints" / "step-000001").is_dir()
+
+
+def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
+    tell_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
+    told = "\nStopped. The run had not begun, so there is nothing to keep; the same command begins anew.\n"
+    assert capsys.readouterr().out == told
