@@ -16,8 +16,9 @@ INSTALLED = Path(__file__).parents[2] / ".frameworks" / "claude-agent-sdk"
 @pytest.fixture(autouse=True)
 def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK alone: what it stands on is in this environment."""
-    (package,) = INSTALLED.glob("lib/python*/site-packages/claude_agent_sdk")
-    (tmp_path / "claude_agent_sdk").symlink_to(package)
+    packages = list(INSTALLED.glob("lib/python*/site-packages/claude_agent_sdk"))
+    assert packages, f"{INSTALLED} has no SDK: run `make test-frameworks FRAMEWORK={INSTALLED.name}`"
+    (tmp_path / "claude_agent_sdk").symlink_to(packages[0])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 

@@ -41,7 +41,9 @@ class Framework:
 
     @property
     def python(self) -> Path:
-        return INSTALLED / self.name / "bin" / "python"
+        installed = INSTALLED / self.name / "installed.txt"  # written when all of it is there
+        assert installed.exists(), f"{self.name} is not installed: run `make test-frameworks FRAMEWORK={self.name}`"
+        return installed.parent / "bin" / "python"
 
     @property
     def version(self) -> str | None:
