@@ -78,6 +78,37 @@ def test_a_later_sibling_finds_the_stem(new_model: Any) -> None:
     torch.testing.assert_close(logits[1:], plain_logits(model, ids), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_stems_that_are_wrong_for_a_model_are_found_out_before_they_are_used(
+    new_model: Any, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    attend = StemAttention.attend
+
+    def too_weak(self: StemAttention, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return attend(self, layer, query, *rest) * 0.9
+
+    if is_wrong:
+        monkeypatch.setattr(StemAttention, "attend", too_weak)
+    decoder: Any = choose_decoder(new_model("Qwen3"), **LIMITS)
+    assert decoder.stem_tokens == (None if is_wrong else STEM_TOKENS)
+
+
+@torch.no_grad()
+def test_new_weights_leave_nothing_of_a_stem(new_model: Any) -> None:
+    model = new_model("Qwen3")
+    decoder: Any = choose_decoder(model, **LIMITS)
+    ids = [5 + i % 200 for i in range(STEM_TOKENS + 3)]
+    decoder.add([ids, ids])
+    before = decoder.step([ids[-1], ids[-1]])
+    for weight in model.parameters():
+        weight.mul_(1.1)
+    decoder.clear()  # as the scheduler does at a publish
+    assert [added.num_cached for added in decoder.add([ids, ids])] == [0, len(ids) - 1]
+    after = decoder.step([ids[-1], ids[-1]])
+    torch.testing.assert_close(after, plain_logits(model, ids).expand(2, -1), atol=1e-4, rtol=1e-4)
+    assert (after - before).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize("length", [200, STEM_TOKENS + 244])
 @torch.no_grad()
 def test_little_memory_never_costs_a_sequence_its_keys(new_model: Any, length: int) -> None:

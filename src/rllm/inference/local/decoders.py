@@ -24,9 +24,11 @@ from rllm.inference.local.slot_decoder import SlotDecoder
 
 logger = logging.getLogger(__name__)
 
-_PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8])
-"""Prompts of different lengths, and how many tokens are appended to each."""
+_PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8], [7, 3, 5, 2, 11, 13, 1])
+"""Prompts of different lengths, and one twice; and how many tokens are appended to each."""
 _PROBE_STEPS = 3
+_PROBE_STEM_TOKENS = 4
+"""So that some prompts of the probe are stems, once."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Allowed difference of two logits as a share of the largest one; other types are only good to about 5 %."""
 
@@ -66,7 +68,7 @@ def choose_decoder(
         try:
             with torch.no_grad():
                 decoder = build()
-                exact = _is_exact(decoder, original or model, products)
+                exact = all(check(decoder, original or model, products) for check in (_is_exact, _has_exact_stems))
         except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
@@ -115,10 +117,21 @@ def _is_exact(decoder: Decoder, model: Any, products: torch.dtype | None) -> boo
         expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
         tolerance = _TOLERANCE.get(products or logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
         exact = exact and bool((logits - expected).abs().max() <= tolerance)
-        tokens = [(token + 1) % vocabulary for token in tokens]
+        tokens = [(token + 1 + number) % vocabulary for number, token in enumerate(tokens)]
         sequences = [[*sequence, token] for sequence, token in zip(sequences, tokens, strict=True)]
     decoder.clear()
     return exact
+
+
+def _has_exact_stems(decoder: Decoder, model: Any, products: torch.dtype | None) -> bool:
+    """Likewise where prompts as short as those of the probe are stems, if the decoder has any."""
+    if not isinstance(decoder, SlotDecoder) or decoder.stem_tokens is None:
+        return True
+    usual, decoder.stem_tokens = decoder.stem_tokens, _PROBE_STEM_TOKENS
+    try:
+        return _is_exact(decoder, model, products)
+    finally:
+        decoder.stem_tokens = usual
 
 
 def _say_if_slow(decoder: Decoder, model: Any) -> None:

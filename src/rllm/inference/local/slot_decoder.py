@@ -77,7 +77,9 @@ class SlotDecoder:
         self._device = shape.device
         heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", shape.num_heads)
         self._queries = heads // shape.num_heads
-        self._has_stems = short_forward is not None and shape.device.type == "cpu"
+        has_stems = short_forward is not None and shape.device.type == "cpu"
+        self.stem_tokens = STEM_TOKENS if has_stems else None
+        """From how many tokens on a prompt is a stem; `None` where none is."""
         limits = {"max_slots": max_sequences, "max_columns": max_length, "max_bytes": max_bytes * 3 // 8}
         self._prompt_cache, self._cache = SlotCache(shape, **limits), SlotCache(shape, **limits)
         self._prefixes = PrefixCache(shape, max_bytes=max_bytes // 4)
@@ -163,7 +165,7 @@ class SlotDecoder:
 
     def _new_row(self, prompt: _Prompt, num_sequences: int) -> _Row:
         length, place = len(prompt.tokens), len(self._rows)
-        if self._has_stems and length >= STEM_TOKENS:
+        if self.stem_tokens is not None and length >= self.stem_tokens:
             row = _Row(place, prompt, 0, num_sequences)
             prompt.num_rows += 1
         else:
