@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, InferenceError, RLLMError
 from rllm.gateway.upstream import EngineUpstream, UpstreamPool
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.served import ServedEngine, upstream_of
@@ -83,6 +83,23 @@ async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServe
     assert not server.requests
     ready = True
     assert (await asked).content == "A fig."
+    engine.close()
+
+
+async def test_calls_that_wait_end_with_the_reason_once_it_will_not_come_back(
+    server: ScriptedServer, tokens: TokenPrompts
+) -> None:
+    failure: Exception | None = None
+    engine = engine_on(server, tokens, is_ready=lambda: False, failure=lambda: failure)
+    waiting = [asyncio.create_task(engine.get_model_response(ASKED)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert not any(call.done() for call in waiting)
+    failure = InferenceError("it died; see vllm.log")
+    async with asyncio.timeout(60):  # calls without an answer are held for ten minutes
+        for call in (*waiting, engine.get_model_response(ASKED)):
+            with pytest.raises(InferenceError, match=r"^it died; see vllm\.log$"):
+                await call
+    assert not server.requests
     engine.close()
 
 

@@ -46,9 +46,9 @@ class GatewayError(RLLMError):
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
 
-UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off"]
+UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off", "lost"]
 """Why an upstream gave no answer. `call`: another server would not give one either. `refused`: it cannot answer now.
-`unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost."""
+`unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost. `lost`: it will not come back."""
 
 
 class UpstreamError(InferenceError):

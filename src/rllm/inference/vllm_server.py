@@ -216,7 +216,9 @@ class VLLMServer:
         Raises:
             InferenceError: if it was started as often as it may be.
         """
-        problem = "it has ended" if self._process is not None else "it was restarted, or cannot be reached"
+        problem = "it was restarted, or cannot be reached"
+        if self._process is not None and self._process.exit_code is not None:
+            problem = f"it has ended. {self._process.why_it_ended()}"
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
             logger.warning("vLLM at %s is gone (%s): start %d of %d", *self._names(problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.upstream.served import ServedEngine
+from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.vllm.command import ServeOptions
 from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload, choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.testing.tiny_policy import train_tokenizer
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PATIENCE_S = 60.0
@@ -178,6 +182,17 @@ def test_a_server_that_has_forgotten_its_weights_is_given_them_again(start: Star
     assert ours.control.is_healthy(), "a server that was joined is not ours to stop"
 
 
+def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, tmp_path: Path) -> None:
+    server = start(max_restarts=0, says=["all was well"])
+    server.watch(lambda: None)
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    eventually(lambda: server.failure is not None)
+    with pytest.raises(
+        InferenceError, match=r"the last time: it has ended\. The end of its log .*vllm\.log\):\nall was well"
+    ):
+        server.await_ready()
+
+
 def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: Path) -> None:
     server = start(max_restarts=1)
 
@@ -190,6 +205,27 @@ def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: 
     with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: it does not take the weights"):
         server.await_ready()
     assert not server.is_ready
+
+
+def test_who_waits_for_a_server_that_has_died_for_good_is_told_where_its_log_is(start: Start, tmp_path: Path) -> None:
+    server = start(max_restarts=1)
+    server.watch(lambda: None)
+    (tmp_path / "behaviour.json").write_text(json.dumps({"says": ["RuntimeError: no more"], "exits": 3}))
+    waiting = ServedEngine(
+        server.url,
+        model="policy",
+        tokens=TokenPrompts(train_tokenizer(["a fig"], vocab_size=300)),
+        facts={},
+        is_ready=lambda: server.is_ready,
+        failure=lambda: server.failure,
+    )
+    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    eventually(lambda: not server.is_ready)
+    with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: .*exit code 3") as told:
+        asyncio.run(waiting.get_model_response([{"role": "user", "content": "a fig"}]))
+    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(told.value)
+    assert "RuntimeError: no more" in str(told.value)
+    waiting.close()
 
 
 def test_a_server_that_nobody_brings_back_is_not_waited_for(start: Start, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class ServedSampler:
             tokens=TokenPrompts(tokenizer),
             facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
             is_ready=lambda: server.is_ready,
+            failure=lambda: server.failure,
             api_key=server.control.api_key,
             hold_timeout_s=server.start_timeout_s + 60.0,
         )

@@ -39,6 +39,8 @@ class Replica:
         self.weight_version: int | None = None
         self.problem: str | None = None
         """Why it is down or resting."""
+        self.is_lost = False
+        """Whether it is down for good, by whoever keeps it alive."""
         self._max_in_flight = max_in_flight
         self._check_interval_s = check_interval_s
         self._usable_from = 0.0
@@ -80,6 +82,7 @@ class Replica:
     def failed(self, error: Exception) -> None:
         """Note that it cannot be reached; from now on it is down, until a check says otherwise."""
         self.problem = str(error)
+        self.is_lost = isinstance(error, UpstreamError) and error.fault == "lost"
         if self._usable_from < math.inf:
             self._usable_from = math.inf
             logger.warning("upstream %s is down: %s", self.address, error)
@@ -114,11 +117,11 @@ class Replica:
         if self._usable_from == math.inf:
             self._recover()
 
-    async def watch(self, on_up: Callable[[], None]) -> None:
+    async def watch(self, on_change: Callable[[], None]) -> None:
         """Check it for ever: now and then while it is up and silent, and ever more rarely while it is down.
 
         Args:
-            on_up: called when calls may go to it again.
+            on_change: called when calls may go to it again, and when it is down for good.
         """
         self._check_now = asyncio.Event()
         if not self.up:
@@ -133,8 +136,8 @@ class Replica:
             with suppress(InferenceError):  # It is noted.
                 await self.check()
             num_failed = 0 if self.up else num_failed + 1
-            if self.up and not was_up:
-                on_up()
+            if (self.up and not was_up) or self.is_lost:
+                on_change()
 
     async def _wait(self, seconds: float) -> None:
         """For so long, or until a check is wanted at once."""
@@ -152,7 +155,7 @@ class Replica:
 
     def _recover(self) -> None:
         logger.info("upstream %s answers again", self.address)
-        self._usable_from, self._num_refusals, self.problem = 0.0, 0, None
+        self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
 
     def to_dict(self) -> dict[str, Any]:
         """What an operator is told."""

@@ -99,6 +99,11 @@ class ReplicaSet:
         """Whether calls are held because nobody answers, rather than for want of room, or by an operator."""
         return not self.paused and not any(replica.up or replica.paused for replica in self._replicas)
 
+    @property
+    def all_lost(self) -> bool:
+        """Whether nobody will answer who is there now."""
+        return bool(self._replicas) and all(replica.is_lost for replica in self._replicas)
+
     # What an operator asks for.
 
     def add(self, url: str) -> Replica:
@@ -269,6 +274,8 @@ class ReplicaSet:
         place = self._waiting.join()
         try:
             while True:
+                if self.all_lost:
+                    raise self._no_room(route, time.monotonic() - began)
                 down_since = (down_since or time.monotonic()) if self.all_down else None
                 until = deadline if down_since is None else min(deadline, down_since + self._config.hold_timeout_s)
                 try:
@@ -332,6 +339,8 @@ class ReplicaSet:
             )
             return UpstreamError(message, status_code=504)
         problems = "; ".join(sorted({replica.problem for replica in self._replicas if replica.problem}))
+        if self.all_lost:
+            return UpstreamError(problems, status_code=503)
         return UpstreamError(
             f"no upstream answered for the {waited_s:.1f} s that the call was held: "
             f"{problems or 'all of them were removed: add one with POST /upstreams'}",

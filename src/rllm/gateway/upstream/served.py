@@ -32,18 +32,27 @@ _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
 class ServedUpstream(HTTPUpstream):
     """A server of which more is known than it says: what kind of log-probabilities it gives, and whether it may be asked."""
 
-    def __init__(self, *args: Any, facts: Mapping[str, Any], is_ready: Callable[[], bool], **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        facts: Mapping[str, Any],
+        is_ready: Callable[[], bool],
+        failure: Callable[[], Exception | None],
+        **options: Any,
+    ) -> None:
         """As `HTTPUpstream`.
 
         Args:
             *args: see there.
             facts: what every answer says of itself, see `FACTS_KEY`.
             is_ready: whether calls may go there; while it is false they are held, as if nobody listened.
+            failure: why it will never be ready again, if so; then calls fail with it.
             **options: see there.
         """
         super().__init__(*args, **options)
         self._facts = dict(facts)
         self._is_ready = is_ready
+        self._failure = failure
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         self._check_ready()
@@ -68,6 +77,8 @@ class ServedUpstream(HTTPUpstream):
         await super().check()
 
     def _check_ready(self) -> None:
+        if (failure := self._failure()) is not None:
+            raise UpstreamError(str(failure), status_code=503, fault="lost") from failure
         if not self._is_ready():
             raise UpstreamError(
                 f"the upstream {self.base_url} is being brought back with the current weights", fault="unreachable"
@@ -91,6 +102,7 @@ class ServedEngine:
         tokens: TokenPrompts,
         facts: Mapping[str, Any],
         is_ready: Callable[[], bool] = lambda: True,
+        failure: Callable[[], Exception | None] = lambda: None,
         api_key: str | None = None,
         hold_timeout_s: float = 600.0,
     ) -> None:
@@ -102,6 +114,7 @@ class ServedEngine:
             tokens: of the policy's tokenizer.
             facts: see `ServedUpstream`.
             is_ready: likewise.
+            failure: likewise.
             api_key: the server's, if it needs one.
             hold_timeout_s: how long calls are held while it is not ready.
         """
@@ -111,6 +124,7 @@ class ServedEngine:
             "tokens": tokens,
             "facts": facts,
             "is_ready": is_ready,
+            "failure": failure,
             "api_key": api_key,
         }
         self._hold_timeout_s = hold_timeout_s
