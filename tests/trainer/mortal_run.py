@@ -1,6 +1,8 @@
 """A real training run of a very small policy that can be told when to die: a program, and what it is made of.
 
-python mortal_run.py RUN_DIR POLICY NUM_STEPS [--resume]      with DIES_AT=update:3, for example
+python mortal_run.py RUN_DIR POLICY NUM_STEPS      takes lines that say when to die, such as update:3, and dies so often
+
+Each life is a fork of the program, which has imported everything by then, and goes on where the one before it ended.
 """
 
 from __future__ import annotations
@@ -113,9 +115,25 @@ def trainer_of(run_dir: Path, model: Path, num_steps: int, max_staleness: int = 
     )
 
 
+def live(run_dir: Path, model: Path, num_steps: int) -> None:
+    """Train, in this process."""
+    trainer = trainer_of(run_dir, model, num_steps, resume=(run_dir / "config.yaml").exists())
+    say(f"begins {os.getpid()}")
+    trainer.train()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    trainer = trainer_of(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), resume="--resume" in sys.argv)
-    sys.stdout.write("begins\n")
-    sys.stdout.flush()
-    trainer.train()
+    for dies_at in sys.stdin:
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            say(str(os.waitstatus_to_exitcode(status)))
+        else:
+            os.environ["DIES_AT"] = dies_at.strip()
+            live(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+            break

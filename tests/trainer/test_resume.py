@@ -9,9 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -47,24 +48,38 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mortal_run.policy(tmp_path_factory.mktemp("policy"))
 
 
-def start(run_dir: Path, model: Path, num_steps: int = NUM_STEPS, dies_at: str = "") -> subprocess.Popen[bytes]:
-    """The run as a process of its own, when it is about to train; resumed if it was begun."""
-    command = [sys.executable, mortal_run.__file__, str(run_dir), str(model), str(num_steps)]
-    begun = (run_dir / "config.yaml").exists()
-    process = subprocess.Popen(
-        [*command, "--resume"] if begun else command,
-        env={**os.environ, "DIES_AT": dies_at, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    with process.stdout as output:
-        assert output.readline() == b"begins\n"
-    return process
+class Lives:
+    """A run in processes of its own, one after the other."""
 
+    def __init__(self, run_dir: Path, model: Path, num_steps: int = NUM_STEPS) -> None:
+        self._program = subprocess.Popen(
+            [sys.executable, mortal_run.__file__, str(run_dir), str(model), str(num_steps)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
-def die(run_dir: Path, model: Path, dies_at: str, num_steps: int = NUM_STEPS) -> None:
-    assert start(run_dir, model, num_steps, dies_at).wait(timeout=600) == -signal.SIGKILL
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.communicate(timeout=600)
+
+    def begin(self, dies_at: str = "") -> int:
+        """The id of the next process, when it is about to train; it resumes what was begun."""
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        self._program.stdin.write(f"{dies_at}\n")
+        self._program.stdin.flush()
+        word, process_id = self._program.stdout.readline().split()
+        assert word == "begins"
+        return int(process_id)
+
+    def end(self) -> int:
+        """The exit code of that process, once it has ended."""
+        assert self._program.stdout is not None
+        return int(self._program.stdout.readline())
 
 
 def lines_of(run_dir: Path) -> list[list[tuple[str, float]]]:
@@ -102,11 +117,13 @@ def assert_the_same(run_dir: Path, uninterrupted: Path) -> None:
 
 def test_a_run_that_is_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
-    first = start(run_dir, model, dies_at="update:3")  # the checkpoint before is that of step 2
-    mortal_run.trainer_of(uninterrupted, model, NUM_STEPS).train()
-    assert first.wait(timeout=600) == -signal.SIGKILL
-    assert checkpoints(run_dir) == ["step-000002"]
-    die(run_dir, model, "save:1")
+    with Lives(run_dir, model) as run:
+        run.begin("update:3")  # the checkpoint before is that of step 2
+        mortal_run.trainer_of(uninterrupted, model, NUM_STEPS).train()
+        assert run.end() == -signal.SIGKILL
+        assert checkpoints(run_dir) == ["step-000002"]
+        run.begin("save:1")
+        assert run.end() == -signal.SIGKILL
     assert checkpoints(run_dir) == ["step-000002", "step-000004.partial"]
     mortal_run.trainer_of(run_dir, model, NUM_STEPS, resume=True).train()
     assert_the_same(run_dir, uninterrupted)
@@ -117,17 +134,19 @@ def test_a_run_that_is_killed_twice_ends_as_the_uninterrupted_one(model: Path, t
 def test_ten_kills_change_nothing(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted, num_steps = tmp_path / "killed", tmp_path / "uninterrupted", 40
     mortal_run.trainer_of(uninterrupted, model, num_steps).train()
-    # Before the first checkpoint, while that is made, and at the ends of the first two epochs.
-    for dies_at in ("update:1", "save:1", "update:2", "publish:4"):
-        die(run_dir, model, dies_at, num_steps)
     moments = random.Random(0)
-    for _ in range(6):
-        process = start(run_dir, model, num_steps)
-        with pytest.raises(subprocess.TimeoutExpired):  # it was still training
-            process.wait(timeout=moments.uniform(0.3, 1.3))
-        process.kill()
-        process.wait()
-    assert start(run_dir, model, num_steps).wait(timeout=900) == 0
+    with Lives(run_dir, model, num_steps) as run:
+        # Before the first checkpoint, while that is made, and at the ends of the first two epochs.
+        for dies_at in ("update:1", "save:1", "update:2", "publish:4"):
+            run.begin(dies_at)
+            assert run.end() == -signal.SIGKILL
+        for _ in range(6):
+            process_id = run.begin()
+            time.sleep(moments.uniform(0.3, 1.3))
+            os.kill(process_id, signal.SIGKILL)
+            assert run.end() == -signal.SIGKILL  # it was still training
+        run.begin()
+        assert run.end() == 0
     assert_the_same(run_dir, uninterrupted)
 
 
