@@ -15,7 +15,7 @@ from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.metrics import MetricsFile
-from rllm.viewer.rollouts import Rollouts
+from rllm.viewer.rollouts import Choices, Rollouts
 from rllm.viewer.runs import Runs
 
 from .conftest import Client
@@ -96,6 +96,43 @@ def test_a_session_that_begins_while_pages_are_read_hides_none(tmp_path: Path, m
         assert [item.session_id for item in rollouts.all()] == ["7", "6", "5", "4", "3", "2", "1", "0"]
         monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
         assert rollouts.all()[0].session_id == "new"
+
+
+def test_a_large_store_is_read_in_few_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.rollouts._PAGE", 2)
+    asked: list[tuple[int, int]] = []
+
+    class Counting(SqliteTraceStore):
+        def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
+            asked.append((limit, offset))
+            return super().sessions(limit=limit, offset=offset, oldest_first=oldest_first)
+
+    with Counting(tmp_path / "traces.db") as store:
+        for number in range(9):
+            store.open_session(str(number), {}).result(60)
+        assert [item.session_id for item in Rollouts(store).all()] == ["8", "7", "6", "5", "4", "3", "2", "1", "0"]
+    assert asked == [(2, 0), (2, 2), (4, 4), (8, 8), (9, 9)]
+
+
+def test_what_can_be_chosen_grows_with_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
+    with open_store(str(tmp_path / "traces.db")) as store:
+        rollouts = Rollouts(store)
+        assert rollouts.choices() == Choices()
+        outcome = outcome_of(trace_of("one"), name="solver")
+        outcome["trajectories"][0]["tools"] = ["search"]
+        store.open_session("one", {"split": "train", OUTCOME_KEY: outcome}).result(60)
+        rollouts.all()
+        told = Choices(roles={"solver"}, tools={"search"}, splits={"train"})
+        assert rollouts.choices() == told
+        store.open_session("two", {"split": "eval"}).result(60)
+        rollouts.all()
+        told.splits.add("eval")
+        told.badges.add("running")
+        assert rollouts.choices() == told
+        store.delete("two")
+        rollouts.all()
+        assert rollouts.choices().splits == {"train"}, "a resumed run has deleted it"
 
 
 def test_what_others_say_of_their_sessions_is_taken_as_it_is(look: Client, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def rollouts_page(run: Run, given: Given) -> Page:
     """Search and filters."""
     query = Query.of(given)
     offset = whole(given, "offset") or 0
-    every = run.rollouts.all()
+    every, choices = run.rollouts.all(), run.rollouts.choices()
     found = search(every, query, lambda session_id: run.calls(session_id)[0], offset=offset)
     return "rollouts.html", {
         "run": run,
@@ -194,10 +194,10 @@ def rollouts_page(run: Run, given: Given) -> Page:
         "offset": offset,
         "num_all": len(every),
         "sorts": list(SORTS),
-        "roles": sorted({path.name for item in every for path in item.paths}),
-        "tools": sorted({tool for item in every for tool in item.tools}),
-        "badges": sorted({word for item in every for word, _ in item.badges}),
-        "splits": sorted({item.split for item in every if item.split}),
+        "roles": sorted(choices.roles),
+        "tools": sorted(choices.tools),
+        "badges": sorted(choices.badges),
+        "splits": sorted(choices.splits),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,7 +54,12 @@ class Rollout:
     error: Mapping[str, str] | None = None
     warnings: list[str] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    paths: list[Path] = field(default_factory=list)
+    told: Sequence[Mapping[str, Any]] = ()
+    """What was kept of its trajectories. Lists of very many rollouts read no more of it than they need."""
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        return [_path(told) for told in self.told]
 
     @property
     def title(self) -> str:
@@ -68,7 +73,7 @@ class Rollout:
     @cached_property
     def reward(self) -> float | None:
         """The mean over its agents; `None`: nobody scored it."""
-        rewards = [path.reward for path in self.paths if path.reward is not None]
+        rewards = [told["reward"] for told in self.told if told.get("reward") is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
@@ -77,18 +82,22 @@ class Rollout:
 
     @property
     def num_tokens(self) -> int:
-        return sum(path.num_tokens for path in self.paths)
+        return sum(int(told.get("num_tokens") or 0) for told in self.told)
 
-    @cached_property
+    @property
+    def roles(self) -> list[str]:
+        return [str(told.get("name", "")) for told in self.told]
+
+    @property
     def tools(self) -> list[str]:
-        return sorted({tool for path in self.paths for tool in path.tools})
+        return sorted({str(tool) for told in self.told for tool in told.get("tools") or ()})
 
     @cached_property
     def drifts(self) -> list[str]:
         """Why prompts did not go on from what was sampled, one for each call of which that is so."""
-        return [str(step["drift"]) for path in self.paths for step in path.steps if "drift" in step]
+        return [str(step["drift"]) for told in self.told for step in told.get("steps") or () if "drift" in step]
 
-    @cached_property
+    @property
     def badges(self) -> list[tuple[str, str]]:
         """What sets it apart: a word, and a sentence."""
         found = []
@@ -96,15 +105,32 @@ class Rollout:
             found.append(("running", "no outcome was recorded: it is under way, or its run was stopped"))
         if self.error:
             found.append(("failed", f"{self.error.get('type', '')}: {self.error.get('message', '')}"[:300]))
-        if any(path.truncated for path in self.paths):
+        if any(told.get("truncated") for told in self.told):
             found.append(("truncated", "an answer was cut off at its maximal length"))
-        reasons = {path.dropped for path in self.paths if path.dropped}
+        reasons = {str(told["dropped"]) for told in self.told if told.get("dropped")}
         found += [(reason.replace("_", " "), f"left out of training: {reason}") for reason in sorted(reasons)]
         if self.has_ended and not self.error and self.reward is None:
             found.append(("unscored", "nobody gave it a reward"))
         if self.drifts:
             found.append(("drift", f"prompts differ from what was sampled: {', '.join(sorted(set(self.drifts)))}"))
         return list({word: (word, told) for word, told in found}.values())
+
+
+@dataclass
+class Choices:
+    """What rollouts can be filtered by."""
+
+    roles: set[str] = field(default_factory=set)
+    tools: set[str] = field(default_factory=set)
+    badges: set[str] = field(default_factory=set)
+    splits: set[str] = field(default_factory=set)
+
+    def add(self, rollout: Rollout) -> None:
+        self.roles.update(rollout.roles)
+        self.tools.update(rollout.tools)
+        self.badges.update(word for word, _ in rollout.badges)
+        if rollout.split:
+            self.splits.add(rollout.split)
 
 
 class Rollouts:
@@ -115,6 +141,8 @@ class Rollouts:
         self._by_id: dict[str, Rollout] = {}
         self._order: list[str] = []
         """Newest first."""
+        self._choices = Choices()
+        self._not_in_choices: dict[str, Rollout] = {}
         self._read_at = 0.0
         self._lock = threading.Lock()
 
@@ -125,6 +153,14 @@ class Rollouts:
                 self._refresh()
                 self._read_at = time.monotonic()
             return [self._by_id[session_id] for session_id in self._order]
+
+    def choices(self) -> Choices:
+        """Of all that was read so far; each rollout is looked at once."""
+        with self._lock:
+            for rollout in self._not_in_choices.values():
+                self._choices.add(rollout)
+            self._not_in_choices.clear()
+            return self._choices
 
     def get(self, session_id: str) -> Rollout | None:
         """One of them, as it is now."""
@@ -149,22 +185,27 @@ class Rollouts:
 
     def _refresh(self) -> None:
         if self._order and self._store.session(self._order[0]) is None:
-            self._by_id, self._order = {}, []  # a resumed run has deleted what it makes again
+            # A resumed run has deleted what it makes again.
+            self._by_id, self._order, self._choices, self._not_in_choices = {}, [], Choices(), {}
         fresh: dict[str, None] = {}
         offset, is_known = 0, False
-        while not is_known and (page := self._store.sessions(limit=_PAGE, offset=offset)):
+        # Pages that grow, because a database counts to where each begins.
+        while not is_known and (page := self._store.sessions(limit=max(_PAGE, offset), offset=offset)):
             for info in page:
                 if info.id not in self._by_id:
                     fresh[info.id] = None
                 elif info.id not in fresh:  # else a session that began meanwhile has shifted the pages
                     is_known = True
-                self._by_id[info.id] = rollout_of(info)
+                self._keep(info)
             offset += len(page)
         self._order = [*fresh, *self._order]
         for rollout in self._unfinished(self._order[_PAGE:]):
             now = self._store.session(rollout.session_id)
             if now is not None:
-                self._by_id[now.id] = rollout_of(now)
+                self._keep(now)
+
+    def _keep(self, info: SessionInfo) -> None:
+        self._by_id[info.id] = self._not_in_choices[info.id] = rollout_of(info)
 
     def _unfinished(self, session_ids: Iterable[str]) -> list[Rollout]:
         oldest = time.time() - _MAY_STILL_END_S
@@ -185,7 +226,7 @@ def rollout_of(info: SessionInfo) -> Rollout:
             "error": outcome.get("error"),
             "warnings": list(outcome.get("warnings") or ()),
             "metrics": outcome.get("metrics") or {},
-            "paths": [_path(told) for told in outcome.get("trajectories") or ()],
+            "told": outcome.get("trajectories") or (),
         }
     step, split = _whole(about.get("training_step")), str(about.get("split", ""))
     if step is not None and split == "train":

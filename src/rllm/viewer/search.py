@@ -83,7 +83,7 @@ class Query:
         error = rollout.error or {}
         said = f"{error.get('type', '')} {error.get('message', '')}".lower()
         return (
-            (not self.role or any(path.name == self.role for path in rollout.paths))
+            (not self.role or self.role in rollout.roles)
             and self.wants_reward(rollout.reward)
             and (not self.tool or any(self.tool.lower() in tool.lower() for tool in rollout.tools))
             and (not self.error or (bool(error) and (self.error == "any" or self.error.lower() in said)))
