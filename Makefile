@@ -161,7 +161,7 @@ test-docs: docs  ## Run every page of the documentation as a program, and build 
 release-check: $(VENV)/bin/python  ## Build the last commit, look into the wheel, install it by itself, and use it: some minutes.
 	$(BIN)/python tests/release/check.py $(if $(OUT),--out $(OUT)) $(if $(DEMO),--demo)
 
-benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-up, training.
+benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-up, training, viewer.
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
@@ -173,6 +173,7 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/step_share.py
+	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
 	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
