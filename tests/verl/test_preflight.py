@@ -67,3 +67,9 @@ def test_what_a_cluster_has_not_is_told_in_a_line(address: str, model_folder: Pa
     nobody = dry_run(tmp_path, "127.0.0.1:1", model)
     assert nobody.returncode == 2
     assert "ray.address='127.0.0.1:1': nothing answers there" in nobody.stderr.replace("\n", " ")
+
+
+def test_a_node_that_does_not_answer_is_named(address: str, model_folder: Path, tmp_path: Path) -> None:
+    done = dry_run(tmp_path, address, f"model.path={model_folder}", "ray.start_timeout_s=0.001")
+    assert done.returncode == 2
+    assert "has not answered within ray.start_timeout_s=0.001: see `ray status`" in " ".join(done.stderr.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import shutil
 import socket
@@ -24,8 +25,10 @@ from rllm.trainer.memory import checkpoint_bytes, worker_memory
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder
 from rllm.trainer.rollouts import joined_for
 
-ASK_S = 50.0
-"""How long all nodes together may take to answer."""
+logger = logging.getLogger(__name__)
+
+SLOW_S = 50.0
+"""All nodes together have answered before that, unless one is overloaded; then it is told who is waited for."""
 CONNECT_S = 5.0
 FOR_ROLLOUTS = ("rllm", "ray")
 FOR_WORKERS = ("torch", "transformers", "verl")
@@ -71,7 +74,7 @@ def answered(question: Question) -> Answer:
 
 
 def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
-    """Ask every node of the run's cluster what it has, in less than a minute; returns what is going to happen, line by line.
+    """Ask every node of the run's cluster what it has, all at once; returns what is going to happen, line by line.
 
     Raises:
         ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node, the
@@ -81,7 +84,7 @@ def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
         nodes = alive_nodes()
         _check_room(config, nodes)
         with _listening(config) as url:
-            answers = _ask(ray, nodes, _question(config, url))
+            answers = _ask(ray, nodes, _question(config, url), config.ray.start_timeout_s)
     here = answered(Question(packages=_packages(config)))
     for node in nodes:
         check_node(node.address, answers[node.id], here, config)
@@ -116,16 +119,20 @@ def _listening(config: TrainConfig) -> Iterator[str | None]:
         yield url_elsewhere(url_of(listener, host), host)
 
 
-def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question) -> dict[str, Answer]:
+def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: float) -> dict[str, Answer]:
     ask = ray.remote(num_cpus=0, max_retries=0)(answered)
     asked = {node.id: ask.options(**on_node(node)).remote(question) for node in nodes}
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ASK_S)
+    ready, missing = ray.wait(list(asked.values()), num_returns=len(asked), timeout=min(SLOW_S, timeout_s))
+    if missing and timeout_s > SLOW_S:
+        slow = ", ".join(node.address for node in nodes if asked[node.id] in missing)
+        logger.warning("node %s has not answered for %g s, and is waited for until %g s", slow, SLOW_S, timeout_s)
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s - SLOW_S)
     answers: dict[str, Answer] = {}
     for node in nodes:
         if asked[node.id] not in ready:
             raise ConfigError(
-                f"node {node.address} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray folder; a node "
-                "that is overloaded or cannot make the environment of the program looks like that"
+                f"node {node.address} has not answered within ray.start_timeout_s={timeout_s:g}: see `ray status` and the logs in "
+                "its Ray folder; a node that is overloaded or cannot make the environment of the program looks like that"
             )
         try:
             answers[node.id] = ray.get(asked[node.id])

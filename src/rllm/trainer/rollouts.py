@@ -77,7 +77,7 @@ def _refuse_changes(config: TrainConfig) -> None:
     defaults = RayConfig()
     for name in RayConfig.model_fields:
         value = getattr(config.ray, name)
-        serves_verl = config.backend == "verl" and name == "address"
+        serves_verl = config.backend == "verl" and name in ("address", "start_timeout_s")
         if value != getattr(defaults, name) and not serves_verl:
             raise ConfigError(f"ray.{name}={value!r} would have no effect: set rollout.runner=ray, or leave it out")
 
