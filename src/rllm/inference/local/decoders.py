@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -59,6 +59,10 @@ def choose_decoder(
             short_forward=ShortForward(model) if short else None,
         )
 
+    @cache
+    def plain(ids: tuple[int, ...]) -> torch.Tensor:
+        return plain_logits(original or model, list(ids))
+
     candidates: list[Callable[[], Decoder]] = []
     if has_full_attention(model):
         candidates += [partial(slots, True)] if suits(model) else []
@@ -67,8 +71,9 @@ def choose_decoder(
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():
+                vocabulary = (original or model).get_input_embeddings().num_embeddings
                 decoder = build()
-                exact = all(check(decoder, original or model, products) for check in (_is_exact, _has_exact_stems))
+                exact = all(check(decoder, plain, vocabulary, products) for check in (_is_exact, _has_exact_stems))
         except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
@@ -105,31 +110,34 @@ def _cache_shape(model: Any) -> CacheShape:
     )
 
 
-def _is_exact(decoder: Decoder, model: Any, products: torch.dtype | None) -> bool:
+_Plain = Callable[[tuple[int, ...]], torch.Tensor]
+
+
+def _is_exact(decoder: Decoder, plain: _Plain, vocabulary: int, products: torch.dtype | None) -> bool:
     """Whether a few ragged sequences give the logits of plain forward passes."""
-    vocabulary = model.get_input_embeddings().num_embeddings
     prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
-    sequences = [prompts[added.index] for added in decoder.add(prompts)]
-    tokens = [sequence[-1] for sequence in sequences]
+    order = [added.index for added in decoder.add(prompts)]
+    sequences = [prompts[index] for index in order]
     exact = len(sequences) == len(prompts)
     for _ in range(_PROBE_STEPS):
-        logits = decoder.step(tokens)
-        expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+        logits = decoder.step([sequence[-1] for sequence in sequences])
+        expected = torch.cat([plain(tuple(sequence)) for sequence in sequences])
         tolerance = _TOLERANCE.get(products or logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
         exact = exact and bool((logits - expected).abs().max() <= tolerance)
-        tokens = [(token + 1 + number) % vocabulary for number, token in enumerate(tokens)]
-        sequences = [[*sequence, token] for sequence, token in zip(sequences, tokens, strict=True)]
+        # What follows a prompt is the same for every decoder, so each plain pass is made once for all of them.
+        following = [(sequence[-1] + 1 + index) % vocabulary for sequence, index in zip(sequences, order, strict=True)]
+        sequences = [[*sequence, token] for sequence, token in zip(sequences, following, strict=True)]
     decoder.clear()
     return exact
 
 
-def _has_exact_stems(decoder: Decoder, model: Any, products: torch.dtype | None) -> bool:
+def _has_exact_stems(decoder: Decoder, plain: _Plain, vocabulary: int, products: torch.dtype | None) -> bool:
     """Likewise where prompts as short as those of the probe are stems, if the decoder has any."""
     if not isinstance(decoder, SlotDecoder) or decoder.stem_tokens is None:
         return True
     usual, decoder.stem_tokens = decoder.stem_tokens, _PROBE_STEM_TOKENS
     try:
-        return _is_exact(decoder, model, products)
+        return _is_exact(decoder, plain, vocabulary, products)
     finally:
         decoder.stem_tokens = usual
 
