@@ -75,7 +75,7 @@ def test_a_port_that_was_free_is_not_kept_for_the_next_process(work, policy):
 def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
     first = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
     assert rllm(*first, *FAST, cwd=work).returncode == 0
-    again = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", "run", "num_steps=2", cwd=work)
+    again = rllm("train", "--resume", "run", "num_steps=2", cwd=work)
     assert again.returncode == 0, again.stderr
     steps = [json.loads(line)["step"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -35,20 +36,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(init)
-app.command()(demo)
-app.command()(train)
-app.command()(sft)
-app.command("eval")(evaluate)
-app.command()(view)
-app.command()(explain)
-app.command()(rescore)
-app.command()(export)
-app.command()(serve)
-app.command()(gateway)
-app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command()(doctor)
-app.command()(config)
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring with each paragraph in one line, as help is printed, which breaks lines itself."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "init": init,
+    "demo": demo,
+    "train": train,
+    "sft": sft,
+    "eval": evaluate,
+    "view": view,
+    "explain": explain,
+    "rescore": rescore,
+    "export": export,
+    "serve": serve,
+    "gateway": gateway,
+    "run": run,
+    "doctor": doctor,
+    "config": config,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(
+        _name,
+        help=_unwrapped(_command.__doc__ or ""),
+        context_settings={"allow_interspersed_args": False} if _command is run else None,
+    )(_command)
 app.add_typer(traces)
 app.add_typer(store)
 

@@ -115,6 +115,7 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
         resume=resume,
     )
     trainer.config.gateway.port = port
+    trainer.begun_as = {"command": "demo"}
     console.print(
         f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) is asked for prices and stock. It has "
         "tools, but its model mostly guesses. Its calls go through the gateway, which keeps their exact tokens; "

@@ -97,11 +97,11 @@ def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
 
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
+    from rllm.backends.sampling.served import engine_on
     from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, serve_options
     from rllm.errors import ConfigError
-    from rllm.gateway.upstream import HTTPUpstream
-    from rllm.gateway.upstream.token_prompts import TokenPrompts
-    from rllm.inference.local.loading import ADAPTER_FILE
+    from rllm.gateway.upstream.served import upstream_of
+    from rllm.inference.local.loading import ADAPTER_FILE, load_tokenizer
     from rllm.inference.vllm.command import vllm_command
     from rllm.inference.vllm_server import VLLMServer, free_port
 
@@ -116,6 +116,8 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         command=vllm_command(config.vllm.command),
         log=Path(LOG_FILE),
         start_timeout_s=config.vllm.start_timeout_s,
+        max_restarts=config.vllm.max_restarts,
     )
     with closing(server):
-        yield HTTPUpstream(server.url, model=SERVED_NAME, kind="vllm", tokens=TokenPrompts.load(config.model.path))
+        server.watch(lambda: None)  # a new one reads the weights that are served
+        yield upstream_of(engine_on(server, load_tokenizer(config.model.path).tokenizer, SERVED_NAME), SERVED_NAME)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rllm.cli.options import AsJson, Config, DryRun, Model, Resume, Settings, Split, ValSplit
+from rllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm.data.dataset import Dataset
 
 
 def sft(
     data: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an evaluation.",
+            help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an "
+            "evaluation. With --resume they are the run's own.",
             metavar="DATA",
+            show_default=False,
         ),
-    ],
+    ] = None,
     settings: Settings = None,
     val: Annotated[str | None, typer.Option(help="Held-out ones, likewise.", show_default=False)] = None,
     split: Split = None,
@@ -33,25 +39,40 @@ def sft(
     Rollouts of an earlier run or evaluation are learned token for token; sft.reward_threshold and sft.best_per_task take the
     best of them.
     """
-    from rllm.cli.task_source import read_tasks
-    from rllm.cli.training import carry_out, chosen_settings, losses, options, quiet_libraries
+    from rllm.cli.resuming import begun_as, leading_setting
+    from rllm.cli.training import carry_out, chosen_settings, losses, quiet_libraries
 
     started = time.perf_counter()
+    data, settings = leading_setting(data, settings)
+    given = {"data": data, "split": split, "val": val, "val_split": val_split}
+    begun = begun_as("sft", given, resume=resume)
+    if "data" not in begun:
+        raise ConfigError(
+            "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
+        )
     chosen = chosen_settings(settings, model=model, config=config, resume=resume)
     quiet_libraries()
-    from rllm.trainer.agent_sft_trainer import AgentSFTTrainer, store_of
+    from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 
     trainer = AgentSFTTrainer(
         chosen.config,
-        data if store_of(data) else read_tasks(data, split, option="--split"),
-        None if val is None else val if store_of(val) else read_tasks(val, val_split, option="--val-split"),
+        _demonstrations(begun["data"], begun.get("split"), "--split"),
+        _demonstrations(begun["val"], begun.get("val_split"), "--val-split") if "val" in begun else None,
         resume=resume is not None,
     )
     carry_out(
         trainer,
         chosen,
-        again=["sft", data, *options({"--split": split, "--val": val, "--val-split": val_split})],
+        begun=begun,
         started=started,
         dry_run=dry_run,
         outcome=("loss", losses) if as_json else None,
     )
+
+
+def _demonstrations(source: str, split: str | None, option: str) -> str | Dataset:
+    """What a run or an evaluation left is read by the trainer; anything else here."""
+    from rllm.cli.task_source import read_tasks
+    from rllm.trainer.agent_sft_trainer import store_of
+
+    return source if store_of(source) else read_tasks(source, split, option=option)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rllm.cli.options import (
-    Agent,
     AsJson,
     Backend,
     Config,
@@ -21,10 +22,18 @@ from rllm.cli.options import (
     Split,
     ValSplit,
 )
+from rllm.errors import ConfigError
 
 
 def train(
-    agent: Agent,
+    agent: Annotated[
+        str | None,
+        typer.Argument(
+            help="The agent: FILE.py:function. With --resume it is the run's own, and so is all that is not given.",
+            metavar="FILE.py:function",
+            show_default=False,
+        ),
+    ] = None,
     settings: Settings = None,
     reward: Reward = None,
     data: Annotated[
@@ -50,37 +59,46 @@ def train(
     is set for it.
     """
     from rllm.cli.agent_file import load_agent
+    from rllm.cli.resuming import begun_as, leading_setting
     from rllm.cli.task_source import read_tasks
-    from rllm.cli.training import accuracies, carry_out, chosen_settings, lead_to_gateway, options, quiet_libraries
-    from rllm.errors import ConfigError
+    from rllm.cli.training import accuracies, carry_out, chosen_settings, lead_to_gateway, quiet_libraries
 
     started = time.perf_counter()
-    if data is None:
-        raise ConfigError(
-            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
-        )
+    agent, settings = leading_setting(agent, settings)
+    given = {"agent": agent, "reward": reward, "data": data, "split": split, "val": val, "val_split": val_split}
+    begun = begun_as("train", given, resume=resume)
+    _check_arguments(begun, resume)
     chosen = chosen_settings(
         settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
     )
     port = lead_to_gateway(chosen.config)
-    function = load_agent(agent, reward)
+    function = load_agent(begun["agent"], begun.get("reward"))
     quiet_libraries()
     from rllm.trainer.agent_trainer import AgentTrainer
 
     trainer = AgentTrainer(
         agent_run_func=function,
-        train_dataset=read_tasks(data, split, option="--split"),
-        val_dataset=None if val is None else read_tasks(val, val_split, option="--val-split"),
+        train_dataset=read_tasks(begun["data"], begun.get("split"), option="--split"),
+        val_dataset=read_tasks(begun["val"], begun.get("val_split"), option="--val-split") if "val" in begun else None,
         config=chosen.config,
         resume=resume is not None,
     )
-    again = options({"--reward": reward, "--data": data, "--split": split, "--val": val, "--val-split": val_split})
     carry_out(
         trainer,
         chosen,
-        again=["train", agent, *again],
+        begun=begun,
         started=started,
         dry_run=dry_run,
         port=port,
         outcome=("accuracy", accuracies) if as_json else None,
     )
+
+
+def _check_arguments(begun: Mapping[str, str], resume: Path | None) -> None:
+    unknown = "" if resume is None else f"--resume {resume}: no command began the run, so it does not name everything; "
+    if "agent" not in begun:
+        raise ConfigError(f"{unknown}the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
+    if "data" not in begun:
+        raise ConfigError(
+            f"{unknown}--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
+        )

@@ -52,8 +52,6 @@ def chosen_settings(
     """
     if resume is not None and config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
-    if resume is not None and not (resume / "config.yaml").is_file():
-        raise ConfigError(f"--resume {resume}: it is not the folder of a run, which has a config.yaml")
     source = resume / "config.yaml" if resume else config
     given = {"model.path": model, "backend": backend, "ray.address": ray_address, "run_dir": resume}
     named = [f"{key}={value}" for key, value in given.items() if value]
@@ -61,16 +59,11 @@ def chosen_settings(
     return ChosenSettings(config=from_layers(layers), layers=layers)
 
 
-def options(given: Mapping[str, str | None]) -> list[str]:
-    """The options that were given, as they are typed."""
-    return [text for option, value in given.items() if value is not None for text in (option, value)]
-
-
 def carry_out(
     trainer: AgentTrainer,
     chosen: ChosenSettings,
     *,
-    again: Sequence[str],
+    begun: Mapping[str, str],
     started: float,
     dry_run: bool,
     port: int | None = None,
@@ -81,7 +74,7 @@ def carry_out(
     Args:
         trainer: checked, and not begun.
         chosen: what its configuration was made of.
-        again: the arguments that go on with the run, without --resume.
+        begun: the arguments that the run is begun with, `command` among them.
         started: on `time.perf_counter()`.
         dry_run: see there.
         port: what `lead_to_gateway` chose.
@@ -98,7 +91,8 @@ def carry_out(
     console = terminal.console(stderr=True)
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
-    result = _trained(trainer, console, [*again, "--resume", str(trainer.run_dir)])
+    trainer.begun_as = dict(begun)
+    result = _trained(trainer, console, [begun["command"], "--resume", str(trainer.run_dir)])
     console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True, markup=False)
     if outcome is not None:
         name, measure = outcome

@@ -42,7 +42,7 @@ from rllm.trainer.history import TaskFile
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
-from rllm.trainer.run_folder import evaluations_of, in_use
+from rllm.trainer.run_folder import evaluations_of, in_use, keep_beginning
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
 from rllm.workflows.workflow import Workflow
 
@@ -150,6 +150,8 @@ class AgentTrainer:
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.trackers = list(trackers)
         """More places for metrics, beside those of `config.trackers`."""
+        self.begun_as: dict[str, str] = {}
+        """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
         keep_best = self.config.keep_best
         if keep_best is not None and not (keep_best.removeprefix("-").startswith("eval/") and self.val_data):
             raise ConfigError(
@@ -207,6 +209,8 @@ class AgentTrainer:
             # Only what can be gone on with replaces what was there.
             start.forget_metrics(self.run_dir)
             replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
+            if self.begun_as:
+                keep_beginning(self.run_dir, self.begun_as)
             store = open_store(self.config.store or str(self.run_dir / "traces.db"))
             stack.callback(store.close)
             if self.config.store is None:

@@ -1,16 +1,19 @@
-"""A run's folder: held by one training process at a time, and read for what it has measured."""
+"""A run's folder: held by one training process at a time, and read for how it was begun and what it has measured."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
 from rllm.errors import ConfigError
-from rllm.files import lock
+from rllm.files import lock, replace_text
 
 LOCK_FILE = ".lock"
+BEGUN_AS = "begun_as.yaml"
 
 
 @contextmanager
@@ -32,6 +35,17 @@ def in_use(run_dir: Path) -> Iterator[None]:
                 f"run_dir={str(run_dir)!r} is in use by another training process: wait for it, or choose another folder"
             )
         yield
+
+
+def keep_beginning(run_dir: Path, arguments: Mapping[str, str]) -> None:
+    """Keep what is needed, beside the settings, to begin the run again: what its command was given, by name."""
+    replace_text(run_dir / BEGUN_AS, yaml.safe_dump(dict(arguments), sort_keys=False))
+
+
+def beginning_of(run_dir: Path) -> dict[str, str]:
+    """What `keep_beginning` kept; nothing of a run that no command began."""
+    path = run_dir / BEGUN_AS
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:

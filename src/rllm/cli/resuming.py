@@ -1,0 +1,47 @@
+"""`--resume`: the arguments that began a run go on with it, so that nobody has to remember them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rllm.errors import ConfigError
+
+_SETTING = re.compile(r"\+{0,2}[\w.]+=")
+_PART_OF = {"split": "data", "val_split": "val"}
+"""Arguments that mean something only together with another."""
+
+
+def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | None) -> dict[str, str]:
+    """The arguments of a command, by name: those that are given, and else those that the run was begun with.
+
+    Raises:
+        ConfigError: if there is no run to resume, or if another command began it.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    before = {} if resume is None else _beginning(resume, command)
+    for part, whole in _PART_OF.items():
+        if whole in chosen:
+            before.pop(part, None)
+    return {"command": command, **before, **chosen}
+
+
+def _beginning(run: Path, command: str) -> dict[str, str]:
+    from rllm.trainer.run_folder import beginning_of
+
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"--resume {run}: it is not the folder of a run, which has a config.yaml")
+    before = beginning_of(run)
+    by = before.pop("command", command)
+    if by != command:
+        raise ConfigError(f"--resume {run}: the run was begun by rllm {by}: use rllm {by} --resume {run}")
+    return before
+
+
+def leading_setting(first: str | None, settings: Sequence[str] | None) -> tuple[str | None, list[str]]:
+    """An argument that may be left out before settings, and the settings: without it, the first of these takes its place."""
+    rest = list(settings or [])
+    if first is not None and _SETTING.match(first) and not Path(first).exists():
+        return None, [first, *rest]
+    return first, rest

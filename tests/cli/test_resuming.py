@@ -1,0 +1,68 @@
+"""What goes on with a run: the arguments that began it, and what is said beside them."""
+
+import pytest
+
+from rllm.cli.resuming import begun_as, leading_setting
+from rllm.errors import ConfigError
+from rllm.trainer.run_folder import keep_beginning
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("num_steps: 2\n")
+    keep_beginning(
+        run,
+        {"command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test"},
+    )
+    return run
+
+
+def test_a_run_is_gone_on_with_as_it_was_begun(run):
+    assert begun_as("train", {"agent": None, "data": None}, resume=run) == {
+        "command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test",
+    }  # fmt: skip
+
+
+def test_what_is_given_takes_the_place_of_what_was_with_its_part(run):
+    begun = begun_as("train", {"agent": "b.py:g", "data": "tasks.jsonl", "split": None}, resume=run)
+    assert begun == {
+        "command": "train", "agent": "b.py:g", "data": "tasks.jsonl", "val": "shop", "val_split": "test",
+    }  # fmt: skip
+
+
+def test_a_new_run_has_what_is_given_only():
+    assert begun_as("sft", {"data": "chats.jsonl", "val": None}, resume=None) == {
+        "command": "sft",
+        "data": "chats.jsonl",
+    }
+
+
+def test_another_command_began_it(run):
+    with pytest.raises(ConfigError, match=r"the run was begun by rllm train: use rllm train --resume .*run"):
+        begun_as("sft", {}, resume=run)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ((None, None), (None, [])),
+        (("a.py:f", ["optim.lr=1"]), ("a.py:f", ["optim.lr=1"])),
+        (("optim.lr=1", ["seed=2"]), (None, ["optim.lr=1", "seed=2"])),
+        (("+algorithm.x=1", None), (None, ["+algorithm.x=1"])),
+        (("shop/a=b.jsonl", None), ("shop/a=b.jsonl", [])),
+    ],
+)
+def test_settings_may_stand_where_the_agent_would(typed, meant):
+    assert leading_setting(*typed) == meant
+
+
+def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
+    (work / "run").mkdir()
+    (work / "run" / "config.yaml").write_text("num_steps: 2\n")
+    code, errors = fails("train", "--resume", "run")
+    assert code == 2
+    assert errors.startswith(
+        "rllm: --resume run: no command began the run, so it does not name everything; the agent is"
+    )
