@@ -13,6 +13,7 @@ from torch import Tensor
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward
 from rllm.backends.local.recompute import recomputable_layers, recomputing
+from rllm.backends.local.rms_norm import use_quick_norms
 from rllm.inference.local.attention import use_grouped_attention
 
 
@@ -37,10 +38,12 @@ class Trunk:
         if recompute:
             recomputable_layers(module)
         use_grouped_attention(module)
+        use_quick_norms(module)
         return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
 
     def like(self, module: Any) -> Trunk:
         """A module of the same kind, run in the same way."""
+        use_quick_norms(module)
         return replace(self, module=module)
 
     @property

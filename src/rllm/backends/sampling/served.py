@@ -33,6 +33,20 @@ class Published:
     found: Likelihoods
 
 
+def engine_on(server: VLLMServer, tokenizer: Any, served_name: str) -> ServedEngine:
+    """The model that a server serves under this name. While the server is brought back calls wait, and end with its failure."""
+    return ServedEngine(
+        server.url,
+        model=served_name,
+        tokens=TokenPrompts(tokenizer),
+        facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
+        is_ready=lambda: server.is_ready,
+        failure=lambda: server.failure,
+        api_key=server.control.api_key,
+        hold_timeout_s=server.start_timeout_s + 60.0,
+    )
+
+
 class ServedSampler:
     """A vLLM server as the sampler of a trainer in this process.
 
@@ -70,16 +84,7 @@ class ServedSampler:
         """
         self.server = server
         self.probe = Probe(model, tokenizer, max_length=max_length, largest_gap=largest_gap)
-        self.inference = ServedEngine(
-            server.url,
-            model=served_name,
-            tokens=TokenPrompts(tokenizer),
-            facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
-            is_ready=lambda: server.is_ready,
-            failure=lambda: server.failure,
-            api_key=server.control.api_key,
-            hold_timeout_s=server.start_timeout_s + 60.0,
-        )
+        self.inference = engine_on(server, tokenizer, served_name)
         self._handover = handover
         self._model = model
         self._adapter = adapter
