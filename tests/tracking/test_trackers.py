@@ -94,6 +94,14 @@ def test_trackers_are_made_by_name_with_the_folder_of_the_run(tmp_path: Path) ->
     assert extra.heard == [(3, {"x": 1.0}), "closed"]
 
 
+@pytest.mark.parametrize("names", [[], ["console"], ["console", "jsonl"]])
+def test_the_record_that_other_commands_read_is_always_written(tmp_path: Path, names: list[str]) -> None:
+    trackers = Trackers.start(names, tmp_path)
+    trackers.log(3, {"x": 1.0})
+    trackers.close()
+    assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
+
+
 def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"Broken' cannot start: ConnectionError: no such project; mend that, or leave it out"

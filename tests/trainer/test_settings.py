@@ -17,6 +17,7 @@ from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.tracking.about import about_run
+from rllm.tracking.console import ConsoleTracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.types import Episode, TerminationReason, Trajectory
@@ -27,6 +28,14 @@ from .conftest import Run, RunTrainer, ScriptedBackend, ask, merged
 
 class OtherBackend(ScriptedBackend):
     """Another one."""
+
+
+class Noting(ConsoleTracker):
+    """A tracker that leaves a trace of itself."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        (run_dir / "noted").touch()
 
 
 PORT = free_port()
@@ -135,7 +144,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     ),
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
-    "trackers": ([], lambda run: run.lines, []),
+    "trackers": ([f"{__name__}:Noting"], lambda run: (run.trainer.run_dir / "noted").exists(), True),
     "project": ("other", lambda run: about_run(run.trainer.run_dir).project, "other"),
     "rollout.group_size": (2, group_size, 2),
     "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),

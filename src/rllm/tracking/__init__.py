@@ -10,5 +10,8 @@ TRACKERS = {
 }
 """Short names for `trackers`; any `package.module:Class` does as well."""
 
+RECORD = "jsonl"
+"""The tracker that every run has."""
+
 EXTRAS = ("tensorboard", "wandb", "mlflow", "trackio")
 """The trackers that need a package of the same name, which an extra of that name installs."""

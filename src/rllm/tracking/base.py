@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rllm.errors import ConfigError, RLLMError
 from rllm.registry import resolve
-from rllm.tracking import TRACKERS
+from rllm.tracking import RECORD, TRACKERS
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Trackers:
 
     @classmethod
     def start(cls, names: Sequence[str], run_dir: Path, extra: Sequence[Tracker] = ()) -> Trackers:
-        """The named trackers, started, and `extra` ones.
+        """The named trackers, started, and `extra` ones; `metrics.jsonl`, which other commands read, is always written.
 
         Raises:
             ConfigError: if a name is not known, or its tracker cannot start.
@@ -51,7 +51,7 @@ class Trackers:
         """
         started = cls(extra)
         try:
-            for name in dict.fromkeys(names):
+            for name in dict.fromkeys([RECORD, *names]):
                 started._trackers.append((name, _start(name, run_dir)))
         except BaseException:
             started.close()

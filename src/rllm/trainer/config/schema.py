@@ -343,6 +343,7 @@ class TrainConfig(Section):
     ray: RayConfig = Field(default_factory=RayConfig)
     verl: VerlConfig = Field(default_factory=VerlConfig)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
-    """Where metrics and sample conversations go: jsonl, console, tensorboard, wandb, mlflow, trackio, or a package.module:Class."""
+    """Where metrics and sample conversations go: console, tensorboard, wandb, mlflow, trackio, or a package.module:Class; jsonl,
+    the run's metrics.jsonl, is always among them."""
     project: str = "rllm"
     """What trackers file the run under; its name there is that of its folder."""
