@@ -148,7 +148,9 @@ def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: P
     AgentSFTTrainer(config, trajectories, trackers=[Watching()]).train()
     steps = [step for episode in seen for trajectory in episode.trajectories for step in trajectory.steps]
     assert sorted((step.prompt_ids, step.response_ids) for step in steps) == [([3, 4, 5], [7]), ([3, 4, 5], [9, 9, 2])]
-    assert lines_of(tmp_path)[0]["rollout/reward"] == 0.875
+    [line] = lines_of(tmp_path)
+    assert line["sft/reward"] == 0.875
+    assert "rollout/reward" not in line, "the policy did not earn it"
     one = AgentSFTTrainer(config_of(policy, tmp_path / "one", sft={"best_per_task": 1}), trajectories)
     assert len(one.train_data) == 1
 

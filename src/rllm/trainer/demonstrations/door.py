@@ -78,8 +78,9 @@ class DemonstrationJudge:
         return why_failed(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """`sft/reward`: what demonstrations that were sampled and scored had earned."""
         rewards = rewards_of(episodes)
-        return {"rollout/reward": fmean(rewards)} if rewards else {}
+        return {"sft/reward": fmean(rewards)} if rewards else {}
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """`eval/loss`, as the training's; `eval/perplexity`, by the mean over tokens whatever the loss is a mean of."""
