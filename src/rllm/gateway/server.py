@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import signal
 import socket
 import threading
@@ -27,7 +28,12 @@ from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.store.base import TraceStore
 
+logger = logging.getLogger(__name__)
+
 _START_TIMEOUT_S = 30.0
+_TICK_S = 0.1
+"""How often uvicorn's signal handlers are listened to, and the date in answers is looked at."""
+_CLOSING_TICK_S = 0.005
 
 
 class ServerThread:
@@ -47,7 +53,7 @@ class ServerThread:
         self._host, self._port = host, port
         self._shutdown_timeout_s = shutdown_timeout_s
         self._limits = limits or GatewayConfig()
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._url = ""
 
@@ -84,7 +90,7 @@ class ServerThread:
         """Stop listening, let the calls in flight end (within the shutdown time), and wait for the thread. Repeatable."""
         if self._server is None or self._thread is None:
             return
-        self._server.should_exit = True
+        self._server.exit_at_once()
         self._thread.join(self._shutdown_timeout_s + _START_TIMEOUT_S)
         self._server = self._thread = None
 
@@ -196,15 +202,26 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfi
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server that says when it has started, and that ends quietly when a signal asks it to."""
+    """Uvicorn's server that says when it has started, ends as soon as nothing is under way, which uvicorn waits a fifth of a
+    second for, and does so quietly when a signal asks it to."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
         self.failure: BaseException | None = None
         """Why it never started, where it runs in a thread."""
+        self._asked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def exit_at_once(self) -> None:
+        """Begin to shut down. From any thread, once it is ready."""
+        self.should_exit = True
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._asked.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup([])
         try:
             for listener in sockets or ():
@@ -215,11 +232,30 @@ class _Server(uvicorn.Server):
             raise
         self.ready.set()
 
+    async def main_loop(self) -> None:
+        num_ticks = 0
+        while not await self.on_tick(num_ticks):
+            num_ticks += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), _TICK_S)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self.servers:
             acceptor.close()
-            await acceptor.wait_closed()  # uvicorn tells only those to end that it knows by then
-        await super().shutdown(sockets)
+            await acceptor.wait_closed()  # only those that are known by then are told to end
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets tell nobody
+                    await asyncio.sleep(_CLOSING_TICK_S)
+        except TimeoutError:
+            logger.error("%d calls are cut off, which did not end in time for the shutdown", len(state.tasks))
+            for task in state.tasks:
+                task.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
 
     def _protocol(self) -> asyncio.Protocol:
         """What speaks with one client."""
