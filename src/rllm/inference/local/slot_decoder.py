@@ -31,6 +31,10 @@ sampled follows from weights, prompt and seed, to the last bit; a single roundin
 about once in a million."""
 
 
+_WITH_STEMS, _WITHOUT = (3, 3, 2), (1, 5, 2)
+"""Eighths of the memory for prompts, rows and prefixes. Without stems prompts stay only while they are computed."""
+
+
 @dataclass(eq=False, slots=True)
 class _Prompt:
     """A prompt whose states are held, up to its last token."""
@@ -80,9 +84,13 @@ class SlotDecoder:
         has_stems = short_forward is not None and shape.device.type == "cpu"
         self.stem_tokens = STEM_TOKENS if has_stems else None
         """From how many tokens on a prompt is a stem; `None` where none is."""
-        limits = {"max_slots": max_sequences, "max_columns": max_length, "max_bytes": max_bytes * 3 // 8}
-        self._prompt_cache, self._cache = SlotCache(shape, **limits), SlotCache(shape, **limits)
-        self._prefixes = PrefixCache(shape, max_bytes=max_bytes // 4)
+        limits = {"max_slots": max_sequences, "max_columns": max_length}
+        for_prompts, for_rows, for_prefixes = (
+            max_bytes * share // 8 for share in (_WITH_STEMS if has_stems else _WITHOUT)
+        )
+        self._prompt_cache = SlotCache(shape, **limits, max_bytes=for_prompts)
+        self._cache = SlotCache(shape, **limits, max_bytes=for_rows)
+        self._prefixes = PrefixCache(shape, max_bytes=for_prefixes)
         self._options = last_logits_only(model)
         self._prompts: list[_Prompt] = []  # by place
         self._rows: list[_Row] = []  # by place
@@ -116,12 +124,14 @@ class SlotDecoder:
         known = {prompt.tokens: prompt for prompt in self._prompts}
         chosen: dict[tuple[int, ...], Intake] = {}
         members: dict[tuple[int, ...], list[int]] = {}
+        longest = max(map(len, known), default=0)
         for index, ids in enumerate(prompts):
             tokens = tuple(ids[:-1])
             if tokens not in members:
                 members[tokens] = []
-                if tokens not in known and (item := self._choose(tokens)):
-                    chosen[tokens] = item
+                columns = max(longest, len(tokens))
+                if tokens not in known and self._has_room(len(chosen), columns) and (item := self._choose(tokens)):
+                    chosen[tokens], longest = item, columns
             members[tokens].append(index)
         known |= self._take_in(sorted(chosen.values(), key=lambda item: item.num_missing))
         self._reserve(len(self._sequences) + len(prompts), 1)
@@ -135,6 +145,10 @@ class SlotDecoder:
             if prompt.num_rows == 0:
                 self._drop_prompt(prompt)
         return added
+
+    def _has_room(self, num_chosen: int, columns: int) -> bool:
+        """Whether one more prompt can be computed beside those that are chosen; one alone always is."""
+        return num_chosen == 0 or self._prompt_cache.fits(len(self._prompts) + num_chosen + 1, columns)
 
     def _choose(self, tokens: tuple[int, ...]) -> Intake | None:
         """How a prompt is taken in now; `None` if it should wait for a prefix that another one is about to compute."""

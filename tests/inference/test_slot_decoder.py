@@ -1,0 +1,56 @@
+"""How a decoder with slots divides the memory that it may use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.inference.local.decoder import plain_logits
+from rllm.inference.local.decoders import _cache_shape
+from rllm.inference.local.short_forward import ShortForward
+from rllm.inference.local.slot_decoder import SlotDecoder
+
+LENGTH = 40
+
+
+@pytest.fixture
+def model(new_model: Any) -> Any:
+    return new_model("Qwen3")
+
+
+def decoder_of(model: Any, *, num_tokens: int, stems: bool) -> SlotDecoder:
+    """One with memory for the keys and values of so many tokens."""
+    shape = _cache_shape(model)
+    return SlotDecoder(
+        model,
+        shape,
+        max_sequences=16,
+        max_length=1024,
+        max_bytes=num_tokens * shape.bytes_per_token,
+        short_forward=ShortForward(model) if stems else None,
+    )
+
+
+@pytest.mark.parametrize(("stems", "num_fit"), [(True, 9), (False, 15)])  # 3/8 and 5/8 of 24 x 40 tokens
+def test_without_stems_more_sequences_fit(model: Any, stems: bool, num_fit: int) -> None:
+    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=stems)
+    assert decoder.fits(num_fit, LENGTH)
+    assert not decoder.fits(num_fit + 1, LENGTH)
+
+
+@torch.no_grad()
+def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(model: Any) -> None:
+    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=False)
+    prompts = [[5 + (20 * number + i) % 200 for i in range(LENGTH)] for number in range(8)]
+    waiting, sequences, num_added = list(prompts), [], []
+    while waiting:
+        added = decoder.add(waiting)
+        num_added.append(len(added))
+        sequences += [waiting[item.index] for item in added]
+        waiting = [prompt for prompt in waiting if prompt not in sequences]
+    assert num_added == [3, 3, 2]  # an eighth of the memory holds three
+    logits = decoder.step([sequence[-1] for sequence in sequences])
+    expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
