@@ -21,7 +21,7 @@ from rllm.gateway.admin import Admin, is_anthropic
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects import messages, responses
+from rllm.gateway.dialects import messages_output, responses
 from rllm.gateway.dialects.chat import ChatDialect
 from rllm.gateway.dialects.completions import CompletionsDialect
 from rllm.gateway.dialects.messages import MessagesDialect
@@ -112,7 +112,7 @@ def _call_endpoints(
         "responses": endpoint(ResponsesDialect(), "responses"),
         "responses/input_tokens": endpoint(ResponsesDialect(), "responses", responses.render_count),
         "messages": endpoint(MessagesDialect(), "messages"),
-        "messages/count_tokens": endpoint(MessagesDialect(), "messages", messages.render_count),
+        "messages/count_tokens": endpoint(MessagesDialect(), "messages", messages_output.render_count),
     }
 
 
@@ -143,6 +143,6 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 
 def _error_response(request: Request, error: GatewayError) -> Response:
     """In the shape that this client reads."""
-    shown = messages.error_to_dict(error) if is_anthropic(request) else error.to_dict()
+    shown = messages_output.error_to_dict(error) if is_anthropic(request) else error.to_dict()
     headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
     return Response(orjson.dumps(shown), status_code=error.status, headers=headers, media_type="application/json")
