@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from rllm.store import open_store
 from rllm.viewer.runs import Run
 
 from .conftest import Client
+from .made import trace_of
 
 
 @pytest.fixture
@@ -178,3 +180,22 @@ def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, 
     answer = client.get(path)
     assert answer.status_code == status
     assert told in unescape(answer.text)
+
+
+def test_an_evaluation_shows_rewards_where_a_step_shows_advantages(client: TestClient) -> None:
+    trained, evaluated = page(client, "/run/real/step/1"), page(client, "/run/real/step/2?split=eval")
+    assert "below each: its reward" in words(trained)
+    assert "advantage" not in words(evaluated)
+    cells = [words(cell) for cell in re.findall(r'<a class="cell judged.*?</a>', evaluated, re.DOTALL)]
+    assert len(cells) == 2, "a solver and a judge"
+    assert all(re.fullmatch(r"[01]( ✓)?( cut)?", cell) for cell in cells)
+
+
+def test_an_answer_without_a_word_is_said_to_be_none(look: Client, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.add([trace_of("mute", response={"role": "assistant", "content": ""})]).result(60)
+    assert "assistant (nothing)" in words(page(look(tmp_path / "traces.db"), "/run/traces/episode/mute"))
+
+
+def test_the_path_of_a_model_keeps_its_slash_in_front(client: TestClient) -> None:
+    assert re.search(r'<bdi dir="ltr">/[^<]*</bdi>', page(client, "/")), "the cell is cut off at its left side"
