@@ -118,6 +118,13 @@ def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> Non
     assert known.prior_of(Said.of([USER, called(echo), RESULT], None)) is not None
 
 
+def test_a_remark_that_litellm_makes_of_no_content_is_none() -> None:
+    known = after_one_answer({**ANSWER, "content": None})
+    remark = "[System: Empty message content sanitised to satisfy protocol]"
+    assert known.prior_of(Said.of([USER, {**ANSWER, "content": remark}, RESULT], None)) is not None
+    assert known.prior_of(Said.of([USER, {**ANSWER, "content": "I would rather add."}, RESULT], None)) is None
+
+
 def test_content_of_an_answer_without_tool_calls_is_all_there_is_of_it() -> None:
     known = after_one_answer({"role": "assistant", "content": "42"})
     assert known.prior_of(Said.of([USER, {"role": "assistant", "content": None}, USER], None)) is None

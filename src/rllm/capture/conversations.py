@@ -6,7 +6,7 @@ and the next prompt is made of the tokens that are known and of what is new.
 
 What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
 were never JSON come back in any form); its content is the same but for white space around it, or is left out beside the tool
-calls. Its reasoning, and whatever else clients add or leave out, is ignored. All other messages must be the same word for word,
+calls, or there was none, of which LiteLLM makes a remark. Its reasoning, and whatever else clients add or leave out, is ignored. All other messages must be the same word for word,
 and so must the tools.
 
 An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
@@ -27,6 +27,10 @@ Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
 """Why a prompt does not begin with the tokens of the answer that it follows: the agent changed what was said; the template or
 the agent left out the reasoning; the arguments of a tool call were written otherwise; or the template prints the past, or its
 white space, otherwise."""
+
+
+_NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
+"""What LiteLLM writes to Anthropic's endpoint where a streamed answer had tool calls only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,7 +280,7 @@ def _essence(message: Message) -> tuple[str, ...]:
         str(item.get("id") or _as_text([item["function"].get("name"), _parsed(item["function"].get("arguments"))]))
         for item in _tool_calls(message)
     )
-    return ("assistant", text_of(message).strip(), *calls)
+    return ("assistant", _own_content(message), *calls)
 
 
 def _content(message: Message) -> str:
@@ -304,7 +308,13 @@ def _without_content(answer: Message) -> Message:
 
 
 def _has_content(message: Message) -> bool:
-    return bool(text_of(message).strip())
+    return bool(_own_content(message))
+
+
+def _own_content(answer: Message) -> str:
+    """What the model said, without the white space around it."""
+    text = text_of(answer).strip()
+    return "" if text == _NO_CONTENT else text
 
 
 def _has_reasoning(message: Message) -> bool:
