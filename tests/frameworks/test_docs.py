@@ -13,9 +13,10 @@ import pytest
 from rllm.testing import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
+from . import table as table_of_docs
 from .rollouts import EXAMPLES, ROOT
 from .shopping import ARGUMENTS, TOTAL, sentence
-from .table import DOCS, RESULTS, read_rows, table, with_table
+from .table import DOCS, RESULTS, read_rows, table, with_table, write_rows
 
 NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -25,6 +26,20 @@ def test_the_table_is_what_the_results_say():
     page = (DOCS / "index.md").read_text()
     assert with_table(page) == page, "run: python tests/frameworks/table.py"
     assert len(table().splitlines()) > 2
+
+
+def test_what_fails_or_does_not_install_is_one_red_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_of_docs, "RESULTS", tmp_path)
+    described = {"way": "chat", "endpoint": "chat", "streaming": True, "notes": ""}
+    failed = {**described, "failed": "KeyError: 'content'"}
+    proven = {**described, "way": "sync", "streaming": False, "calls": 3, "side_calls": 0}
+    write_rows("one", "one-sdk", "2.0", [failed, proven])
+    write_rows("two", "two-sdk", None, [failed])
+    assert table().splitlines()[2:] == [
+        "| [one-sdk](one.md) 2.0 | `chat` | chat | yes |  |  |  | 🔴 KeyError: 'content' |",
+        "| [one-sdk](one.md) 2.0 | `sync` | chat |  | 3 |  |  |  |",
+        "| [two-sdk](two.md) not installed | `chat` | chat | yes |  |  |  | 🔴 KeyError: 'content' |",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

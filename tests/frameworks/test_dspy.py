@@ -39,8 +39,16 @@ def ending(prompt: str, total: str) -> str:
 
 REACT = Speech(call=lambda prompt, arguments: step("I need a price.", "price", arguments), final=ending)
 VARIANTS = [
-    Variant(way=way, endpoint="chat", speech=REACT, num_calls=NUM_CALLS, num_sequences=NUM_CALLS, notes=FRESH)
-    for way in ("react", "async", "parallel")
+    Variant(
+        way=way,
+        endpoint="chat",
+        streaming=way == "stream",
+        speech=REACT,
+        num_calls=NUM_CALLS,
+        num_sequences=NUM_CALLS,
+        notes=FRESH,
+    )
+    for way in ("react", "async", "stream", "parallel")
 ]
 
 

@@ -12,6 +12,7 @@ VARIANTS = [
     Variant(way="openai_stream", endpoint="chat", streaming=True),
     Variant(way="hosted_vllm", endpoint="chat"),
     Variant(way="anthropic", endpoint="messages"),
+    Variant(way="anthropic_stream", endpoint="messages", streaming=True),
     Variant(way="responses", endpoint="responses"),
 ]
 

@@ -36,6 +36,13 @@ async def react_async() -> str:
     return (await dspy.ReAct("question -> answer", tools=[price]).acall(question=QUESTION)).answer
 
 
+async def stream() -> str:
+    """Every call is streamed then; the last that comes is the answer."""
+    agent = dspy.streamify(dspy.ReAct("question -> answer", tools=[price]))
+    *_, done = [chunk async for chunk in agent(question=QUESTION)]
+    return done.answer
+
+
 def parallel() -> str:
     """In threads of DSPy's own."""
     agent = dspy.ReAct("question -> answer", tools=[price])
@@ -43,7 +50,12 @@ def parallel() -> str:
     return done.answer
 
 
-WAYS = {"react": react, "async": lambda: asyncio.run(react_async()), "parallel": parallel}
+WAYS = {
+    "react": react,
+    "async": lambda: asyncio.run(react_async()),
+    "stream": lambda: asyncio.run(stream()),
+    "parallel": parallel,
+}
 
 if __name__ == "__main__":
     print(WAYS[sys.argv[1]]())

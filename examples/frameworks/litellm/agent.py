@@ -80,6 +80,7 @@ WAYS = {
     "openai_stream": lambda: stream(f"openai/{MODEL}"),
     "hosted_vllm": lambda: complete(f"hosted_vllm/{MODEL}"),
     "anthropic": lambda: complete(f"anthropic/{MODEL}"),
+    "anthropic_stream": lambda: stream(f"anthropic/{MODEL}"),
     "responses": lambda: complete(f"openai/responses/{MODEL}"),
 }
 
