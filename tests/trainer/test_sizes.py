@@ -4,7 +4,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.trainer.config import load_config
-from rllm.trainer.config.sizes import check_sizes, in_words
+from rllm.trainer.config.sizes import check_sizes, fit_to_tasks, in_words
 
 from .conftest import RunTrainer
 
@@ -31,6 +31,15 @@ def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixt
     ]
     check_sizes(config, 20)
     assert [record.getMessage() for record in caplog.records] == [in_words(config, 20)[2]]
+
+
+@pytest.mark.parametrize(("asked", "num_tasks", "taken"), [([], 2, 2), ([], 40, 16), (["tasks_per_step=16"], 2, 16)])
+def test_a_step_takes_no_more_tasks_than_there_are_unless_it_is_asked_to(
+    asked: list[str], num_tasks: int, taken: int
+) -> None:
+    config = load_config(load_config(asked))  # as a trainer does with a finished configuration
+    fit_to_tasks(config, num_tasks)
+    assert config.tasks_per_step == taken
 
 
 def test_more_updates_than_episodes_are_refused() -> None:

@@ -67,9 +67,7 @@ class AgentSFTTrainer(AgentTrainer):
         Raises:
             ConfigError: naming the row or the setting that is wrong, and the remedy.
         """
-        # A finished configuration is copied: loaded again, it would forget which defaults somebody asked for by name.
-        chosen = config.model_copy(deep=True) if isinstance(config, TrainConfig) else load_config(config)
-        chosen = _for_demonstrations(chosen)
+        chosen = _for_demonstrations(load_config(config))
         check_model(chosen)
         rows = sampled_from(
             _rows(train_dataset, "train_dataset"),

@@ -36,7 +36,7 @@ from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
-from rllm.trainer.config.sizes import check_sizes
+from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.history import TaskFile
 from rllm.trainer.loop import TrainingLoop
@@ -120,6 +120,7 @@ class AgentTrainer:
         self.config = load_config(config, [] if backend is None else [f"backend={backend}"])
         self.train_data = _dataset(train_dataset, "train_dataset")
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
+        fit_to_tasks(self.config, len(self.train_data))
         if self.config.num_epochs is not None:
             num_tasks = self.config.num_epochs * len(self.train_data)
             self.config.num_steps = math.ceil(num_tasks / self.config.tasks_per_step)

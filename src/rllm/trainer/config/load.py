@@ -78,7 +78,7 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     overrides = list(overrides)
     layers = []
     if isinstance(source, TrainConfig):
-        layers.append(Layer(name="config", values=source.model_dump(exclude_defaults=True)))
+        layers.append(Layer(name="config", values=_told(source)))
     elif isinstance(source, Mapping):
         layers.append(Layer(name="config", values=_plain(source)))
     elif isinstance(source, str | Path):
@@ -92,6 +92,11 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     _tell_repeated(overrides)
     layers.append(Layer(name="key=value", values=_applied(overrides)))
     return layers
+
+
+def _told(config: TrainConfig) -> dict[str, Any]:
+    """What a finished configuration says that is no default, and the defaults that somebody asked for by name."""
+    return _merged(config.model_dump(exclude_unset=True), config.model_dump(exclude_defaults=True))
 
 
 def translated(layers: Sequence[Layer]) -> Translated:

@@ -312,7 +312,7 @@ class TrainConfig(Section):
     num_epochs: PositiveInt | None = None
     """Times that the training tasks are gone through, in as many steps as that takes."""
     tasks_per_step: PositiveInt = 16
-    """Tasks in a training step; each is rolled out group_size times."""
+    """Tasks in a training step, each rolled out group_size times; no more than there are, unless it is set."""
     save_every: NonNegativeInt = 20
     """Training steps between checkpoints; 0 saves at the end only."""
     keep_checkpoints: PositiveInt = 2

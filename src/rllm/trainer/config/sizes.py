@@ -10,6 +10,12 @@ from rllm.trainer.config.schema import TrainConfig
 logger = logging.getLogger(__name__)
 
 
+def fit_to_tasks(config: TrainConfig, num_tasks: int) -> None:
+    """Let a step take no more tasks than there are, unless somebody asked for as many."""
+    if "tasks_per_step" not in config.model_fields_set:
+        config.tasks_per_step = min(config.tasks_per_step, num_tasks)
+
+
 def check_sizes(config: TrainConfig, num_tasks: int) -> None:
     """Refuse sizes that cannot be meant; sizes that only may not be are told in the log.
 
