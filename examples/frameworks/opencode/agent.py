@@ -32,9 +32,7 @@ def run(way: str) -> str:
     )
     Path("prices.txt").write_text(PRICES)
     command = ["opencode", "run", "--model", f"gateway/{MODEL}", TASK]
-    # It works in the folder that PWD names.
-    env = {**os.environ, "PWD": str(Path.cwd())}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert len(Path("bill.txt").read_text().splitlines()) == 2
     return done.stdout
 
