@@ -37,6 +37,24 @@ def episode_of(run):
     return f"{metadata['task_id']}:{metadata['index']}"
 
 
+def test_without_an_episode_those_that_there_are_are_listed(run):
+    done = here("explain", run, cwd=run)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    assert sorted(row[0] for row in rows) == ["a:b@0.0.0:0", "a:b@0.0.0:1"]
+    assert sorted(row[3] for row in rows) == ["0", "1"]
+    assert {(row[1], row[2]) for row in rows} == {("train", "1")}
+    assert f"explain {run} {rows[0][0]}\n" in done.stdout, "it says what to type next"
+    assert f"explain {run} {rows[0][0]}\n" in here("explain", run, "--limit", "1", cwd=run).stdout
+
+
+def test_the_list_as_json(run):
+    [one] = json.loads(here("explain", run / "traces.db", "--limit", "1", "--json", cwd=run).stdout)["episodes"]
+    assert (one["episode_id"], one["split"], one["step"]) == (episode_of(run), "train", 1)
+    assert one["rewards"]["agent"] in (0.0, 1.0)
+    assert one["error"] is None
+
+
 def test_a_table_says_what_was_learned_from(run):
     done = here("explain", run, episode_of(run), "--tokens", cwd=run)
     assert done.returncode == 0, done.stderr
@@ -54,7 +72,10 @@ def test_json_has_every_token(run):
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["nowhere", "a:0"], "has no traces.db: name the folder of a run"), ([None, "b:0"], "episode='b:0' is not in")],
+    [
+        (["nowhere", "a:0"], "run='nowhere': there is no such folder; name that of a run or an evaluation"),
+        ([None, "b:0"], "episode='b:0' is not in"),
+    ],
 )
 def test_what_is_not_there(run, arguments, told):
     done = here("explain", *(item or run for item in arguments), cwd=run)

@@ -3,46 +3,87 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm.cli import terminal
 from rllm.cli.options import OnlyJson
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rllm.trainer.explain import ExplainedEpisode, ExplainedStep
+    from rllm.store.base import TraceStore
+    from rllm.trainer.explain import ExplainedEpisode, ExplainedStep, ListedEpisode
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="Run folder, or a traces.db.")],
-    episode: Annotated[str, typer.Argument(help="Episode: TASK_ID:INDEX, or the id of its session.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run or an evaluation, or a traces.db.")],
+    episode: Annotated[
+        str | None,
+        typer.Argument(
+            help="Episode, as the list names it without this: 3:0 is the first rollout of task 3 in an evaluation, 3@0.0.0:0 one "
+            "in a training step. Or the id of its session.",
+            show_default=False,
+        ),
+    ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also every sampled token.")] = False,
+    limit: Annotated[int, typer.Option(help="How many episodes to list.", min=1)] = 20,
     as_json: OnlyJson = False,
 ) -> None:
-    """Show reward, group, baseline, advantage and weight version of every step of an episode.
+    """Show reward, group, baseline, advantage and weight version of every step of an episode; or list the episodes.
 
     Steps are in the order of their calls; a step that was not trained on says why.
     """
-    from rllm.cli import terminal
-    from rllm.errors import ConfigError
-    from rllm.store import open_store
     from rllm.trainer.explain import explain as read
+    from rllm.trainer.explain import latest_episodes
 
-    path = run / "traces.db" if run.is_dir() else run
-    if not path.is_file():
-        raise ConfigError(f"run={str(run)!r} has no traces.db: name the folder of a run")
-    store = open_store(str(path), read_only=True)
-    try:
-        found = read(store, episode)
-    finally:
-        store.close()
+    with _store_of(run) as store:
+        listed = [] if episode else latest_episodes(store, limit=limit)
+        found = read(store, episode) if episode else None
     if as_json:
-        terminal.print_json(found.to_dict())
+        told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
+        terminal.print_json(told)
+    elif found is None:
+        _list(terminal.console(wide=True), run, listed)
+    else:
+        _show(terminal.console(wide=True), found, tokens=tokens)
+
+
+def _store_of(run: Path) -> TraceStore:
+    from rllm.store import open_store
+    from rllm.trainer.history import store_of
+
+    return open_store(str(run) if run.is_file() else store_of(run), read_only=True)
+
+
+def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not episodes:
+        console.print(f"{run} has no episodes yet.", soft_wrap=True, markup=False)
         return
-    _show(terminal.console(wide=True), found, tokens=tokens)
+    table = Table("episode", "split", "step", "reward")
+    for item in episodes:
+        step = "" if item.step is None else str(item.step)
+        table.add_row(escape(item.episode_id), item.split, step, escape(_ending(item)))
+    console.print(table)
+    one = next((item for item in episodes if item.split == "train"), episodes[0])
+    again = f"{terminal.command()} {shlex.join(['explain', str(run), one.episode_id])}"
+    console.print(f"The newest {len(episodes)}. Explain one with: {again}", soft_wrap=True, markup=False)
+
+
+def _ending(episode: ListedEpisode) -> str:
+    if episode.error is not None:
+        return f"failed: {episode.error}"
+    rewards = {name: "unscored" if reward is None else _number(reward) for name, reward in episode.rewards.items()}
+    if len(rewards) == 1:
+        return next(iter(rewards.values()))
+    return ", ".join(f"{name} {reward}" for name, reward in rewards.items())
 
 
 def _show(console: Console, episode: ExplainedEpisode, *, tokens: bool) -> None:

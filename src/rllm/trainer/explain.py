@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import Message, StepCredit, Trace
+from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,46 @@ class ExplainedEpisode:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListedEpisode:
+    """An episode that can be explained."""
+
+    episode_id: str
+    session_id: str
+    split: str
+    step: int | None
+    """As metrics count: that of the training step, or the steps that were done before an evaluation."""
+    rewards: dict[str, float | None]
+    """By role; none of an episode that has not ended."""
+    error: str | None
+    """The kind of error that it failed with."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def latest_episodes(store: TraceStore, *, limit: int) -> list[ListedEpisode]:
+    """The newest episodes, newest first."""
+    rollouts = (session for session in every_session(store) if _episode_id(session))
+    return [_listed(session) for session in itertools.islice(rollouts, limit)]
+
+
+def _listed(session: SessionInfo) -> ListedEpisode:
+    about = session.metadata
+    outcome = about.get(OUTCOME_KEY) or {}
+    step, split = about.get("training_step"), str(about.get("split", ""))
+    return ListedEpisode(
+        episode_id=_episode_id(session),
+        session_id=session.id,
+        split=split,
+        step=step + 1 if step is not None and split == "train" else step,
+        rewards={path["name"]: path.get("reward") for path in outcome.get("trajectories") or ()},
+        error=(outcome.get("error") or {}).get("type"),
+    )
+
+
 def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
-    """The episode of this id (`task_id:index`, as metrics and logs name it) or of this session.
+    """The episode of this id, as `latest_episodes` and logs name it, or of this session.
 
     Raises:
         ConfigError: if the store has no such episode; some that it has are named.
@@ -76,7 +115,9 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
     )
     if session is None:
         some = ", ".join(name for name in map(_episode_id, store.sessions(limit=5)) if name)
-        raise ConfigError(f"episode={episode!r} is not in the store; the latest there are {some or 'none'}")
+        raise ConfigError(
+            f"episode={episode!r} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
+        )
     credit_of = {credit.trace_id: credit for credit in store.credits(session.id)}
     traces = [trace for trace in store.by_session(session.id) if trace.error is None]
     return ExplainedEpisode(

@@ -90,7 +90,7 @@ def stored_episodes(folder: Path) -> Iterator[Episode]:
         ConfigError: if the folder is of no run and of no evaluation.
         StoreError: if the traces cannot be read.
     """
-    url = _store_of(folder)
+    url = store_of(folder)
     with closing(open_store(url, read_only=True)) as store:
         if (folder / EPISODES).is_file():
             latest = {(episode.task_id, episode.index): episode for episode in EpisodeLog.read(folder / EPISODES)}
@@ -105,7 +105,12 @@ def stored_episodes(folder: Path) -> Iterator[Episode]:
                     yield _episode(session, store, tasks)
 
 
-def _store_of(folder: Path) -> str:
+def store_of(folder: Path) -> str:
+    """Path or URL of the traces of a run or an evaluation.
+
+    Raises:
+        ConfigError: if the folder is of neither.
+    """
     if not folder.is_dir():
         raise ConfigError(f"run={str(folder)!r}: there is no such folder; name that of a run or an evaluation")
     settings = folder / "config.yaml"
