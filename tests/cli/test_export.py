@@ -51,6 +51,19 @@ def test_new_rewards_and_what_they_change(run):
     ]
 
 
+def test_tasks_that_a_folder_has_lost_are_named_again(run):
+    kept = (run / "tasks.jsonl").rename(run / "lost.jsonl")
+    try:
+        arguments = ["rescore", "run", "--reward", "judge.py:reward", "--data", "tasks.jsonl"]
+        done = here(*arguments, cwd=run.parent)
+        assert done.returncode == 2
+        assert "has no task, since its folder does not keep them" in done.stderr
+        assert "name what the run was given with --val" in done.stderr
+        assert "of 10 rewards change" in here(*arguments, "--val", "tasks.jsonl", cwd=run.parent).stdout
+    finally:
+        kept.rename(run / "tasks.jsonl")
+
+
 def test_conversations_that_sft_learns_from(run, policy):
     assert here("export", "run", "--chat", "chat.jsonl", "--split", "train", cwd=run.parent).stdout == (
         "8 conversations written to chat.jsonl\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm.cli.options import AsJson
+from rllm.cli.options import AsJson, Split, ValSplit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,13 @@ def rescore(
     reward: Annotated[
         str, typer.Option(help="Called with each task and the last answer's text.", metavar="FILE.py:function")
     ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="The run's training tasks, where its folder has lost its tasks.jsonl.", show_default=False),
+    ] = None,
+    val: Annotated[str | None, typer.Option(help="Its held-out tasks, likewise.", show_default=False)] = None,
+    split: Split = None,
+    val_split: ValSplit = None,
     top: Annotated[int, typer.Option(help="How many of the largest changes to show.", min=0)] = 10,
     max_concurrent: Annotated[int, typer.Option(help="Rewards computed at a time.", min=1)] = 8,
     as_json: AsJson = False,
@@ -47,12 +54,13 @@ def rescore(
         os.environ.setdefault(name, "unused")
     function = load_function(reward, what="reward")
     check_reward(function)
+    tasks = {**_tasks("train", data, split, "--split"), **_tasks("eval", val, val_split, "--val-split")}
     console = terminal.console(stderr=as_json)
     with Progress(TextColumn("scoring {task.completed}"), console=console, transient=True) as bar:
         task = bar.add_task("scoring", total=None)
         found = list(
             judged(
-                stored_episodes(run),
+                stored_episodes(run, tasks),
                 function,
                 max_concurrent=max_concurrent,
                 on_done=lambda count: bar.update(task, completed=count),
@@ -68,6 +76,16 @@ def rescore(
         terminal.print_json({**comparison.to_dict(), "file": str(path)})
     if comparison.num_failed == comparison.num_trajectories:
         raise RewardError(f"{reward} raised for all {comparison.num_failed} trajectories: {found[0].error}")
+
+
+def _tasks(split: str, source: str | None, part: str | None, option: str) -> dict[tuple[str, str], Any]:
+    """The tasks of a run by the name of its split, where these are found, and their own ids."""
+    from rllm.cli.task_source import read_tasks
+
+    if source is None:
+        return {}
+    rows = read_tasks(source, part, option=option)
+    return {(split, rows.task_id(number)): task for number, task in enumerate(rows)}
 
 
 def _show(console: Console, told: Comparison) -> None:

@@ -80,11 +80,11 @@ def plain_task_id(task_id: str) -> str:
     return _PLACE.sub("", task_id)
 
 
-def stored_episodes(folder: Path) -> Iterator[Episode]:
+def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Iterator[Episode]:
     """Every episode that has ended, oldest first, with its task, rewards, messages and tokens.
 
     `info` says the `split`, and of training episodes the `training_step` (from 0). Of a rollout that an evaluation made
-    again, the last counts.
+    again, the last counts. `tasks` are those of a run whose folder does not keep them.
 
     Raises:
         ConfigError: if the folder is of no run and of no evaluation.
@@ -99,10 +99,10 @@ def stored_episodes(folder: Path) -> Iterator[Episode]:
                 episode.info.setdefault("split", "eval")
                 yield episode
         else:
-            tasks = read_tasks(folder)
+            known = {**(tasks or {}), **read_tasks(folder)}
             for session in every_session(store, oldest_first=True):
                 if isinstance(session.metadata.get(OUTCOME_KEY), Mapping):
-                    yield _episode(session, store, tasks)
+                    yield _episode(session, store, known)
 
 
 def store_of(folder: Path) -> str:

@@ -80,7 +80,7 @@ def rescore(
     (`trainable=False` in training), are left as they are.
 
     Raises:
-        ConfigError: if an episode has no task, as in runs of versions that did not keep them.
+        ConfigError: if an episode has no task, because its folder has lost them.
     """
     paths = (
         (episode, number, path)
@@ -99,7 +99,11 @@ def rescore(
 
 def _rescored(episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., Any]) -> Rescored:
     if episode.task is None:
-        raise ConfigError(f"episode {episode.id!r} has no task: its folder does not keep them (no tasks.jsonl)")
+        option = "--val" if episode.info.get("split") == "eval" else "--data"
+        raise ConfigError(
+            f"episode {episode.id!r} has no task, since its folder does not keep them (no tasks.jsonl): name what the run was "
+            f"given with {option}"
+        )
     answer = path.steps[-1].model_response if path.steps else ""
     after, error = None, None
     try:
