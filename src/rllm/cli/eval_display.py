@@ -38,7 +38,7 @@ class EvaluationDisplay:
         self._tenths_said = -1
 
     def __call__(self, progress: Progress) -> None:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._bar.start()
             self._bar.update(
                 self._task, completed=progress.num_done, total=progress.num_planned, counts=_counts(progress)
@@ -51,7 +51,7 @@ class EvaluationDisplay:
 
     def close(self) -> None:
         """Leave the bar as it stands. Repeatable."""
-        if self._console.is_terminal:  # elsewhere it would print an empty line
+        if self._console.is_interactive:  # elsewhere it would print an empty line
             self._bar.stop()
 
 

@@ -161,7 +161,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
 
 def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
     """A live display where there is a terminal; elsewhere the configured trackers print lines."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         return []
     trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
     return [LiveDisplay(console, trainer.config.num_steps, lambda: trainer.under_way)]
