@@ -89,6 +89,17 @@ def test_what_was_logged_is_what_is_there(name: str, run_dir: Path) -> None:
 
 
 @optional
+def test_several_are_told_at_once(run_dir: Path) -> None:
+    trackers = Trackers.start(list(READERS), run_dir)
+    for step in (1, 2):
+        trackers.log(step, {"rollout/reward": 0.25 * step, "policy/kl": -1.0})
+    trackers.close()
+    expected = {(step, "rollout/reward"): [0.25 * step] for step in (1, 2)}
+    expected |= {(step, "policy/kl"): [-1.0] for step in (1, 2)}
+    assert {name: read(run_dir)[0] for name, read in READERS.items()} == dict.fromkeys(READERS, expected)
+
+
+@optional
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_conversations_are_tables(name: str, run_dir: Path) -> None:
     trackers = Trackers.start([name], run_dir)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -109,3 +111,26 @@ def test_json_cannot_be_taken_for_a_page(look: Client, folder: Path) -> None:
     answer = look(folder).get(f"/run/{quote(folder.name)}/tokens/bad/data.json")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nothing_that_a_run_brings_along_is_run(look: Client, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    attack = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{made}]]"
+    (tmp_path / "config.yaml").write_text(f"model: {attack}\n")
+    (tmp_path / "batches").mkdir()
+    (tmp_path / "batches/step-000001.json").write_bytes(pickle.dumps(Touch(made)))
+    client = look(tmp_path)
+    assert client.get(f"/run/{tmp_path.name}").status_code == 200
+    answer = client.get(f"/run/{tmp_path.name}/batch/1")
+    assert (answer.status_code, "is not a batch of this version" in answer.text) == (503, True)
+    assert not made.exists()
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
