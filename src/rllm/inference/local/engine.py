@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
 import random
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import torch
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
+from rllm.inference.local.decode_thread import Call, DecodeThread, News
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
@@ -32,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
 """The context length of a model that does not state one."""
-_CHECK_S = 10.0
-"""How often a waiting request makes sure that the decode thread is alive."""
-_PAUSE_TIMEOUT_S = 120.0
 _UNSUPPORTED = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "response_format")
 
 
@@ -89,14 +85,7 @@ class LocalEngine:
         )
         self._scheduler = Scheduler(decoder, self._text, max_concurrent=max_concurrent)
         self._started_at = time.perf_counter()
-        self._changed = threading.Condition()
-        self._inbox: list[Request] = []
-        self._pauses = 0
-        self._parked = False
-        self._stopped: str | None = None
-        """Why no more requests are taken."""
-        self._thread = threading.Thread(target=self._run, name="rllm-decode", daemon=True)
-        self._thread.start()
+        self._thread = DecodeThread(self._scheduler, self.model)
         atexit.register(self.close)
 
     @property
@@ -112,7 +101,7 @@ class LocalEngine:
         try:
             await call.finished()
         finally:
-            self._release(call.request)
+            self._thread.release(call.request)
         return self._output(call)
 
     async def stream_model_response(
@@ -130,7 +119,7 @@ class LocalEngine:
                     seen += len(ids)
                     yield _delta(call.reader.show(ids), ids, logprobs[: len(ids)])
         finally:
-            self._release(request)
+            self._thread.release(request)
         output = self._output(call)
         rest = call.reader.rest(Shown(output.reasoning, output.content))
         yield _delta(rest, request.completion_ids[seen:], request.logprobs[seen:])
@@ -158,21 +147,8 @@ class LocalEngine:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Hold the decode thread between two steps; may be nested."""
-        with self._changed:
-            self._pauses += 1
-            self._changed.notify_all()
-            try:
-                if not self._changed.wait_for(lambda: self._parked, timeout=_PAUSE_TIMEOUT_S):
-                    raise InferenceError(f"the decode thread did not come to rest within {_PAUSE_TIMEOUT_S:.0f} s")
-            except BaseException:
-                self._pauses -= 1
-                raise
-        try:
+        with self._thread.paused():
             yield
-        finally:
-            with self._changed:
-                self._pauses -= 1
-                self._changed.notify_all()
 
     def publish(self, version: int) -> None:
         """The model's weights are now this version: answers in the making go on with them, cached prefixes go."""
@@ -190,17 +166,13 @@ class LocalEngine:
             "tokens_per_s": counters.completion_tokens / busy if busy else 0.0,
             "uptime_s": time.perf_counter() - self._started_at,
             "live": self._scheduler.num_live,
-            "waiting": self._scheduler.num_waiting + len(self._inbox),
+            "waiting": self._scheduler.num_waiting + self._thread.num_unseen,
             "weight_version": self.weight_version,
         }
 
     def close(self) -> None:
         """Stop decoding; requests in flight fail. Closing twice is allowed."""
-        with self._changed:
-            self._stopped = self._stopped or "the engine is closed"
-            self._changed.notify_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=_PAUSE_TIMEOUT_S)
+        self._thread.close()
         atexit.unregister(self.close)
 
     def _submit(
@@ -210,7 +182,7 @@ class LocalEngine:
         params: Mapping[str, Any],
         *,
         streaming: bool,
-    ) -> _Call:
+    ) -> Call:
         _warn_unsupported(params)
         prompt_ids = self._prompt_ids(messages, tools, params)
         sampling = SamplingParams.from_request(params)
@@ -221,7 +193,7 @@ class LocalEngine:
                 "answer: shorten the messages, or raise the engine's max_length if the model allows"
             )
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
-        news = _News()
+        news = News()
         request = Request(
             prompt_ids=prompt_ids,
             sampling=replace(sampling, max_tokens=max_tokens, seed=seed),
@@ -231,15 +203,11 @@ class LocalEngine:
             wake=news.announce,
             streaming=streaming,
         )
-        with self._changed:
-            if self._stopped:
-                raise InferenceError(self._stopped, status_code=503)
-            self._inbox.append(request)
-            self._changed.notify_all()
+        self._thread.submit(request)
         calls_allowed = tools and params.get("tool_choice") != "none"
         parser = self._tool_parser if calls_allowed or self._tool_parser.reads_every_answer else None
         reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser)
-        return _Call(request, reader, news, self._thread)
+        return Call(request, reader, news, self._thread)
 
     def _prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any]
@@ -255,14 +223,7 @@ class LocalEngine:
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
 
-    def _release(self, request: Request) -> None:
-        """Give up a request that nobody waits for any more."""
-        if not request.done:
-            request.cancelled = True
-            with self._changed:
-                self._changed.notify_all()
-
-    def _output(self, call: _Call) -> ModelOutput:
+    def _output(self, call: Call) -> ModelOutput:
         request = call.request
         if request.error is not None:
             raise InferenceError(str(request.error), status_code=503) from request.error
@@ -285,103 +246,9 @@ class LocalEngine:
             metrics=request.metrics(),
         )
 
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                if self.model.training:
-                    self.model.eval()
-                with torch.no_grad():
-                    self._scheduler.advance()
-            self._stop(InferenceError("the engine was closed", status_code=503))
-        except BaseException as error:
-            logger.exception("the embedded sampler has failed")
-            self._stop(error)
-
-    def _wait_for_work(self) -> bool:
-        """Rest until there is something to do; False when the engine is closed."""
-        with self._changed:
-            while not self._stopped:
-                if not self._pauses:
-                    self._scheduler.submit(self._inbox)
-                    self._inbox.clear()
-                    if self._scheduler.has_work:
-                        self._parked = False
-                        return True
-                self._parked = True
-                self._changed.notify_all()
-                self._changed.wait()
-            return False
-
-    def _stop(self, cause: BaseException) -> None:
-        """The last act of the decode thread: nobody may wait for it any longer."""
-        with self._changed:
-            self._stopped = self._stopped or f"the embedded sampler has failed: {type(cause).__name__}: {cause}"
-            self._parked = True
-            self._scheduler.submit(self._inbox)
-            self._inbox.clear()
-            self._changed.notify_all()
-        error = InferenceError(self._stopped, status_code=503)
-        error.__cause__ = cause
-        self._scheduler.fail(error)
-
 
 def _delta(shown: Shown, token_ids: list[int], logprobs: list[float]) -> OutputDelta:
     return OutputDelta(shown.content, token_ids, logprobs, shown.reasoning)
-
-
-class _News:
-    """Carries word of a request from the decode thread to the event loop that awaits it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._pending = False
-
-    def announce(self, request: Request) -> None:
-        if not self._pending:
-            self._pending = True
-            try:
-                self._loop.call_soon_threadsafe(self._arrive)
-            except RuntimeError:  # the loop is closed: nobody awaits the answer
-                request.cancelled = True
-
-    def _arrive(self) -> None:
-        self._pending = False
-        self._event.set()
-
-    async def wait(self) -> bool:
-        """Whether there is news; False after a while without."""
-        try:
-            async with asyncio.timeout(_CHECK_S):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
-
-
-class _Call:
-    """A request, seen from the coroutine that made it."""
-
-    def __init__(self, request: Request, reader: AnswerReader, news: _News, thread: threading.Thread) -> None:
-        self.request = request
-        self.reader = reader
-        self._news = news
-        self._thread = thread
-
-    async def news(self) -> None:
-        """Wait until the request has got further.
-
-        Raises:
-            InferenceError: if the decode thread is gone, which only a dying interpreter can bring about.
-        """
-        while not await self._news.wait():
-            if not self._thread.is_alive() and not self.request.done:
-                raise InferenceError("the decode thread is gone", status_code=503)
-
-    async def finished(self) -> None:
-        while not self.request.done:
-            await self.news()
 
 
 def _checked_length(model: Any, wanted: int | None) -> int:
