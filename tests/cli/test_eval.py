@@ -20,7 +20,7 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
-from .conftest import rllm
+from .conftest import here
 
 AGENT = """
 from openai import OpenAI
@@ -93,7 +93,7 @@ def test_an_agent_is_judged_behind_a_server(eval_work, server):
     bugs = [{"id": name, "question": f"a {name}", "answer": ""} for name in ("bug 1", "bug 2", "unscored")]
     write_tasks(eval_work, [*ROWS, *bugs])
     more = ["--n", "2", "--temperature", "0.5", "--out", "out", "sampling.top_p=0.9", "--json"]
-    done = rllm(*arguments(server, *more), cwd=eval_work)
+    done = here(*arguments(server, *more), cwd=eval_work)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     report = json.loads(done.stdout)
