@@ -15,6 +15,7 @@ import torch
 from rllm.cli.training import lead_to_gateway
 from rllm.demo.policy import demo_policy
 from rllm.demo.tasks import shop_tasks
+from rllm.errors import WeightSyncError
 from rllm.inference.local.loading import load_model
 from rllm.store import open_store
 from rllm.testing.tiny_policy import TinyPolicyRecipe
@@ -34,7 +35,8 @@ ROUNDING = 1e-4
 class Killer:
     """A tracker that kills the server in the middle of a step's rollouts, as a machine out of memory would."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_step: int) -> None:
+        self.in_step = in_step
         self.num_steps = 0
         self.killed: list[int] = []
 
@@ -46,7 +48,7 @@ class Killer:
         """Nothing is kept."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        if phase == "roll out" and self.num_steps == KILLED_IN_STEP - 1 and done == total // 2 and not self.killed:
+        if phase == "roll out" and self.num_steps == self.in_step - 1 and done == total // 2 and not self.killed:
             for child in psutil.Process().children(recursive=True):
                 if "serve" in child.cmdline() and "guard.py" not in " ".join(child.cmdline()):
                     child.kill()
@@ -94,7 +96,7 @@ def test_the_demos_agent_learns_as_well_as_with_the_embedded_sampler(
 ) -> None:
     servers.close()
     _, embedded = trained(tmp_path / "embedded")
-    killer = Killer()
+    killer = Killer(KILLED_IN_STEP)
     trainer, served = trained(
         tmp_path / "served",
         *("model.engine=vllm", f"vllm.command={vllm_command}", f"vllm.args={json.dumps(ARGUMENTS)}"),
@@ -119,6 +121,23 @@ def test_the_demos_agent_learns_as_well_as_with_the_embedded_sampler(
     traces = first_traces(tmp_path / "served" / "traces.db")
     assert any(trace.response.get("tool_calls") for trace in traces)
     assert_exact(trainer.config.model.path, traces)
+
+
+def test_a_run_whose_server_will_not_come_back_ends_and_shows_its_log(
+    servers: Servers, vllm_command: str, tmp_path: Path, own_environment: None
+) -> None:
+    servers.close()
+    killer = Killer(1)
+    with pytest.raises(WeightSyncError, match=r"vllm\.max_restarts=0; the last time: it has ended\.") as told:
+        trained(
+            tmp_path / "run",
+            *("model.engine=vllm", f"vllm.command={vllm_command}", f"vllm.args={json.dumps(ARGUMENTS)}"),
+            *("vllm.max_restarts=0", f"vllm.start_timeout_s={START_S}", "eval.at_start=false", "rollout.num_retries=0"),
+            tracker=killer,
+        )
+    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(told.value)
+    assert len(killer.killed) == 1
+    assert not psutil.Process().children(recursive=True), "nothing is left running"
 
 
 def first_traces(path: Path) -> list[Trace]:
