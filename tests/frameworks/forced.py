@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 
 from rllm.inference.local import LocalEngine
-from rllm.inference.local.scheduler import Request, Scheduler
+from rllm.inference.local.scheduler import Request
 from rllm.testing.tiny_policy import END_OF_TURN, train_tokenizer
 
 from ..inference.conftest import build_model
@@ -31,40 +32,28 @@ class ForcedEngine(LocalEngine):
         tokenizer = train_tokenizer(_texts(), vocab_size=2000)
         tokenizer.chat_template = TEMPLATES[template]
         model = build_model("Qwen3", len(tokenizer), num_hidden_layers=1, max_position_embeddings=CONTEXT)
-        super().__init__(model, tokenizer, max_length=CONTEXT)
+        super().__init__(model, tokenizer, max_length=CONTEXT, max_concurrent=64)
         self.script = script
         self.sampled: list[Request] = []
         """Every call since the list was last emptied, as the sampler knows it."""
-        self._scheduler = _ForcedScheduler(self)
+        self._answers: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
+        self._scheduler._sampled = self._forced  # type: ignore[method-assign]
 
-    def answer_to(self, request: Request) -> list[int]:
-        """The tokens that are sampled for a request."""
-        self.sampled.append(request)
-        answer = self.script(self.tokenizer.decode(request.prompt_ids)) + END_OF_TURN
-        ids: list[int] = self.tokenizer.encode(answer, add_special_tokens=False)
-        return ids
-
-
-class _ForcedScheduler(Scheduler):
-    def __init__(self, engine: ForcedEngine) -> None:
-        super().__init__(engine._scheduler._decoder, engine._text, max_concurrent=64)
-        self._engine = engine
-        self._answers: dict[Request, list[int]] = {}
-
-    def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        tokens = [self._next_token(request) for request in self._live]
+    def _forced(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        tokens = [self._next_token(request) for request in self._scheduler._live]
         logprobs = logits.float().log_softmax(-1).gather(1, torch.tensor(tokens).unsqueeze(1))
         return tokens, logprobs.squeeze(1).tolist()
 
     def _next_token(self, request: Request) -> int:
-        if request not in self._answers:
-            self._answers[request] = self._engine.answer_to(request)
+        if not request.completion_ids:
+            self._answers[request] = self._answer_to(request)
         return self._answers[request][len(request.completion_ids)]
 
-    def _remove(self, number: int) -> Any:
-        request = super()._remove(number)
-        del self._answers[request]
-        return request
+    def _answer_to(self, request: Request) -> list[int]:
+        self.sampled.append(request)
+        answer = self.script(self.tokenizer.decode(request.prompt_ids)) + END_OF_TURN
+        ids: list[int] = self.tokenizer.encode(answer, add_special_tokens=False)
+        return ids
 
 
 def _texts() -> list[str]:
