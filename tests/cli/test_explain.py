@@ -73,7 +73,7 @@ def test_json_has_every_token(run):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere", "a:0"], "run='nowhere': there is no such folder; name that of a run or an evaluation"),
+        (["nowhere", "a:0"], "run='nowhere': there is no such folder; name the folder of a run or an evaluation"),
         ([None, "b:0"], "episode='b:0' is not in"),
     ],
 )

@@ -99,6 +99,7 @@ def test_the_merged_model_says_what_the_adapter_says(run):
         (["export", "run"], "nothing to write"),
         (["export", ".", "--episodes", "e.jsonl"], "is the folder of no run and no evaluation; did you mean"),
         (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
+        (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; name the folder of"),
         (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
         (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),
         (["rescore", "run", "--reward", "my_agent.py:OpenAI"], "it is called with a task and an answer"),

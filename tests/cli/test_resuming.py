@@ -66,3 +66,17 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     assert errors.startswith(
         "rllm: --resume run: no command began the run, so it does not name everything; the agent is"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--resume", "nowhere"], "--resume nowhere: it is not the folder of a run"),
+        (["demo", "--resume", "nowhere"], "--resume nowhere: it is not the folder of a run"),
+        (["sft", "num_steps=1"], "DATA is missing"),
+        (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),
+    ],
+)
+def test_what_is_missing_is_named(work, fails, arguments, said):
+    code, errors = fails(*arguments)
+    assert (code, errors.startswith(f"rllm: {said}")) == (2, True), errors

@@ -88,9 +88,11 @@ class _FirstAndLast:
 
 
 def _config(seed: int, resume: Path | None) -> TrainConfig:
+    from rllm.cli.resuming import begun_as
     from rllm.trainer.config import load_config
 
     if resume is not None:
+        begun_as("demo", {}, resume=resume)
         config = load_config(resume / "config.yaml")
         config.run_dir = resume
         return config
@@ -131,7 +133,7 @@ def _policy(console: Console) -> Path:
     from rllm.demo import agent
     from rllm.demo.policy import demo_policy
 
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task("building a tiny model (once)", total=None, visible=False)
 
         def show(done: int, total: int) -> None:

@@ -56,7 +56,8 @@ def rescore(
     check_reward(function)
     tasks = {**_tasks("train", data, split, "--split"), **_tasks("eval", val, val_split, "--val-split")}
     console = terminal.console(stderr=as_json)
-    with Progress(TextColumn("scoring {task.completed}"), console=console, transient=True) as bar:
+    columns = TextColumn("scoring {task.completed}")
+    with Progress(columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task("scoring", total=None)
         found = list(
             judged(

@@ -51,11 +51,12 @@ def migrate(
 
     if source == target:
         raise ConfigError(f"SRC and DST are both {source!r}: name two stores")
+    console = terminal.console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("sessions")
     with (
         open_existing(source) as read,
         open_store(target) as written,
-        Progress(*columns, console=terminal.console(stderr=True)) as bar,
+        Progress(*columns, console=console, disable=not console.is_interactive) as bar,
     ):
         task = bar.add_task("copying", total=sum(1 for _ in every_session(read)))
 

@@ -112,7 +112,8 @@ def store_of(folder: Path) -> str:
         ConfigError: if the folder is of neither.
     """
     if not folder.is_dir():
-        raise ConfigError(f"run={str(folder)!r}: there is no such folder; name that of a run or an evaluation")
+        what = "it is a file" if folder.exists() else "there is no such folder"
+        raise ConfigError(f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation")
     settings = folder / "config.yaml"
     told = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else None
     if isinstance(told, dict) and (url := told.get("store")):
