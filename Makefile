@@ -89,8 +89,9 @@ $(VENV)/.fuzz: tests/gateway/fuzz/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, for longer than the fast suite does.
+test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, and try every property, for longer than the fast suite does.
 	RLLM_FUZZ_EXAMPLES=300 $(PYTEST) tests/gateway/fuzz
+	RLLM_EXAMPLES=100 $(PYTEST) -m hypothesis
 
 test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
 	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 tests/gateway/test_kills.py

@@ -1,7 +1,7 @@
 """What every test may rely on, wherever the suite is started.
 
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
-Properties are tried on the same examples in each run, which may take as long as they like.
+Properties are tried on the same examples in each run, which may take as long as they like; `RLLM_EXAMPLES` says on how many.
 Bytecode is kept, whatever the environment says: hundreds of processes are started, and each would compile rllm anew.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
@@ -19,7 +19,13 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("RLLM_EXAMPLES", "40")),
+)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
