@@ -15,6 +15,7 @@ from rllm.tracking import EXTRAS
 from rllm.tracking.base import Trackers
 from rllm.tracking.console import ConsoleTracker
 from rllm.tracking.jsonl import JSONLTracker, forget_after
+from rllm.trainer.run_folder import evaluations_of
 from rllm.types import Episode
 
 
@@ -139,6 +140,15 @@ def test_a_resumed_run_forgets_later_steps_and_half_a_line(tmp_path: Path) -> No
     assert path.read_text() == '{"step":0}\n{"step":20,"a":1}\n'
     forget_after(path, -1)
     assert path.read_text() == ""
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    tracker = JSONLTracker(tmp_path)
+    tracker.log(1, {"dropped/odd\u2028reason\x85": 1.0})
+    tracker.close()
+    forget_after(tmp_path / "metrics.jsonl", 1)
+    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 1
+    assert evaluations_of(tmp_path) == []
 
 
 def test_there_may_be_nothing_to_forget(tmp_path: Path) -> None:

@@ -49,13 +49,19 @@ def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     `evaluated` says whether that step's evaluation stays, too. The file is replaced in one step.
     """
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = _lines_of(path)
         new = path.with_name(f"{path.name}.new")
         with new.open("w", encoding="utf-8") as file:
             file.writelines(line for line in lines if _stays(line, step, evaluated))
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """Only a newline ends one: names may hold the other characters that `splitlines` knows."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return list(file)
 
 
 def _stays(line: str, step: int, evaluated: bool) -> bool:

@@ -51,5 +51,5 @@ def beginning_of(run_dir: Path) -> dict[str, str]:
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     """The metrics of every evaluation of a run, each with its `step`, in order."""
     path = run_dir / "metrics.jsonl"
-    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    lines = map(json.loads, path.read_bytes().splitlines()) if path.exists() else ()
     return [line for line in lines if any(name.startswith("eval/") for name in line)]
