@@ -128,5 +128,6 @@ def streamed(able: Abilities) -> str:
     chunks: list[dict[str, Any]] = [{"choices": [], "prompt_token_ids": PROMPT_IDS}]
     for token in ANSWER_IDS:
         told = {"token_ids": [token]} if able.streams_ids else {}
-        chunks.append({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [{"logprob": -0.5}]}, **told}]})
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        delta = {"content": "a line\u2028separator, which ends no line of the stream"}
+        chunks.append({"choices": [{"index": 0, "delta": delta, "logprobs": {"content": [{"logprob": -0.5}]}, **told}]})
+    return "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

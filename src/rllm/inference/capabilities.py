@@ -148,7 +148,7 @@ def _streamed(server: _Server) -> Finding:
     except InferenceError as error:
         return Finding(name="streamed ids", ok=False, said=str(error), needed=False, fix=fix)
     chunks = [
-        json.loads(line[5:]) for line in str(said).splitlines() if line.startswith("data:") and "[DONE]" not in line
+        json.loads(line[5:]) for line in str(said).split("\n") if line.startswith("data:") and "[DONE]" not in line
     ]
     choices = [choice for chunk in chunks for choice in chunk.get("choices") or ()]
     num_ids = sum(len(choice.get("token_ids") or ()) for choice in choices)
