@@ -73,7 +73,14 @@ def test_steps_beyond_a_million_are_later_ones(tmp_path: Path, batch: Batch) -> 
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [(None, [999_998, 999_999, 1_000_000]), (2, [999_999, 1_000_000]), (1, [1_000_000]), (0, [])]
+    ("keep", "left"),
+    [
+        (None, [999_998, 999_999, 1_000_000]),
+        (5, [999_998, 999_999, 1_000_000]),
+        (2, [999_999, 1_000_000]),
+        (1, [1_000_000]),
+        (0, []),
+    ],
 )
 def test_as_many_of_the_newest_stay_as_are_asked_for(
     tmp_path: Path, batch: Batch, keep: int | None, left: list[int]

@@ -66,8 +66,7 @@ class BatchLog:
 
     def _forget_oldest(self) -> None:
         if self._keep is not None:
-            kept = self._kept()
-            for _, path in kept[: len(kept) - self._keep]:
+            for _, path in self._kept()[::-1][self._keep :]:
                 path.unlink(missing_ok=True)
 
 
