@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -127,19 +128,11 @@ def gateway(
         max_in_flight=max_in_flight, max_waiting=max_waiting, hold_timeout_s=hold_s, total_timeout_s=total_s
     )
     pool = UpstreamPool(upstream, connect, limits)
-    listener = bind(host, port)
-    try:
-        traces = open_store(store)
-    except BaseException:
-        listener.close()
-        raise
-    try:
+    with closing(bind(host, port)) as listener, closing(open_store(store)) as traces:
         app = create_app(traces, pool, config)
         _greet(url_of(listener, host), pool, store, needs_key=api_key is not None)
         with pruning(traces, retention):
             serve(app, listener, config)
-    finally:
-        traces.close()
     print("rllm gateway: stopped; every acknowledged call is in the store")
 
 
