@@ -1,13 +1,17 @@
 """The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and what it consists of.
 
-    python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--json]
+    python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--larger] [--json]
 
 A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
 of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine alone
 takes for the same answers, asked for at once and by nobody else; update is what the optimiser's step takes. The rest is what
-everything else costs: agents, their clients and the gateway; assembling the batch; publishing, explaining and writing. A larger
-policy generates and updates for longer, and the rest stays as it is, so the share here is more than that of any run worth its
-GPUs. `in process` are agents in environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout.
+everything else costs: agents, their clients and the gateway; assembling the batch; publishing, explaining and writing. `in process`
+are agents in environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; what is spent inside
+that function, in the package `openai`, is a row of its own.
+
+So small a policy makes generation and update artificially cheap, and the rest does not depend on it. With `--larger` both are measured
+for a policy of 77 million parameters, too, on a few rollouts; the share that the rest above would be of that one's step is computed
+from the two, and so is that of 600 million parameters, whose cost is taken to grow with their number.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +40,7 @@ from rllm.backends.local.backend import LocalBackend
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.loading import load_model
+from rllm.testing.tiny_policy import TinyPolicyRecipe
 from rllm.trainer.agent_trainer import AgentTrainer
 
 KINDS = ("in process", "over HTTP")
@@ -42,6 +48,11 @@ GROUP_SIZE = 16
 SKIPPED = 1
 """First steps, which pay for set-up, are left out."""
 TARGET = 0.05
+LARGER = TinyPolicyRecipe(hidden_size=768, num_layers=12, num_heads=12, num_key_value_heads=4, intermediate_size=2048)
+LARGER_PARAMETERS = 77e6
+NUM_LARGER_ROLLOUTS = 32
+COMPUTED_PARAMETERS = 600e6
+NOT_THE_REST = ("step", "share", "generation", "update")
 
 
 class Marks:
@@ -50,15 +61,22 @@ class Marks:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self._now: dict[str, float] = {}
+        self._in_clients = 0.0
+        self._lock = threading.Lock()
 
     def mark(self, name: str) -> None:
         self._now[name] = time.process_time()
 
+    def add_client(self, seconds: float) -> None:
+        """Of the thread of an agent, inside its function."""
+        with self._lock:
+            self._in_clients += seconds
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if "timing/step_s" in metrics:
             self.mark("told")
-            self.steps.append(self._now)
-            self._now = {}
+            self.steps.append({**self._now, "clients": self._in_clients})
+            self._now, self._in_clients = {}, 0.0
 
     def log_episodes(self, step: int, split: str, episodes: Any) -> None: ...
 
@@ -100,8 +118,10 @@ def door_of(kind: str) -> dict[str, Any]:
     from openai import OpenAI
 
     def ask(question: str, base_url: str) -> float:
+        started = time.thread_time()
         client = OpenAI(base_url=base_url, api_key="none")
         said = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        MARKS.add_client(time.thread_time() - started)
         return reward({}, said.choices[0].message.content or "")
 
     return {"agent_run_func": ask}
@@ -164,7 +184,8 @@ def shares(steps: list[dict[str, float]], generation: float) -> dict[str, float]
         row = {
             "generation": generation,
             "update": step["updated"] - step["assembled"],
-            "agents and gateway": step["rolled out"] - step["begun"] - generation,
+            "agents' clients": step["clients"],
+            "runner and gateway": step["rolled out"] - step["begun"] - generation - step["clients"],
             "assemble": step["assembled"] - step["rolled out"],
             "publish and explain": step["told"] - step["updated"],
             "between steps": step["begun"] - before["told"],
@@ -174,9 +195,9 @@ def shares(steps: list[dict[str, float]], generation: float) -> dict[str, float]
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
-def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
+def measured(model: str, kind: str, *, rollouts: int, tokens: int, steps: int) -> dict[str, float]:
     """The same in a process of its own."""
-    words = [f"--{name}={getattr(options, name)}" for name in ("rollouts", "tokens", "steps")]
+    words = [f"--rollouts={rollouts}", f"--tokens={tokens}", f"--steps={steps}"]
     done = subprocess.run(
         [sys.executable, __file__, "--only", kind, "--model", model, *words],
         capture_output=True,
@@ -190,31 +211,60 @@ def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, fl
     return found
 
 
+def cost_of_larger(folder: Path, tokens: int) -> float:
+    """CPU seconds that generation and update of a rollout take of the larger policy."""
+    build_model(folder, LARGER)
+    row = measured(str(folder), KINDS[0], rollouts=NUM_LARGER_ROLLOUTS, tokens=tokens, steps=1)
+    return (row["generation"] + row["update"]) / NUM_LARGER_ROLLOUTS
+
+
+def show(kind: str, row: dict[str, float], num_rollouts: int) -> None:
+    print(f"{kind}: a step of {num_rollouts} rollouts takes {row['step']:.1f} s of CPU")
+    for name, value in row.items():
+        if name not in ("step", "share"):
+            print(
+                f"  {name:20} {value:8.3f} s {value / row['step']:7.2%} {1e3 * value / num_rollouts:8.2f} ms a rollout"
+            )
+    print(f"  neither generation nor update: {row['share']:.2%} (target: {TARGET:.0%} at most)")
+
+
+def show_larger(rows: Mapping[str, dict[str, float]], num_rollouts: int, cost: float) -> None:
+    by_size = {LARGER_PARAMETERS: cost, COMPUTED_PARAMETERS: cost * COMPUTED_PARAMETERS / LARGER_PARAMETERS}
+    for kind, row in rows.items():
+        rest = sum(value for name, value in row.items() if name not in NOT_THE_REST) / num_rollouts
+        for parameters, seconds in by_size.items():
+            print(
+                f"{kind}: computed for {parameters / 1e6:.0f} million parameters, {seconds:.2f} s of generation and update a "
+                f"rollout: {rest / (rest + seconds):.2%}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What of a training step is neither generation nor update.")
     parser.add_argument("--rollouts", type=int, default=1024, help="of a step")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--steps", type=int, default=3, help="that count")
+    parser.add_argument("--larger", action="store_true", help="compute the share for larger policies, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sizes = {"rollouts": options.rollouts, "tokens": options.tokens, "steps": options.steps}
     with tempfile.TemporaryDirectory() as folder:
         if options.only:
             print(json.dumps(train(Path(folder), options.model, options.only, options)))
             return
-        model = str(Path(folder, "model"))
-        build_model(Path(model))
-        rows = {kind: measured(model, kind, options) for kind in KINDS}
+        model = Path(folder, "model")
+        build_model(model)
+        rows = {kind: measured(str(model), kind, **sizes) for kind in KINDS}
+        cost = cost_of_larger(Path(folder, "larger"), options.tokens) if options.larger else None
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps({**rows, **({"larger": cost} if cost else {})}))
         return
     for kind, row in rows.items():
-        print(f"{kind}: a step of {options.rollouts} rollouts takes {row['step']:.1f} s of CPU")
-        for name, value in row.items():
-            if name not in ("step", "share"):
-                print(f"  {name:20} {value:8.3f} s {value / row['step']:7.2%}")
-        print(f"  neither generation nor update: {row['share']:.2%} (target: {TARGET:.0%} at most)")
+        show(kind, row, options.rollouts)
+    if cost:
+        show_larger(rows, options.rollouts, cost)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ WARM_UP_STEPS = 51
 """After these the policy reverses about a third of the strings."""
 
 
-def build_model(folder: Path, *, warm: bool = False) -> None:
+def build_model(folder: Path, recipe: TinyPolicyRecipe = RECIPE, *, warm: bool = False) -> None:
     """Save the random policy, or with `warm` one that has begun to learn how to reverse digits."""
     tokenizer = train_tokenizer(list(_texts()), vocab_size=VOCABULARY)
-    model = new_model(tokenizer, RECIPE)
+    model = new_model(tokenizer, recipe)
     if warm:
         warm_up(model, ChatTemplate(tokenizer), [(_solved(), WARM_UP_STEPS)], None, batch_size=64)
     model.save_pretrained(folder)
