@@ -59,3 +59,14 @@ def test_a_run_that_begins_again_from_nothing_tells_everything(killed: Path) -> 
     forget_trackers(killed)
     assert kept_id(killed, "notes", lambda: "second") == "second"
     assert tell(Told(killed, "notes"), 1, reward=0.5) == {"reward": 0.5}
+
+
+def test_a_run_that_begins_in_a_folder_of_other_programs_leaves_their_events(tmp_path: Path) -> None:
+    theirs = tmp_path / "tensorboard" / "events.out.tfevents.1.theirs"
+    theirs.parent.mkdir()
+    theirs.touch()
+    forget_trackers(tmp_path)
+    assert theirs.exists()
+    assert tell(Told(tmp_path, "tensorboard"), 1, reward=0.5) == {"reward": 0.5}
+    forget_trackers(tmp_path)
+    assert not theirs.exists()

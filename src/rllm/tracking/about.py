@@ -46,8 +46,9 @@ def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:
 
 
 def forget_trackers(run_dir: Path) -> None:
-    """Let a run that begins again from nothing be a new one to every tracker."""
-    for pattern in (".*-id", ".*-told", "tensorboard/events.*"):
+    """Let a run that begins again from nothing be a new one to every tracker. Events that no run of ours wrote stay."""
+    events = "tensorboard/events.*" if (run_dir / ".tensorboard-told").exists() else ""
+    for pattern in filter(None, (events, ".*-id", ".*-told")):
         for path in run_dir.glob(pattern):
             path.unlink()
 
