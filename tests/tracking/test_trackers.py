@@ -135,7 +135,7 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
 
 def test_a_resumed_run_forgets_later_steps_and_half_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step":0}\n{"step":20,"a":1}\n{"step":21}\n{"step":2')
+    path.write_bytes('{"step":0}\n{"step":20,"a":1}\n{"step":21}\n{"step":20,"dropped/zu groß'.encode()[:-1])
     forget_after(path, 20)
     assert path.read_text() == '{"step":0}\n{"step":20,"a":1}\n'
     forget_after(path, -1)

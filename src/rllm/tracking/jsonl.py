@@ -49,28 +49,23 @@ def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     `evaluated` says whether that step's evaluation stays, too. The file is replaced in one step.
     """
     if path.exists():
-        lines = _lines_of(path)
+        with path.open("rb") as old:  # in bytes only a newline ends a line, and half a letter is no error
+            lines = list(old)
         new = path.with_name(f"{path.name}.new")
-        with new.open("w", encoding="utf-8") as file:
+        with new.open("wb") as file:
             file.writelines(line for line in lines if _stays(line, step, evaluated))
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
 
 
-def _lines_of(path: Path) -> list[str]:
-    """Only a newline ends one: names may hold the other characters that `splitlines` knows."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return list(file)
-
-
-def _stays(line: str, step: int, evaluated: bool) -> bool:
+def _stays(line: bytes, step: int, evaluated: bool) -> bool:
     """A line that a crash cut off does not."""
     try:
         metrics = json.loads(line)
         later = float(metrics["step"]) > step
     except (ValueError, KeyError, TypeError):
         return False
-    if later or not line.endswith("\n"):
+    if later or not line.endswith(b"\n"):
         return False
     return evaluated or metrics["step"] != step or not any(name.startswith("eval/") for name in metrics)
