@@ -221,6 +221,21 @@ def test_a_store_that_is_lost_in_mid_run_only_ends_its_tracker(
 
 
 @optional
+def test_wandb_knows_which_steps_have_arrived_of_a_run_that_it_resumed(run_dir: Path) -> None:
+    import wandb
+
+    from rllm.tracking.wandb import last_step
+
+    fresh = wandb.init(dir=run_dir, reinit="create_new")
+    resumed = wandb.init(dir=run_dir, reinit="create_new", settings=wandb.Settings(resumed=True))
+    assert (last_step(fresh), last_step(resumed)) == (None, -1)
+    resumed.log({"step": 3})
+    assert last_step(resumed) == 3
+    for run in (fresh, resumed):
+        run.finish()
+
+
+@optional
 def test_wandb_without_a_login_says_so(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import wandb
 

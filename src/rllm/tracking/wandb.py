@@ -35,7 +35,7 @@ class WandbTracker:
             config=dict(about.settings),
             settings=wandb.Settings(console="off", **_prompt()),
         )
-        self._told = Told(run_dir, "wandb", arrived=self._run.summary.get("step") if self._run.resumed else None)
+        self._told = Told(run_dir, "wandb", arrived=last_step(self._run))
         # W&B's own counter cannot go back to a step that is made again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -60,3 +60,8 @@ def _prompt() -> dict[str, float]:
     """The setting that has W&B's own process write at once what it was told: it ends soon after training is killed."""
     name = "x_transaction_log_flush_interval"
     return {name: 0.1} if name in wandb.Settings.model_fields else {}
+
+
+def last_step(run: Any) -> int | None:
+    """The last step that W&B has of a resumed run, -1 for none; `None` where it cannot say, as offline."""
+    return run.summary.get("step", -1) if run.resumed else None
