@@ -58,6 +58,13 @@ def test_settings_may_stand_where_the_agent_would(typed, meant):
     assert leading_setting(*typed) == meant
 
 
+@pytest.mark.parametrize("argument", ["lr=1/agent.py:run", "lr=1/agent.py"])
+def test_a_file_whose_folder_looks_like_a_setting_is_none(work, argument):
+    (work / "lr=1").mkdir()
+    (work / "lr=1" / "agent.py").touch()
+    assert leading_setting(argument, ["seed=2"]) == (argument, ["seed=2"])
+
+
 def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("num_steps: 2\n")

@@ -42,6 +42,11 @@ def _beginning(run: Path, command: str) -> dict[str, str]:
 def leading_setting(first: str | None, settings: Sequence[str] | None) -> tuple[str | None, list[str]]:
     """An argument that may be left out before settings, and the settings: without it, the first of these takes its place."""
     rest = list(settings or [])
-    if first is not None and _SETTING.match(first) and not Path(first).exists():
+    if first is not None and _SETTING.match(first) and not _names_a_file(first):
         return None, [first, *rest]
     return first, rest
+
+
+def _names_a_file(argument: str) -> bool:
+    """Also one with a function behind it, `FILE.py:function`."""
+    return Path(argument).exists() or Path(argument.rpartition(":")[0] or argument).exists()
