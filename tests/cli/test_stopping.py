@@ -1,10 +1,12 @@
 """Commands that are stopped; signals come from this very process."""
 
 import asyncio
+import multiprocessing
 import os
 import shlex
 import signal
 import sys
+import time
 
 import pytest
 
@@ -59,6 +61,29 @@ def test_a_signal_that_is_ignored_stays_so():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def sleeping(began):
+    began.set()
+    time.sleep(600)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_that_an_agent_makes_ends_when_it_is_terminated():
+    async def rollout():
+        forks = multiprocessing.get_context("fork")
+        began = forks.Event()
+        process = forks.Process(target=sleeping, args=(began,))
+        process.start()
+        began.wait(60)
+        process.terminate()
+        process.join(30)
+        code = process.exitcode
+        process.kill()
+        return code
+
+    with signals_like_ctrl_c():
+        assert asyncio.run(rollout()) == -signal.SIGTERM
 
 
 def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, policy):

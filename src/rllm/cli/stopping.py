@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllm.cli.terminal import command
 
@@ -18,13 +19,26 @@ if TYPE_CHECKING:
 CTRL_C = 128 + signal.SIGINT
 """The exit code of a command that was interrupted."""
 _LIKE_CTRL_C = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_originals: dict[int, Any] = {}
+"""What signals do by themselves that are like Ctrl-C now."""
+
+
+def _as_originally() -> None:
+    """A fork of ours, such as an agent's `multiprocessing.Process`, ends when it is terminated: it has no work of ours to save."""
+    for number, handler in _originals.items():
+        signal.signal(number, handler)
+    _originals.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_as_originally)
 
 
 @contextmanager
 def signals_like_ctrl_c() -> Iterator[None]:
     """SIGTERM and SIGHUP interrupt what is inside as Ctrl-C does; only the exit code tells which it was: 143 or 129.
 
-    One that is ignored stays so, as under nohup.
+    One that is ignored stays so, as under nohup. Forks of this process are left out.
     """
     heard: list[int] = []
 
@@ -36,6 +50,9 @@ def signals_like_ctrl_c() -> Iterator[None]:
         on_ctrl_c(signal.SIGINT, frame)
 
     before = {number: handler for number in _LIKE_CTRL_C if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    outermost = not _originals
+    if outermost:
+        _originals.update(before)
     for number in before:
         signal.signal(number, interrupt)
     try:
@@ -47,6 +64,8 @@ def signals_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if outermost:
+            _originals.clear()
 
 
 def tell_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
