@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -67,12 +68,16 @@ def fails(monkeypatch, capsys):
 
 @contextlib.contextmanager
 def as_a_program():
-    """Afterwards, modules of the current directory are forgotten: other tests have some of the same names."""
-    path, modules = list(sys.path), dict(sys.modules)
+    """Afterwards, the environment is what it was, and modules of the current directory are forgotten: other tests have some of
+    the same names."""
+    path, modules, environment = list(sys.path), dict(sys.modules), dict(os.environ)
     try:
         yield
     finally:
         sys.path[:] = path
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if modules.get(name) is not module and file and Path(file).is_relative_to(Path.cwd()):

@@ -20,7 +20,7 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
-from .conftest import here
+from .conftest import as_a_program, here
 
 AGENT = """
 from openai import OpenAI
@@ -76,8 +76,7 @@ def runs(monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["rllm", *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
+        with as_a_program(), pytest.raises(SystemExit) as ended:
             cli.main()
         assert ended.value.code in (0, None)
         return capsys.readouterr()
