@@ -1,6 +1,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -122,6 +124,13 @@ def test_the_metadata_has_both_sides() -> None:
 def test_a_task_without_a_ground_truth_is_an_error_and_not_0(task: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match=r"ground.truth"):
         math_reward_fn(task, r"\boxed{4}")
+
+
+def test_what_it_needs_is_told_at_the_first_answer_and_not_in_the_midst_of_a_run() -> None:
+    hidden = "import sys; sys.modules['math_verify'] = None\n"
+    program = r"from rllm.rewards.reward_fn import math_reward_fn; math_reward_fn({'ground_truth': '4'}, r'\boxed{4}')"
+    done = subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, check=False)
+    assert "needs the package 'math-verify', which is not installed: pip install 'rllm[math]'" in done.stderr
 
 
 def test_a_ground_truth_that_no_answer_could_equal_is_an_error() -> None:

@@ -48,6 +48,17 @@ def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | No
 
 
 @cache
+def check_installed() -> None:
+    """What compares answers is there.
+
+    Raises:
+        MissingDependencyError: without math-verify.
+    """
+    if find_spec("math_verify") is None:
+        raise MissingDependencyError.of("math-verify", "math", "comparing mathematical answers")
+
+
+@cache
 def _workers(pid: int) -> LifoQueue[_Worker | None]:
     """The workers of this process, started when needed: a fork must not share its parent's."""
     workers: LifoQueue[_Worker | None] = LifoQueue()
@@ -68,8 +79,7 @@ class _Worker:
     """One process; it is used by one thread at a time."""
 
     def __init__(self) -> None:
-        if find_spec("math_verify") is None:
-            raise MissingDependencyError.of("math-verify", "math", "comparing mathematical answers")
+        check_installed()
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.equivalence import are_equivalent
+from rllm.rewards.equivalence import are_equivalent, check_installed
 from rllm.rewards.reading import after_thinking, field_of, last_boxed, text_of_action, texts_of
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.types import Task
@@ -42,7 +42,9 @@ class RewardMathFn:
 
         Raises:
             RewardError: if the task has no usable `ground_truth`.
+            MissingDependencyError: without math-verify, at the first answer and not only at one that takes mathematics.
         """
+        check_installed()
         given = RewardInput.of(task_info, action)
         golds = [_gold(text) for text in texts_of(field_of(given.task_info, "ground_truth", reward=NAME), NAME)]
         answer = last_boxed(after_thinking(text_of_action(given.action, NAME)))
