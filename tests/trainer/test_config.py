@@ -33,8 +33,8 @@ from rllm.trainer.config.load import layers_of
         ({"num_steps": 0}, "num_steps=0: input should be greater than 0"),
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
         ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),
-        (["lr"], "'lr' is not a setting: use key=value"),
-        (["=3"], "'=3' is not a setting: use key=value"),
+        (["optim.lr"], "'optim.lr' lacks its value: use key=value"),
+        (["=3"], "'=3' lacks its key: use key=value"),
         (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
     ],
 )

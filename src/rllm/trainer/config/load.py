@@ -181,7 +181,7 @@ def _key_and_text(override: str) -> tuple[str, str]:
     key, separator, text = override.partition("=")
     key = key.strip().lstrip("+")
     if not separator or not key:
-        raise ConfigError(f"{override!r} is not a setting: use key=value, such as optim.lr=1e-5")
+        raise ConfigError(f"{override!r} lacks its {'value' if key else 'key'}: use key=value, such as optim.lr=1e-5")
     return key, text
 
 
