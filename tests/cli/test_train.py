@@ -176,6 +176,12 @@ def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
     assert (code, errors) == (2, "rllm: --resume .: it is not the folder of a run, which has a config.yaml\n")
 
 
+def test_a_class_is_no_agent_function(work, fails):
+    (work / "my_agent.py").write_text("class Agent:\n    def __call__(self, question, answer):\n        return 1.0\n")
+    code, errors = fails("train", "my_agent.py:Agent", "--data", "tasks.jsonl", "--model", "any")
+    assert (code, errors) == (2, "rllm: agent='my_agent.py:Agent' is a class, not a function\n")
+
+
 def test_an_agent_file_that_exits_is_not_a_run(work, fails):
     (work / "my_agent.py").write_text("import sys\n\nsys.exit(0)\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")

@@ -218,7 +218,10 @@ def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> N
         ask(base_url, word)
 
     run = run_trainer(agent=silent, raises=RolloutError)
-    assert "6 x not scored: no reward was returned for 'agent'; return a number" in str(run.error)
+    assert (
+        "6 x not scored: no reward was returned for 'agent'; return a number from the agent function or its reward function"
+        in str(run.error)
+    )
 
 
 def test_siblings_of_failed_rollouts_are_trained(run_trainer: RunTrainer) -> None:

@@ -52,8 +52,9 @@ def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Calla
                 f"{what}={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
             )
         found = getattr(module, name)
-    if not callable(found):
-        raise ConfigError(f"{what}={spec!r} is {type(found).__name__}, not a function")
+    if not callable(found) or isinstance(found, type):
+        kind = "a class" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"{what}={spec!r} is {kind}, not a function")
     function: Callable[..., Any] = found
     return function
 

@@ -113,10 +113,8 @@ def why_unusable(episode: Episode) -> str | None:
     """Why an episode says nothing about the policy; `None` if it does."""
     if not episode.failed and any(path.final_reward() is not None for path in episode.trajectories):
         return None
-    unscored = (
-        f"not scored: {episode.info.get('unscored', 'it has no reward')}; return a number from the agent function"
-    )
-    return why_failed(episode) or unscored
+    said = episode.info.get("unscored", "it has no reward")
+    return why_failed(episode) or f"not scored: {said}; return a number from the agent function or its reward function"
 
 
 def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
