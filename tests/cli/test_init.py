@@ -18,7 +18,7 @@ from .conftest import here
 def test_the_project_passes_its_own_tests_and_its_agent_trains(tmp_path, policy):
     done = here("init", "shop", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Next: cd shop && python -m pytest" in done.stdout
+    assert "Next: cd shop && python -m pytest (pip install pytest), then" in done.stdout
     project = tmp_path / "shop"
     assert (project / ".gitignore").is_file()
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_PROXY")}

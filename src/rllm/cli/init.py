@@ -38,4 +38,4 @@ def init(
                 ) from error
             print(target)
     where = "" if folder == Path() else f"cd {folder} && "
-    print(f"\nNext: {where}python -m pytest, then {command()} doctor; README.md says the rest.")
+    print(f"\nNext: {where}python -m pytest (pip install pytest), then {command()} doctor; README.md says the rest.")
