@@ -30,7 +30,8 @@ def _load(source: str, split: str | None, subset: str | None) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise MissingDependencyError.of("datasets", "data", f"data={source!r}") from error
+        purpose = f"data={source!r}" if Path(source).exists() else f"data={source!r} is no file here, and as a hub id"
+        raise MissingDependencyError.of("datasets", "data", purpose) from error
 
     try:
         if any((Path(source) / name).is_file() for name in _SAVED):
