@@ -31,18 +31,19 @@ def agent(question, answer):
 """
 
 
-async def work_until(number, saved):
+async def work_until(saved, signals):
     try:
-        os.kill(os.getpid(), number)
+        for number in signals:
+            os.kill(os.getpid(), number)
         await asyncio.sleep(60)
     finally:
         saved.append("the last step")
 
 
-def command(number, saved):
+def command(number, saved, *before):
     with signals_like_ctrl_c():
         try:
-            asyncio.run(work_until(number, saved))
+            asyncio.run(work_until(saved, [*before, number]))
         except KeyboardInterrupt:
             sys.exit(CTRL_C)
 
@@ -63,6 +64,19 @@ def test_a_signal_that_is_ignored_stays_so():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("also", [[], [signal.SIGINT]], ids=["", "and with a Ctrl-C that is ignored"])
+def test_work_ends_in_order_where_ctrl_c_is_ignored_as_in_the_background_of_a_script(also):
+    saved, before = [], signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command(signal.SIGTERM, saved, *also)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ended.value.code, saved) == (143, ["the last step"])
 
 
 def sleeping(began):

@@ -47,7 +47,7 @@ def signals_like_ctrl_c() -> Iterator[None]:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(on_ctrl_c):
             raise KeyboardInterrupt
-        on_ctrl_c(signal.SIGINT, frame)
+        on_ctrl_c(signal.SIGINT, frame)  # asyncio's own, where a loop runs, which lets the work end in order
 
     before = {number: handler for number in _LIKE_CTRL_C if (handler := signal.getsignal(number)) != signal.SIG_IGN}
     outermost = not _originals
@@ -56,7 +56,8 @@ def signals_like_ctrl_c() -> Iterator[None]:
     for number in before:
         signal.signal(number, interrupt)
     try:
-        yield
+        with _ctrl_c_as_asyncio_knows_it():
+            yield
     except SystemExit as ended:
         if heard and ended.code == CTRL_C:
             raise SystemExit(128 + heard[0]) from None
@@ -66,6 +67,22 @@ def signals_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
         if outermost:
             _originals.clear()
+
+
+@contextmanager
+def _ctrl_c_as_asyncio_knows_it() -> Iterator[None]:
+    """Where Ctrl-C is ignored, as in the background of a script, it is blocked instead: asyncio makes its handler, which the
+    other signals need, only in the place of Python's own."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # takes away what waits, too
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def tell_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
