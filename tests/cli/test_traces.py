@@ -21,7 +21,7 @@ def trace_of(id, session_id, **changes):
     values = {
         "call_id": id,
         "model": "tiny",
-        "messages": [{"role": "user", "content": "Is [red] a colour?"}],
+        "messages": [{"role": "user", "content": "Is [red] a colour?\\"}],
         "response": {"role": "assistant", "content": "half \ud83e, whole"},
         "prompt_ids": [1, 2, 3],
         "response_ids": [4, 5],
@@ -71,7 +71,7 @@ def test_a_session_is_shown_call_by_call(store):
 
 
 def test_one_call_is_shown_with_its_messages(store):
-    assert "Is [red] a colour?" in run("traces", "show", "first", "a")
+    assert "Is [red] a colour?\\\n" in run("traces", "show", "first", "a")
     assert json.loads(run("traces", "show", "first", "a", "--json"))["logprobs"] == [-0.5, -0.25]
     assert json.loads(run("traces", "show", "a", "--json"))["logprobs"] == [-0.5, -0.25]
 

@@ -468,7 +468,9 @@ def let_go() -> Any:
 
 
 @pytest.mark.parametrize("env", [HangingReset, HangingStep, HangingReward, HangingCoroutine])
-async def test_what_hangs_is_cut_at_its_deadline_and_shown(let_go: Any, pass_time: Any, env: type[Countdown]) -> None:
+async def test_what_hangs_is_cut_at_its_deadline_and_shown(
+    let_go: Any, pass_time: Any, env: type[Countdown], caplog: pytest.LogCaptureFixture
+) -> None:
     class Mixed(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -488,6 +490,8 @@ async def test_what_hangs_is_cut_at_its_deadline_and_shown(let_go: Any, pass_tim
     assert "rollout 1:0 did not finish within timeout_s=600" in problem(stuck)
     place = "asyncio.sleep(3600)" if env is HangingCoroutine else "in wait_for_ever"
     assert place in stuck.info["error"]["traceback"]
+    assert place in caplog.text
+    assert "rllm/engine" not in caplog.text, "only lines of others are shown"
 
 
 async def test_a_model_call_that_hangs_is_cut_too(pass_time: Any) -> None:

@@ -29,8 +29,8 @@ def list_sessions(
     as_json: OnlyJson = False,
 ) -> None:
     """List sessions, newest first."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     with open_existing(url) as store:
         found = store.sessions(limit=limit, offset=offset)
@@ -40,7 +40,7 @@ def list_sessions(
     table = Table("session", "began", "calls", "metadata")
     for info in found:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_at))
-        table.add_row(escape(info.id), began, str(info.num_traces), escape(_short(info.metadata)))
+        table.add_row(Text(info.id), began, str(info.num_traces), Text(_short(info.metadata)))
     terminal.console(wide=True).print(table)
 
 
@@ -52,7 +52,7 @@ def show(
     as_json: OnlyJson = False,
 ) -> None:
     """Show the calls of a session, or one of them with its messages."""
-    from rich.markup import escape
+    from rich.text import Text
 
     with open_existing(url) as store:
         if trace is None and store.session(session) is None and (owner := store.session_of(session)) is not None:
@@ -64,12 +64,12 @@ def show(
         return
     console = terminal.console(wide=True)
     if trace is None:
-        console.print(f"[bold]{escape(session)}[/]  {escape(_short(found.metadata))}")
+        console.print(Text.assemble((session, "bold"), "  ", _short(found.metadata)))
         console.print(_table_of(calls))
         return
     console.print(_table_of(calls))
     for message in [*calls[0].messages, calls[0].response]:
-        console.print(f"[bold]{escape(str(message.get('role', '')))}[/]  {escape(_words_of(message))}")
+        console.print(Text.assemble((str(message.get("role", "")), "bold"), "  ", _words_of(message)))
 
 
 def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
@@ -135,17 +135,15 @@ def _every_trace(store: TraceStore, sessions: list[SessionInfo] | None) -> Itera
 
 
 def _table_of(calls: list[Trace]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("call", "model", "tokens", "version", "ended", "answer")
     for call in calls:
         ended = call.error or call.finish_reason or ""
         version = "" if call.weight_version is None else str(call.weight_version)
         size = f"{len(call.prompt_ids)} + {len(call.response_ids)}"
-        table.add_row(
-            escape(call.id), escape(call.model), size, version, escape(ended), escape(_words_of(call.response)[:80])
-        )
+        table.add_row(Text(call.id), Text(call.model), size, version, Text(ended), Text(_words_of(call.response)[:80]))
     return table
 
 

@@ -14,6 +14,8 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
@@ -27,6 +29,9 @@ from rllm.telemetry import rollout_span
 from rllm.types import Episode, Task, TerminationReason, Trajectory
 
 logger = logging.getLogger(__name__)
+
+_OURS = Path(__file__).parents[1]
+"""The package, whose lines say nothing about what an agent waits for."""
 
 CANCEL_GRACE_S = 5.0
 """How long a cancelled rollout may take to clean up; after that it is left behind, with a warning."""
@@ -202,7 +207,7 @@ class RolloutRunner:
             "raise timeout_s if it was merely slow"
         )
         where = _where_it_was(task, label)
-        logger.warning("%s", "\n".join([str(timeout), *getattr(where, "__notes__", ())]))
+        logger.warning("%s", "\n".join([str(timeout), *_places(where)]))
         raise timeout from where
 
 
@@ -251,6 +256,16 @@ def _where_it_was(task: asyncio.Task[Episode], label: str) -> BaseException | No
     except BaseException as error:  # the task is over; this only reads its outcome
         return error
     return None  # it finished while it was being cancelled
+
+
+def _places(stopped: BaseException | None) -> list[str]:
+    """Where code was that was stopped: the threads that it left behind, else its own lines, from the first that is not ours."""
+    if stopped is None:
+        return []
+    frames = traceback.extract_tb(stopped.__traceback__)
+    theirs = list(dropwhile(lambda frame: Path(frame.filename).is_relative_to(_OURS), frames))
+    lines = ["it was at:\n" + "".join(traceback.format_list(theirs)).rstrip()] if theirs else []
+    return getattr(stopped, "__notes__", None) or lines
 
 
 def _stack_of(task: asyncio.Task[Episode]) -> str:
