@@ -102,7 +102,10 @@ def test_the_merged_model_says_what_the_adapter_says(run):
         (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; name the folder of"),
         (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
         (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),
-        (["rescore", "run", "--reward", "my_agent.py:OpenAI"], "it is called with a task and an answer"),
+        (
+            ["rescore", "run", "--reward", "my_agent.py:OpenAI"],
+            "reward='my_agent.py:OpenAI' is a class, not a function",
+        ),
     ],
 )
 def test_a_mistake_is_named(run, arguments, said):

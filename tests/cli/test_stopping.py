@@ -31,6 +31,16 @@ def agent(question, answer):
 """
 
 
+@pytest.fixture(autouse=True)
+def signals_as_at_a_terminal():
+    """Whoever started the tests may have had some ignored, as nohup does."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 async def work_until(saved, signals):
     try:
         for number in signals:
