@@ -46,8 +46,8 @@ def migrate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from rllm.store import open_store
+    from rllm.store.base import every_session
     from rllm.store.copying import Copied, copy_store
-    from rllm.store.retention import every_session
 
     if source == target:
         raise ConfigError(f"SRC and DST are both {source!r}: name two stores")
@@ -58,7 +58,7 @@ def migrate(
         open_store(target) as written,
         Progress(*columns, console=console, disable=not console.is_interactive) as bar,
     ):
-        task = bar.add_task("copying", total=sum(1 for _ in every_session(read)))
+        task = bar.add_task("copying", total=sum(1 for _ in every_session(read, oldest_first=True)))
 
         def show(copied: Copied) -> None:
             bar.update(task, completed=copied.num_sessions + copied.num_skipped)

@@ -128,9 +128,9 @@ def _known(store: TraceStore, session_id: str) -> SessionInfo:
 
 
 def _every_trace(store: TraceStore, sessions: list[SessionInfo] | None) -> Iterator[Trace]:
-    from rllm.store.retention import every_session
+    from rllm.store.base import every_session
 
-    for info in every_session(store) if sessions is None else sessions:
+    for info in every_session(store, oldest_first=True) if sessions is None else sessions:
         yield from store.by_session(info.id)
 
 

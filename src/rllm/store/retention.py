@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rllm.errors import ConfigError, RLLMError
-from rllm.store.base import SessionInfo, TraceStore
+from rllm.store.base import SessionInfo, TraceStore, every_session
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,6 @@ def delete_sessions(store: TraceStore, session_ids: Sequence[str]) -> Pruned:
         return Pruned(num_sessions=len(session_ids), num_traces=sum(pool.map(store.delete, session_ids)))
 
 
-def every_session(store: TraceStore) -> Iterator[SessionInfo]:
-    """All sessions, oldest first."""
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=True):
-        yield from page
-        offset += len(page)
-
-
 def last_call_at(store: TraceStore, info: SessionInfo) -> float:
     """When the session was last used, in Unix seconds."""
     return max([info.created_at, *(trace.started_at for trace in store.by_session(info.id))])
@@ -126,7 +118,7 @@ def _make_room(store: TraceStore, max_bytes: int) -> Pruned:
     used, pruned, num_kept = store.num_bytes(), Pruned(), 0
     if used <= max_bytes:
         return pruned
-    num_sessions = sum(1 for _ in every_session(store))
+    num_sessions = sum(1 for _ in every_session(store, oldest_first=True))
     while used > max_bytes:
         page = store.sessions(limit=_PAGE, offset=num_kept, oldest_first=True)
         if not page:
