@@ -63,7 +63,10 @@ def test_the_weight_is_the_same_parameter_under_the_same_name(make_model: Make) 
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
-    assert any(isinstance(module, QuickRMSNorm) for module in model.modules())
+    modules = list(model.modules())
+    assert any(isinstance(module, QuickRMSNorm) for module in modules)
+    use_quick_norms(model)
+    assert list(model.modules()) == modules, "a second time changes nothing"
 
 
 class BiasedRMSNorm(Qwen3RMSNorm):

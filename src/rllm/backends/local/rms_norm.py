@@ -16,7 +16,7 @@ def use_quick_norms(model: nn.Module) -> None:
     """Let a model on a CPU normalise in this way, wherever it gives what its own modules give."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if _is_plain(child):
+            if not isinstance(child, QuickRMSNorm) and _is_plain(child):
                 setattr(parent, name, QuickRMSNorm(child.weight, child.variance_epsilon))
 
 
