@@ -99,6 +99,10 @@ class StoreError(RLLMError):
     """The trace store cannot be opened, read or written."""
 
 
+class SessionDeletedError(StoreError):
+    """What was to be added belongs to a session that was deleted meanwhile."""
+
+
 class CheckpointError(RLLMError):
     """A checkpoint cannot be written; those that were are untouched."""
 
@@ -123,6 +127,15 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
         raise
     except Exception as cause:
         raise error(f"{where} raised {type(cause).__name__}: {cause}") from cause
+
+
+@contextmanager
+def concerning(what: str) -> Iterator[None]:
+    """Begin what is said of a mistake inside with the option or argument that it is in: `"--val: ..."`."""
+    try:
+        yield
+    except (ConfigError, MissingDependencyError) as error:
+        raise type(error)(f"{what}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.cli.task_source import read_tasks
+from rllm.cli.task_source import read_tasks, tasks_for
 from rllm.data import DatasetRegistry
 from rllm.errors import ConfigError
 
@@ -19,14 +19,14 @@ def home(tmp_path, monkeypatch):
 
 
 def test_a_registered_dataset_is_read_by_its_name_and_split():
-    assert list(read_tasks("sums", "test")) == ROWS
-    assert list(read_tasks("sums", "train")) == ROWS[:1]
-    assert list(read_tasks("one.split", None)) == ROWS
+    assert list(read_tasks("sums", "test", option="--data")) == ROWS
+    assert list(read_tasks("sums", "train", option="--data")) == ROWS[:1]
+    assert list(read_tasks("one.split", None, option="--data")) == ROWS
 
 
 def test_a_file_comes_before_a_registered_name(home):
     (home / "tasks.jsonl").write_text('{"question": "c"}\n')
-    assert list(read_tasks("tasks.jsonl", None)) == [{"question": "c"}]
+    assert list(read_tasks("tasks.jsonl", None, option="--data")) == [{"question": "c"}]
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,43 @@ def test_a_file_comes_before_a_registered_name(home):
     [
         ("sums", None, "--split is missing: dataset 'sums' has the splits test, train"),
         ("sums", "val", "--split val: dataset 'sums' has the splits test, train"),
-        ("summs", None, "dataset='summs' is no file and is not registered; registered: one.split, sums"),
+        ("summs", None, "--data summs: it is no file and is not registered; registered: one.split, sums"),
         ("countdown", None, "python -m rllm.data.prepare_countdown makes it"),
-        ("none.jsonl", None, "none.jsonl"),
-        ("home", None, "home"),
+        ("none.jsonl", None, "--data: 'none.jsonl' cannot be read: No such file"),
+        (
+            "home",
+            None,
+            "--data: split=None: 'home' has the splits train, test; choose one of them (--split, --val-split)",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(source, split, said):
     with pytest.raises(ConfigError) as raised:
-        read_tasks(source, split)
+        read_tasks(source, split, option="--data")
     assert said in str(raised.value)
 
 
 def test_a_file_has_no_splits(home):
     (home / "tasks.jsonl").write_text('{"question": "c"}\n')
     with pytest.raises(ConfigError, match=r"--split test: 'tasks.jsonl' is a file, which has no splits$"):
-        read_tasks("tasks.jsonl", "test")
+        read_tasks("tasks.jsonl", "test", option="--data")
+
+
+def agent(question, answer):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "split", "said"),
+    [
+        ('{"question": \n', None, "--val: tasks.jsonl, line 1, column 13 is not valid JSON"),
+        ("", None, "--val: tasks is empty"),
+        ('{"question": "c"}\n', None, "--val: row 0 of tasks: agent needs 'answer'"),
+        ('{"question": "c"}\n', "test", "--val-split test: 'tasks.jsonl' is a file"),
+    ],
+)
+def test_a_mistake_is_told_of_the_option_that_it_is_in(home, content, split, said):
+    (home / "tasks.jsonl").write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        tasks_for(agent, "tasks.jsonl", split, option="--val")
+    assert str(raised.value).startswith(said)

@@ -139,6 +139,15 @@ def test_missing_data_is_named(work, fails):
     assert "'none.jsonl' cannot be read" in errors
 
 
+def test_bad_held_out_data_is_told_from_the_training_data(work, fails):
+    (work / "held_out.jsonl").write_text('{"question": "a"}\n')
+    code, errors = fails(
+        "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--val", "held_out.jsonl", "--model", "any"
+    )
+    assert code == 2
+    assert errors.startswith("rllm: --val: row 0 of held_out: agent needs 'answer'")
+
+
 def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
     (work / "my_agent.py").write_text("import json\n\nvalue = json.loads('{')\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")

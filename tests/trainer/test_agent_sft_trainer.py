@@ -252,7 +252,7 @@ def test_a_server_would_have_nothing_to_sample() -> None:
     ("data", "told"),
     [
         ([], "train_dataset is empty"),
-        ([{"messages": []}], "train_dataset, row 0: no message is an assistant's"),
+        ([{"messages": []}], "train_dataset: row 0: no message is an assistant's"),
         (7, "train_dataset=7: use rows, trajectories, episodes"),
         (["text"], "row 0 is 'text': use an object with messages"),
     ],

@@ -286,6 +286,8 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
     [
         ({"train_dataset": []}, "train_dataset is empty: give it at least one task"),
         ({"val_dataset": []}, "val_dataset is empty"),
+        ({"val_dataset": "absent.jsonl"}, "val_dataset: 'absent.jsonl' cannot be read"),
+        ({"val_dataset": [{"tone": 1}]}, "val_dataset: row 0 of the dataset: .* needs 'word'"),
         ({"train_dataset": [{"question": "?"}]}, "word"),
         ({"train_dataset": "absent.jsonl"}, "absent.jsonl"),
         ({"agent_run_func": 7}, "agent_run_func=7: use a function"),

@@ -314,7 +314,7 @@ def test_the_best_checkpoint_outlives_newer_ones(run_trainer: RunTrainer) -> Non
     ("name", "val", "told"),
     [
         ("rollout/reward", True, "name a metric of evaluations"),
-        ("eval/accuracy", False, "give a val_dataset"),
+        ("eval/accuracy", False, "give held-out tasks"),
         ("eval/acuracy", True, "use one of .*eval/accuracy, eval/reward"),
     ],
 )

@@ -63,9 +63,8 @@ def evaluate(
     from rllm.cli.agent_file import load_agent
     from rllm.cli.eval_display import show_report
     from rllm.cli.model_source import embedded, key_of_server, served
-    from rllm.cli.task_source import read_tasks
+    from rllm.cli.task_source import tasks_for
     from rllm.cli.training import lead_to_gateway
-    from rllm.engine.signature import check_rows
     from rllm.errors import ConfigError
     from rllm.evaluation.evaluate import Evaluation
 
@@ -78,8 +77,7 @@ def evaluate(
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)
     function = load_agent(agent, reward)
-    data = read_tasks(dataset, split)
-    check_rows(function, data)
+    data = tasks_for(function, dataset, split, option="--dataset")
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
     with Evaluation.opened(

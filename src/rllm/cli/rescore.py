@@ -54,7 +54,7 @@ def rescore(
         os.environ.setdefault(name, "unused")
     function = load_function(reward, what="reward")
     check_reward(function)
-    tasks = {**_tasks("train", data, split, "--split"), **_tasks("eval", val, val_split, "--val-split")}
+    tasks = {**_tasks("train", data, split, "--data"), **_tasks("eval", val, val_split, "--val")}
     console = terminal.console(stderr=as_json)
     columns = TextColumn("scoring {task.completed}")
     with Progress(columns, console=console, transient=True, disable=not console.is_interactive) as bar:

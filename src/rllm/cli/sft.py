@@ -56,8 +56,8 @@ def sft(
 
     trainer = AgentSFTTrainer(
         chosen.config,
-        _demonstrations(begun["data"], begun.get("split"), "--split"),
-        _demonstrations(begun["val"], begun.get("val_split"), "--val-split") if "val" in begun else None,
+        _demonstrations(begun["data"], begun.get("split"), "DATA"),
+        _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None,
         resume=resume is not None,
     )
     carry_out(

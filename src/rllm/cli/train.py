@@ -60,7 +60,7 @@ def train(
     """
     from rllm.cli.agent_file import load_agent
     from rllm.cli.resuming import begun_as, leading_setting
-    from rllm.cli.task_source import read_tasks
+    from rllm.cli.task_source import tasks_for
     from rllm.cli.training import accuracies, carry_out, chosen_settings, lead_to_gateway, quiet_libraries
 
     started = time.perf_counter()
@@ -78,8 +78,10 @@ def train(
 
     trainer = AgentTrainer(
         agent_run_func=function,
-        train_dataset=read_tasks(begun["data"], begun.get("split"), option="--split"),
-        val_dataset=read_tasks(begun["val"], begun.get("val_split"), option="--val-split") if "val" in begun else None,
+        train_dataset=tasks_for(function, begun["data"], begun.get("split"), option="--data"),
+        val_dataset=tasks_for(function, begun["val"], begun.get("val_split"), option="--val")
+        if "val" in begun
+        else None,
         config=chosen.config,
         resume=resume is not None,
     )

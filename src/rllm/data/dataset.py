@@ -66,7 +66,7 @@ class Dataset(Sequence[Task]):
         """
         rows, name = rows_of(source, split=split, subset=subset), name_of(source)
         if not rows:
-            raise ConfigError(f"{name} is empty: data={str(source)!r} holds no rows")
+            raise ConfigError(f"{name} is empty: {str(source)!r} holds no rows")
         return cls(rows, name=name, split=split)
 
     @classmethod

@@ -28,14 +28,14 @@ def read_file(path: Path) -> list[Task]:
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"data={str(path)!r}: files of type {path.suffix!r} are not read; use {', '.join(READERS)}")
+        raise ConfigError(f"{str(path)!r}: files of type {path.suffix!r} are not read; use {', '.join(READERS)}")
     try:
         return [
             as_task(row, f"{where}: row {index} of dataset {path.stem!r}")
             for index, (where, row) in enumerate(reader(path))
         ]
     except OSError as error:
-        raise ConfigError(f"data={str(path)!r} cannot be read: {error}") from error
+        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

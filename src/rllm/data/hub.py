@@ -30,7 +30,7 @@ def _load(source: str, split: str | None, subset: str | None) -> Any:
     try:
         import datasets
     except ImportError as error:
-        purpose = f"data={source!r}" if Path(source).exists() else f"data={source!r} is no file here, and as a hub id"
+        purpose = f"reading {source!r}" if Path(source).exists() else f"{source!r} is no file here, and as a hub id"
         raise MissingDependencyError.of("datasets", "data", purpose) from error
 
     try:
@@ -55,5 +55,7 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
         return loaded
     name = next(iter(loaded)) if split is None and len(loaded) == 1 else split
     if name not in loaded:
-        raise ConfigError(f"split={split!r}: {source!r} has the splits {', '.join(loaded)}; choose one of them")
+        raise ConfigError(
+            f"split={split!r}: {source!r} has the splits {', '.join(loaded)}; choose one of them (--split, --val-split)"
+        )
     return loaded[name]

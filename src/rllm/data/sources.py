@@ -35,11 +35,11 @@ def rows_of(source: Source, *, split: str | None, subset: str | None) -> list[Ta
         return read_file(path)
     if _FUNCTION.fullmatch(text):
         _has_no_subsets(text, subset)
-        return _rows_of_function(load_object(text, kind="data"))
+        return _rows_of_function(load_object(text, kind="function"))
     if _HUB_ID.fullmatch(text):
         return _rows_of_hub(text, split, subset)
     raise ConfigError(
-        f"data={text!r} is no file or folder that is there: use a file of type {', '.join(READERS)}, a folder or id of "
+        f"{text!r} is no file or folder that is there: use a file of type {', '.join(READERS)}, a folder or id of "
         "Hugging Face datasets ('hf:org/name'), or a function of rows ('package.module:function'); "
         "what DatasetRegistry keeps is read by DatasetRegistry.load_dataset"
     )
@@ -64,7 +64,7 @@ def _rows_of_hub(source: str, split: str | None, subset: str | None) -> list[Tas
 def _rows_of_function(function: Any) -> list[Task]:
     """All rows of one call of a user's function, which may fail at any of them."""
     if not callable(function):
-        raise ConfigError(f"data={function!r}: use a path, or a function that gives rows; rows go to Dataset(rows)")
+        raise ConfigError(f"{function!r}: use a path, or a function that gives rows; rows go to Dataset(rows)")
     where = f"data function {name_of(function)!r}"
     rows: list[Task] = []
     try:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EpisodeLog
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, concerning
 from rllm.store import open_store
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
@@ -111,13 +111,11 @@ def _rows(source: Any, name: str) -> list[Row]:
         if not rows:
             raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
         return rows
-    if isinstance(source, str | Path) or callable(source):
-        items: Iterable[Any] = Dataset.load(source)
-    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-        items = source
-    else:
+    is_to_load = isinstance(source, str | Path) or callable(source)
+    if not is_to_load and (isinstance(source, Mapping) or not isinstance(source, Iterable)):
         raise ConfigError(f"{name}={source!r:.100}: use rows, trajectories, episodes, or what Dataset.load reads")
-    rows = rows_of_items(items)
+    with concerning(name):
+        rows = rows_of_items(Dataset.load(source) if is_to_load else source)
     if not rows:
         raise ConfigError(f"{name} is empty: give it at least one demonstration")
     return rows
@@ -147,7 +145,5 @@ def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
 
     of = load_tokenizer(config.model.path)
     lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
-    try:
+    with concerning(name):
         return prepared(rows, of, config.sft, min(lengths, default=None))
-    except ConfigError as error:
-        raise ConfigError(f"{name}, {error}") from error

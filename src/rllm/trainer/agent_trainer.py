@@ -22,7 +22,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, concerning
 from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
@@ -140,9 +140,10 @@ class AgentTrainer:
         self.roles = make_roles(self.config, self.algorithm)
         for name in self.config.trackers:
             resolve(name, TRACKERS, kind="trackers")
-        for data in (self.train_data, self.val_data):
+        for name, data in (("train_dataset", self.train_data), ("val_dataset", self.val_data)):
             if data is not None:
-                self.door.check(data)
+                with concerning(name):
+                    self.door.check(data)
         check_model(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.door)
@@ -156,7 +157,7 @@ class AgentTrainer:
         keep_best = self.config.keep_best
         if keep_best is not None and not (keep_best.removeprefix("-").startswith("eval/") and self.val_data):
             raise ConfigError(
-                f"keep_best={keep_best!r}: name a metric of evaluations, eval/..., and give a val_dataset"
+                f"keep_best={keep_best!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset, --val)"
             )
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=keep_best is not None
@@ -275,9 +276,11 @@ def _dataset(source: TaskSource, name: str) -> Dataset:
     if isinstance(source, Dataset):
         data = source
     elif isinstance(source, str | Path) or callable(source):
-        data = Dataset.load(source)
+        with concerning(name):
+            data = Dataset.load(source)
     elif isinstance(source, Iterable):
-        data = Dataset(source, name=name)
+        with concerning(name):
+            data = Dataset(source)
     else:
         raise ConfigError(f"{name}={source!r}: use rows, a function that gives rows, or what Dataset.load reads")
     if not len(data):
