@@ -38,7 +38,7 @@ def test_a_file_that_is_right(tmp_path):
 def test_a_file_that_is_not(work, fails):
     (work / "rllm.yaml").write_text("optim:\n  lrr: 1\n")
     code, errors = fails("config", "rllm.yaml")
-    assert (code, errors) == (2, "rllm: optim.lrr is not a setting; did you mean 'optim.lr'?\n")
+    assert (code, errors) == (2, "rllm: rllm.yaml, line 2: optim.lrr is not a setting; did you mean 'optim.lr'?\n")
     (work / "rllm.yaml").write_text("algorithm:\n  clip_high: -1\n")
     assert "clip_high" in fails("config", "rllm.yaml")[1]
     (work / "rllm.yaml").write_text("optim:\n  lr: 1\n lr: 2\n")

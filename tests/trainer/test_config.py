@@ -116,11 +116,22 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("optim: {lr: 1", "is not valid YAML"),
+        (
+            "optim: {lr: 1",
+            "run.yaml, line 1, column 14 is not valid YAML: while parsing a flow mapping, expected ',' or '}'",
+        ),
+        ("optim:\n  lr: 1\n lr: 2\n", "run.yaml, line 3, column 2 is not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "run.yaml, line 2, column 1 is not valid YAML: expected a single document"),
+        ("a: \0", "run.yaml is not valid YAML: unacceptable character"),
+        ("a: &a {b: *a}", "run.yaml is not valid YAML: maximum recursion depth"),
         ("- a\n- b\n", "holds a list: use `key: value` lines"),
-        ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "seed is there twice"),
+        ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "run.yaml, line 3, column 1 is not valid YAML: seed is there twice"),
         ("optim: {lr: 1, lr: 1}\n", "lr is there twice"),
-        ("seeed: 3\n", "seeed is not a setting; did you mean 'seed'?"),
+        ("seeed: 3\n", "run.yaml, line 1: seeed is not a setting; did you mean 'seed'?"),
+        ("seed: 3\noptim.lr: 1\n", "run.yaml, line 2: optim.lr is not a setting; write it as `optim: {lr: ...}`"),
+        ("optim: &optim\n  lr: fast\ncritic: *optim\n", "run.yaml, line 2: critic.lr='fast'"),
+        ("trackers:\n- jsonl\n- 5\n", "run.yaml, line 1: trackers.1=5: input should be"),
+        ("data: {train_batch_size: 0}\n", "run.yaml, line 1: data.train_batch_size, here tasks_per_step=0"),
         (None, "No such file"),
     ],
 )
@@ -131,6 +142,21 @@ def test_a_yaml_file_that_is_wrong(tmp_path: Path, content: str | None, told: st
     with pytest.raises(ConfigError) as caught:
         load_config(str(path))
     assert told in str(caught.value)
+
+
+def test_a_mistake_is_told_with_the_place_whose_word_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("optim:\n  lr: 0.5\n")
+
+    def told(*overrides: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load_config(path, overrides)
+        return str(caught.value)
+
+    assert told("optim.lr=fast").startswith("optim.lr='fast'")
+    assert told("seed=x").startswith("seed='x'")
+    monkeypatch.setenv("RLLM__OPTIM__LR", "slow")
+    assert told().startswith("environment: optim.lr='slow'")
 
 
 def test_assignments_are_checked_too() -> None:

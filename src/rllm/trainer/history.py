@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-import yaml
 
 from rllm.engine.episode_log import EpisodeLog, to_json
 from rllm.errors import ConfigError
 from rllm.files import whole_lines
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.trainer.config.yaml_file import read_settings
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
 
 STORE, EPISODES, TASKS = "traces.db", "episodes.jsonl", "tasks.jsonl"
@@ -115,8 +115,8 @@ def store_of(folder: Path) -> str:
         what = "it is a file" if folder.exists() else "there is no such folder"
         raise ConfigError(f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation")
     settings = folder / "config.yaml"
-    told = yaml.safe_load(settings.read_text(encoding="utf-8")) if settings.is_file() else None
-    if isinstance(told, dict) and (url := told.get("store")):
+    told, _ = read_settings(settings) if settings.is_file() else ({}, None)
+    if url := told.get("store"):
         return str(url)
     if not (folder / STORE).is_file():
         inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())

@@ -11,6 +11,7 @@ import yaml
 
 from rllm.errors import ConfigError
 from rllm.files import lock, replace_text
+from rllm.trainer.config.yaml_file import read_settings
 
 LOCK_FILE = ".lock"
 BEGUN_AS = "begun_as.yaml"
@@ -43,9 +44,13 @@ def keep_beginning(run_dir: Path, arguments: Mapping[str, str]) -> None:
 
 
 def beginning_of(run_dir: Path) -> dict[str, str]:
-    """What `keep_beginning` kept; nothing of a run that no command began."""
+    """What `keep_beginning` kept; nothing of a run that no command began.
+
+    Raises:
+        ConfigError: if the file is damaged.
+    """
     path = run_dir / BEGUN_AS
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return read_settings(path)[0] if path.exists() else {}
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:

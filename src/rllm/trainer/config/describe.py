@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.trainer.config.load import Layer, translated
+from rllm.trainer.config.load import Layer, setter_of, translated
 from rllm.trainer.config.schema import TrainConfig
 
 
@@ -28,13 +28,13 @@ def described(
     `algorithm` are all settings of the algorithm, those included that nobody set.
     """
     published = translated(layers).origins
-    keys = [(layer.name, set(_leaves(layer.values))) for layer in layers]
 
     def origin(key: str) -> str:
         if key == "num_steps" and config.num_epochs is not None:
             return "num_epochs"
         written = published.get(key, key)
-        name = next((name for name, known in reversed(keys) if written in known), "default")
+        layer = setter_of(written, layers)
+        name = "default" if layer is None else layer.name
         return f"{name}, as {written}" if written != key else name
 
     values = config.model_dump(mode="json")

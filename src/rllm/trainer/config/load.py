@@ -9,7 +9,7 @@ import difflib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin
 
@@ -20,10 +20,12 @@ from rllm.errors import ConfigError
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import Translated, from_upstream, without_omegaconf
 from rllm.trainer.config.upstream_keys import TABLE, Sets
+from rllm.trainer.config.yaml_file import read_settings
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "RLLM__"
+_MAPPING, _OVERRIDES = "config", "key=value"
 
 ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
 
@@ -34,6 +36,8 @@ class Layer:
 
     name: str
     values: dict[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Where in a file each dotted key stands."""
 
 
 def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> TrainConfig:
@@ -60,7 +64,7 @@ def from_layers(layers: Sequence[Layer]) -> TrainConfig:
         ConfigError: naming the key, the value and the remedy.
     """
     found = translated(layers)
-    config = _validated(found)
+    config = _validated(found, layers)
     if found.ignored:
         logger.warning(
             "ignored, since they mean nothing to the backend %s: %s", config.backend, ", ".join(found.ignored)
@@ -78,11 +82,12 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     overrides = list(overrides)
     layers = []
     if isinstance(source, TrainConfig):
-        layers.append(Layer(name="config", values=_told(source)))
+        layers.append(Layer(name=_MAPPING, values=_told(source)))
     elif isinstance(source, Mapping):
-        layers.append(Layer(name="config", values=_plain(source)))
+        layers.append(Layer(name=_MAPPING, values=_plain(source)))
     elif isinstance(source, str | Path):
-        layers.append(Layer(name=str(source), values=_from_yaml(Path(source))))
+        values, lines = read_settings(Path(source))
+        layers.append(Layer(name=str(source), values=values, lines=lines))
     elif isinstance(source, Iterable):
         overrides = [*source, *overrides]
     elif source is not None:
@@ -90,7 +95,7 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     if not isinstance(source, TrainConfig):
         layers.append(Layer(name="environment", values=_applied(_from_environment())))
     _tell_repeated(overrides)
-    layers.append(Layer(name="key=value", values=_applied(overrides)))
+    layers.append(Layer(name=_OVERRIDES, values=_applied(overrides)))
     return layers
 
 
@@ -136,11 +141,11 @@ def _applied(overrides: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _validated(translated: Translated) -> TrainConfig:
+def _validated(translated: Translated, layers: Sequence[Layer]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(translated.values)
     except ValidationError as error:
-        explained = (_explain(item, translated.origins) for item in error.errors())
+        explained = (_explain(item, translated.origins, layers) for item in error.errors())
         raise ConfigError("\n".join(explained)) from error
 
 
@@ -148,30 +153,6 @@ def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Nested plain dicts of a nested mapping."""
     items = ((str(key), without_omegaconf(value)) for key, value in mapping.items())
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in items}
-
-
-class _OneValueEach(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice; of two values the parser would keep the last without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _from_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _OneValueEach)
-    except OSError as error:
-        raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config={str(path)!r} is not valid YAML: {error}") from error
-    if not isinstance(values or {}, dict):
-        raise ConfigError(f"config={str(path)!r} holds a {type(values).__name__}: use `key: value` lines")
-    return values or {}
 
 
 def _key_and_text(override: str) -> tuple[str, str]:
@@ -235,19 +216,46 @@ def _scalar(text: str) -> Any:
     return value
 
 
-def _explain(error: Any, origins: Mapping[str, str]) -> str:
-    """One pydantic error as key, value and remedy; the key first as the user wrote it."""
+def _explain(error: Any, origins: Mapping[str, str], layers: Sequence[Layer]) -> str:
+    """One pydantic error as key, value and remedy; the key first as the user wrote it, behind the file where he did."""
     path = ".".join(str(part) for part in error["loc"])
+    place = _place(origins.get(path, path), layers)
     if error["type"] == "extra_forbidden":
-        return f"{path} is not a setting; {_hint(error['loc'])}"
+        return f"{place}{path} is not a setting; {_hint(error['loc'])}"
     if path in origins:
         path = f"{origins[path]}, here {path}"
-    return f"{path}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{place}{path}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _place(key: str, layers: Sequence[Layer]) -> str:
+    """Where a key was set that is not before the user's eyes: a file and the line, or the environment."""
+    while (layer := setter_of(key, layers)) is None and "." in key:
+        key = key.rpartition(".")[0]  # an item of a list
+    if layer is None or layer.name in (_MAPPING, _OVERRIDES):
+        return ""
+    line = layer.lines.get(key)
+    return f"{layer.name}: " if line is None else f"{layer.name}, line {line}: "
+
+
+def setter_of(key: str, layers: Sequence[Layer]) -> Layer | None:
+    """The layer whose word on a dotted key counts; `None` where no layer says anything."""
+    return next((layer for layer in reversed(layers) if key in layer.lines or _says(layer.values, key)), None)
+
+
+def _says(values: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def _hint(path: tuple[Any, ...]) -> str:
     """What may have been meant by a key that is none."""
     key, known = str(path[-1]), _known_keys(path[:-1])
+    section, dot, rest = key.partition(".")
+    if dot:
+        return f"write it as `{section}: {{{rest}: ...}}`"
     if meant := did_you_mean(key, known, ".".join(map(str, path[:-1]))):
         return meant
     elsewhere = [f"{section}.{key}" for section in _known_keys(()) if key in _known_keys((section,))]
