@@ -1,5 +1,7 @@
 """What goes on with a run: the arguments that began it, and what is said beside them."""
 
+import os
+
 import pytest
 
 from rllm.cli.resuming import begun_as, leading_setting
@@ -78,8 +80,12 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "--resume", "nowhere"], "--resume nowhere: it is not the folder of a run"),
-        (["demo", "--resume", "nowhere"], "--resume nowhere: it is not the folder of a run"),
+        (
+            ["train", "--resume", "nowhere"],
+            "--resume nowhere: that is no run, which has a config.yaml; there are no runs in",
+        ),
+        (["demo", "--resume", "nowhere"], "--resume nowhere: that is no run"),
+        (["sft", "num_steps=1", "--resume"], "--resume names no run; there are no runs in"),
         (["sft", "num_steps=1"], "DATA is missing"),
         (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),
     ],
@@ -87,3 +93,26 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
 def test_what_is_missing_is_named(work, fails, arguments, said):
     code, errors = fails(*arguments)
     assert (code, errors.startswith(f"rllm: {said}")) == (2, True), errors
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["second"], "--resume second: that is no run, which has a config.yaml; {}runs/second"),
+        (["absent"], "--resume absent: that is no run, which has a config.yaml; {}runs/first"),
+        ([], "--resume names no run; {}runs/first"),
+    ],
+)
+def test_who_names_no_run_is_told_where_runs_are(work, fails, named, said):
+    for age, name in enumerate(["first", "second"]):
+        (work / "runs" / name).mkdir(parents=True)
+        (work / "runs" / name / "config.yaml").touch()
+        os.utime(work / "runs" / name / "config.yaml", (1e9 - age, 1e9 - age))
+    there = f"runs in {work / 'runs'}: first, second; name one by its path, such as "
+    assert fails("train", "--resume", *named) == (2, f"rllm: {said.format(there)}\n")
+
+
+def test_a_damaged_beginning_is_named(run):
+    (run / "begun_as.yaml").write_text("command: train\n data: x\n")
+    with pytest.raises(ConfigError, match=r"begun_as.yaml, line 2, column 6 is not valid YAML"):
+        begun_as("train", {}, resume=run)

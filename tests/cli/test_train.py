@@ -182,7 +182,11 @@ def test_an_agent_in_a_package_of_the_current_folder(work, fails):
 
 def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", ".")
-    assert (code, errors) == (2, "rllm: --resume .: it is not the folder of a run, which has a config.yaml\n")
+    assert code == 2
+    assert errors == (
+        "rllm: --resume .: that is no run, which has a config.yaml; "
+        f"there are no runs in {work / 'runs'}; name one by its path, such as /path/to/runs/NAME\n"
+    )
 
 
 def test_a_class_is_no_agent_function(work, fails):

@@ -19,6 +19,7 @@ from rllm.cli.export import export
 from rllm.cli.gateway import gateway
 from rllm.cli.init import init
 from rllm.cli.rescore import rescore
+from rllm.cli.resuming import Resumable
 from rllm.cli.run import run
 from rllm.cli.serve import serve
 from rllm.cli.sft import sft
@@ -63,6 +64,7 @@ for _name, _command in _COMMANDS.items():
     app.command(
         _name,
         help=_unwrapped(_command.__doc__ or ""),
+        cls=Resumable if _command in (demo, train, sft) else None,
         context_settings={"allow_interspersed_args": False} if _command is run else None,
     )(_command)
 app.add_typer(traces)

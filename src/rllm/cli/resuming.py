@@ -5,12 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
 
 from rllm.errors import ConfigError
 
 _SETTING = re.compile(r"\+{0,2}[\w.]+=")
 _PART_OF = {"split": "data", "val_split": "val"}
 """Arguments that mean something only together with another."""
+
+
+class Resumable(TyperCommand):
+    """A command that can go on with a run; one whose line ends with `--resume` is told which runs there are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[-1:] == ["--resume"]:
+            from rllm.trainer.run_folder import way_to_a_run
+
+            raise ConfigError(f"--resume names no run; {way_to_a_run(Path('runs'))}")
+        return super().parse_args(ctx, args)
 
 
 def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | None) -> dict[str, str]:
@@ -28,10 +42,10 @@ def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | No
 
 
 def _beginning(run: Path, command: str) -> dict[str, str]:
-    from rllm.trainer.run_folder import beginning_of
+    from rllm.trainer.run_folder import beginning_of, way_to_a_run
 
     if not (run / "config.yaml").is_file():
-        raise ConfigError(f"--resume {run}: it is not the folder of a run, which has a config.yaml")
+        raise ConfigError(f"--resume {run}: that is no run, which has a config.yaml; {way_to_a_run(run)}")
     before = beginning_of(run)
     by = before.pop("command", command)
     if by != command:

@@ -16,6 +16,7 @@ from rllm.files import whole_lines
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.config.yaml_file import read_settings
+from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
 
 STORE, EPISODES, TASKS = "traces.db", "episodes.jsonl", "tasks.jsonl"
@@ -113,7 +114,9 @@ def store_of(folder: Path) -> str:
     """
     if not folder.is_dir():
         what = "it is a file" if folder.exists() else "there is no such folder"
-        raise ConfigError(f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation")
+        raise ConfigError(
+            f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation: {way_to_a_run(folder)}"
+        )
     settings = folder / "config.yaml"
     told, _ = read_settings(settings) if settings.is_file() else ({}, None)
     if url := told.get("store"):

@@ -15,6 +15,7 @@ from rllm.trainer.config.yaml_file import read_settings
 
 LOCK_FILE = ".lock"
 BEGUN_AS = "begun_as.yaml"
+_MAX_NAMED = 3
 
 
 @contextmanager
@@ -51,6 +52,18 @@ def beginning_of(run_dir: Path) -> dict[str, str]:
     """
     path = run_dir / BEGUN_AS
     return read_settings(path)[0] if path.exists() else {}
+
+
+def way_to_a_run(named: Path) -> str:
+    """For a message on a folder that is of no run: the runs that are near it or in the current folder, and how to name one."""
+    for folder in (named, named / "runs", Path("runs")):
+        runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+        names = [path.parent.name for path in runs]
+        if names:
+            meant = folder / (named.name if named.name in names else names[0])
+            more = ", ..." if len(names) > _MAX_NAMED else ""
+            return f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as {meant}"
+    return f"there are no runs in {Path('runs').absolute()}; name one by its path, such as /path/to/runs/NAME"
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
