@@ -59,6 +59,10 @@ def test_capturing_and_rolling_out_need_no_torch(statement: str) -> None:
     assert not loaded_by(statement) & {"torch", "transformers", "ray"}
 
 
+def test_serving_needs_no_client_of_a_server() -> None:
+    assert "openai" not in loaded_by("import rllm.gateway.upstream.served, rllm.engine.remote_gateway")
+
+
 def test_the_facade_gives_what_it_lists() -> None:
     for name in rllm.__all__:
         assert getattr(rllm, name) is not None

@@ -13,7 +13,6 @@ import orjson
 from rllm.engine.recorded import RecordedEngine
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.engine import ModelOutput
-from rllm.inference.openai_engine import OpenAIEngine
 from rllm.types import Message, Trace
 
 TIMEOUT_S = 60.0
@@ -103,6 +102,8 @@ class GatewayEngine(RecordedEngine):
     """
 
     def __init__(self, gateway: RemoteGateway, *, model: str = "policy") -> None:
+        from rllm.inference.openai_engine import OpenAIEngine
+
         super().__init__(OpenAIEngine(model, base_url=f"{gateway.url}/v1", api_key=gateway.api_key), model=model)
 
     async def get_model_response(

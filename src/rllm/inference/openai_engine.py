@@ -13,10 +13,10 @@ import openai
 import orjson
 
 from rllm.capture import SAMPLING_FIELDS
-from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
+from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import ModelOutput, SamplingParams
-from rllm.types import Message, text_of
+from rllm.types import Message
 
 _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
@@ -151,38 +151,6 @@ def _start_of(body: bytes) -> str:
 
 def _as_json(sampling: SamplingParams) -> dict[str, Any]:
     return {**sampling.to_dict(), "stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
-
-
-def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutput:
-    """The first choice of a chat completion; without tokens, where those of the answer cannot be used.
-
-    Raises:
-        TokenMismatchError: if its ids and log-probabilities contradict each other.
-    """
-    choices = response["choices"]
-    message = choices[0]["message"]
-    tokens = tokens_of_choice(response, choices[0], 0)
-    usable = tokens.problem is None
-    facts = response.get("rllm") or {}
-    usage = response.get("usage") or {}
-    content = text_of(message)
-    return ModelOutput(
-        id=str(response.get("id") or ""),
-        text=content,
-        content=content,
-        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
-        tool_calls=message.get("tool_calls") or [],
-        prompt_ids=tokens.prompt_ids if usable else [],
-        completion_ids=tokens.response_ids if usable else [],
-        logprobs=tokens.logprobs if usable else [],
-        logprobs_kind=facts.get("logprobs_kind", "unknown"),
-        finish_reason=choices[0].get("finish_reason"),
-        weight_version=facts.get("weight_version"),
-        weight_updates=(facts.get("weight_updates") or [[]])[0],
-        template_hash=facts.get("template_hash"),
-        sampling=sampling,
-        metrics={name: float(usage[name]) for name in ("prompt_tokens", "completion_tokens") if usage.get(name)},
-    )
 
 
 def _refusal(error: openai.APIStatusError) -> InferenceError:

@@ -21,8 +21,8 @@ from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.gateway.upstream.replicas import PoolConfig
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.ids import new_id
+from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import InferenceEngine, ModelOutput
-from rllm.inference.openai_engine import output_of_answer
 from rllm.threads import LoopThread
 from rllm.types import Message
 
