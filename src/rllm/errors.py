@@ -9,7 +9,7 @@
     │   ├── InferenceError(status_code) ─ PromptTooLongError
     │   └── RolloutTimeout(TimeoutError)
     ├── TokenMismatchError(ValueError)       ids, mask, logprobs disagree; fatal: this is the promise
-    ├── StoreError
+    ├── StoreError ─ SessionDeletedError
     ├── CheckpointError
     ├── WeightSyncError
     └── WorkerError                      a training worker failed, died or ran out of memory

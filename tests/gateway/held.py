@@ -49,8 +49,8 @@ class HeldStore(MemoryTraceStore):
         self.release = threading.Event()
         self.asked = threading.Event()
 
-    def add(self, traces):
-        super().add(traces)
+    def add(self, traces, *, session=None):
+        super().add(traces, session=session)
         held = Future()
         held.set_running_or_notify_cancel()
         self.asked.set()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import StoreError
+from rllm.errors import SessionDeletedError, StoreError
 from rllm.store import TraceStore, open_store
+from rllm.store.base import SessionRef
 from rllm.types import StepCredit, Trace
 
 from .sample_traces import trace_of, turn_of
@@ -137,6 +138,31 @@ def test_a_deleted_session_may_begin_again(store: TraceStore):
     store.delete("s")
     store.add([trace_of("c")]).result()
     assert [trace.id for trace in store.by_session("s")] == ["c"]
+
+
+def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceStore):
+    session = SessionRef()
+    store.open_session("s", {}, session=session).result()
+    store.add([trace_of("a")], session=session).result()
+    store.delete("s")
+    for anew in (False, True):
+        if anew:
+            store.add([trace_of("b")]).result()
+        with pytest.raises(SessionDeletedError, match="the session 's' was deleted meanwhile"):
+            store.add([trace_of("c")], session=session).result()
+    assert session.is_gone
+    assert [trace.id for trace in store.by_session("s")] == ["b"]
+
+
+def test_a_reference_learns_its_session_from_the_first_write_or_by_looking(store: TraceStore):
+    first, found = SessionRef(), store.session("s")
+    assert found is None
+    store.add([trace_of("a")], session=first).result()
+    found = store.session("s")
+    assert found is not None
+    assert first == SessionRef(number=found.number)
+    store.add([trace_of("b")], session=SessionRef(number=found.number)).result()
+    assert len(store.by_session("s")) == 2
 
 
 def test_a_conversation_comes_back_as_it_went_in(store: TraceStore):

@@ -116,9 +116,10 @@ class Admin:
         session_id = wanted.get("id") or new_session_id()
         if self._limits is not None:
             await self._limits.admit_session(session_id)
-        await asyncio.to_thread(
+        write = await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
         )
+        await self._gateway.writes.wait(write)  # the first call may come to another gateway
         base_url = f"{str(request.base_url).rstrip('/')}/sessions/{quote(session_id, safe='')}/v1"
         created = {"id": session_id, "base_url": base_url}
         if self._config.api_key is not None:

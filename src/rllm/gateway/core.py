@@ -282,7 +282,7 @@ class Gateway:
         """
         check_not_deleted(call.session)
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
-        write = self.store.add(stored)
+        write = self.store.add(stored, session=call.session.ref)
         remember = [step for trace in traces for step in call.keeping(trace)]
         return self._kept(write, self._counting(call, stored), remember, problem)
 
@@ -306,7 +306,7 @@ class Gateway:
             return
         if self._redact is not None:
             traces, _ = redacted(traces, self._redact)
-        write = self.store.add(traces)
+        write = self.store.add(traces, session=call.session.ref)
         write.add_done_callback(_log_failure)
         call.left = asyncio.create_task(self._counted(write, self._counting(call, traces)))
 

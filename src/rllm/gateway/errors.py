@@ -10,6 +10,7 @@ from rllm.errors import (
     InferenceError,
     PromptTooLongError,
     RLLMError,
+    SessionDeletedError,
     StoreError,
     TokenMismatchError,
 )
@@ -95,6 +96,8 @@ def to_gateway_error(error: Exception) -> GatewayError:
             return GatewayError(400, str(error))
         case TokenMismatchError() | CaptureError():
             return GatewayError(502, str(error), code="tokens_unusable")
+        case SessionDeletedError():
+            return GatewayError(410, str(error), code="session_deleted")
         case StoreError():
             return GatewayError(500, f"the call was not acknowledged, because its trace was not stored: {error}")
         case _:

@@ -8,18 +8,19 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, Conversations, Said
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
-from rllm.store.base import TraceStore
+from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
 from rllm.types import RESERVED_PREFIX, Trace
 
@@ -28,6 +29,8 @@ SAMPLING_KEY = "rllm.sampling"
 
 _VALID_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,256}")
 _MAX_IN_MEMORY = 10_000
+_TRUSTED_S = 5.0
+"""How long a session is taken to be there still, after it was last looked for; what is written is checked in any case."""
 _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
 """Two names of one limit; the first one counts where a request has both."""
 
@@ -48,8 +51,18 @@ class Session:
     """Whether any of its calls had some."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers of what the session was opened in, for calls that say nothing of their own; empty without telemetry."""
+    ref: SessionRef = field(default_factory=SessionRef)
+    """Which session of the store it is, so that nothing is added to a later one of its name."""
+    looked_for_at: float = field(default_factory=time.monotonic)
+    """When it was last known to be in the store, or to begin."""
     deleted: bool = False
     """Whether it was deleted. Nothing more is kept of its calls: another session may have its name by then."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether somebody else may have deleted it since it was last looked for."""
+        is_old = self.ref.number is not None and time.monotonic() - self.looked_for_at > _TRUSTED_S
+        return (is_old or self.ref.is_gone) and not self.deleted
 
     def imposed_on(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The request as it is sent: with the session's sampling parameters, and with the seed of this very call."""
@@ -82,7 +95,7 @@ class Sessions:
             ConfigError: if the id cannot stand in a URL path.
             GatewayError: 410, if it is being deleted.
         """
-        session = self._known.get(session_id)
+        session = await self._remembered(session_id)
         while session is None:
             check_session_id(session_id)
             num_deleted = self._num_deleted
@@ -94,8 +107,12 @@ class Sessions:
             self._known.move_to_end(session_id)
         return session
 
-    def open(self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None) -> None:
+    def open(
+        self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None
+    ) -> Future[None]:
         """Begin a session, or add to one. Its row precedes its first trace in the store: writes keep their order.
+
+        Returns what ends once it is durable, and other gateways know of it.
 
         Raises:
             ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling parameter is
@@ -104,19 +121,22 @@ class Sessions:
         """
         check_session_id(session_id)
         _check_metadata(metadata or {})
-        if session_id in self._known:
-            check_not_deleted(self._known[session_id])
+        session = self._known.get(session_id)
+        if session is not None:
+            check_not_deleted(session)
+            session = None if self._has_gone(session) else session
         fixed = checked_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
-        self._store.open_session(session_id, stored)
-        session = self._known.get(session_id)
+        ref = SessionRef() if session is None else session.ref
+        write = self._store.open_session(session_id, stored, session=ref)
         if session is None:
             is_old = self._store.session(session_id) is not None
-            loaded = self._in_use.get(session_id) or (self._load(session_id) if is_old else Session(session_id))
-            session = self._keep(self._known.setdefault(session_id, loaded))
+            new = self._load(session_id) if is_old else Session(session_id, ref=ref)
+            session = self._keep(self._known.setdefault(session_id, self._in_use.get(session_id) or new))
         if fixed is not None:
             session.sampling = fixed
         session.trace_context = outgoing_headers() or session.trace_context
+        return write
 
     def knows(self, session_id: str) -> bool:
         """Whether the session is in memory."""
@@ -124,7 +144,10 @@ class Sessions:
 
     async def has_begun(self, session_id: str) -> bool:
         """Whether somebody has begun this session."""
-        return session_id in self._known or await asyncio.to_thread(self._store.session, session_id) is not None
+        return (
+            await self._remembered(session_id) is not None
+            or await asyncio.to_thread(self._store.session, session_id) is not None
+        )
 
     def remember_answer(self, answer_id: str, session_id: str) -> None:
         """Keep in mind where an answer is, for a client that names nothing else when it continues.
@@ -153,6 +176,32 @@ class Sessions:
             self._in_use.pop(session_id, None)
             self._known.pop(session_id, None)
 
+    async def _remembered(self, session_id: str) -> Session | None:
+        """The session that is in memory, unless it is in the store no more."""
+        session = self._known.get(session_id)
+        if session is None or not session.is_doubtful:
+            return session
+        gone = self._has_gone(session) if self._store.is_local else await asyncio.to_thread(self._has_gone, session)
+        return self._known.get(session_id) if gone else session
+
+    def _has_gone(self, session: Session) -> bool:
+        """Whether somebody else has deleted it, and then forget it: another gateway, the command line, or for its age."""
+        if session.ref.number is None:
+            return False
+        with suppress(StoreError):  # if it cannot be asked now, what is written will tell
+            info = self._store.session(session.id)
+            session.looked_for_at = time.monotonic()
+            session.ref.is_gone = info is None or info.number != session.ref.number
+        if session.ref.is_gone:
+            session.deleted = True
+            self._forget(session)
+        return session.ref.is_gone
+
+    def _forget(self, session: Session) -> None:
+        for sessions in (self._known, self._in_use):
+            if sessions.get(session.id) is session:
+                sessions.pop(session.id, None)
+
     async def _found(self, session_id: str) -> Session:
         # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
         if self._store.is_local and self._store.session(session_id) is None:
@@ -164,6 +213,7 @@ class Sessions:
         session = Session(session_id, lineage=lineage, conversations=conversations)
         info = self._store.session(session_id)
         if info is not None:
+            session.ref.number = info.number
             session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):

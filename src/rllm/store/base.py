@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rllm.errors import SessionDeletedError
 from rllm.types import StepCredit, Trace
 
 
@@ -20,6 +21,32 @@ class SessionInfo:
     """Unix seconds."""
     num_traces: int
     metadata: dict[str, Any] = field(default_factory=dict)
+    number: int | None = field(default=None, compare=False, repr=False)
+    """This store gives it to no other session, not even to a later one of the same id."""
+
+
+@dataclass(slots=True)
+class SessionRef:
+    """Which session of an id is meant, by whoever adds to it call by call: another may have the id once it is deleted.
+
+    A store fills it in.
+    """
+
+    number: int | None = None
+    """`SessionInfo.number`; `None` until it is known."""
+    is_gone: bool = False
+    """Whether something was not added, because the session was deleted."""
+
+    def learn(self, write: Future[Any]) -> None:
+        """Take over the number that a write gives, once it is durable."""
+        if self.number is None and write.exception() is None:
+            self.number = write.result()
+
+    def check(self, session_id: str, number: int | None) -> None:
+        """Raise `SessionDeletedError` where the session of this id is by now another one, which has this number."""
+        if self.number not in (None, number):
+            self.is_gone = True
+            raise SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: nothing more is added to it")
 
 
 class TraceStore(Protocol):
@@ -33,16 +60,24 @@ class TraceStore(Protocol):
     is_local: bool
     """Whether one row is read within microseconds, so that an event loop may wait for it; false across a network."""
 
-    def add(self, traces: Sequence[Trace]) -> Future[None]:
+    def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         """Append traces, in call order. A session that does not exist yet is created; an id that is already stored is
-        replaced in place, keeping its order (a client's retry must not count twice)."""
+        replaced in place, keeping its order (a client's retry must not count twice).
+
+        With `session` all traces are of that very session: where anybody has deleted it, nothing is added, and the future
+        raises `SessionDeletedError`."""
         ...
 
     def open_session(
-        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+        self,
+        session_id: str,
+        metadata: Mapping[str, Any],
+        *,
+        created_at: float | None = None,
+        session: SessionRef | None = None,
     ) -> Future[None]:
         """Create a session with metadata, or merge metadata into an existing one; `created_at` (Unix seconds) says when
-        one began that is copied from another store."""
+        one began that is copied from another store, and `session` is told which one it is."""
         ...
 
     def session(self, session_id: str) -> SessionInfo | None:

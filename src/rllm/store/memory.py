@@ -7,17 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
 from typing import Any
 
-from rllm.errors import StoreError
-from rllm.store.base import SessionInfo
+from rllm.errors import SessionDeletedError, StoreError
+from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.turns import draft_of, pack
 from rllm.types import StepCredit, Trace
 
 
 @dataclass
 class _Session:
+    number: int
     created_at: float
     metadata: dict[str, Any] = field(default_factory=dict)
     traces: dict[str, Trace] = field(default_factory=dict)
@@ -32,22 +34,40 @@ class MemoryTraceStore:
     def __init__(self) -> None:
         # Both levels rely on a dict's order: insertion order, kept when a value is replaced.
         self._sessions: dict[str, _Session] = {}
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._closed = False
 
-    def add(self, traces: Sequence[Trace]) -> Future[None]:
+    def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         with self._lock:
             self._check_open()
+            if session is not None and traces:
+                found = self._sessions.get(traces[0].session_id)
+                try:
+                    session.check(traces[0].session_id, found.number if found else None)
+                except SessionDeletedError as error:
+                    return _done(error)
             for trace in traces:
-                self._session(trace.session_id).traces[trace.id] = trace
+                added_to = self._session(trace.session_id)
+                added_to.traces[trace.id] = trace
+                if session is not None:
+                    session.number = added_to.number
         return _done()
 
     def open_session(
-        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+        self,
+        session_id: str,
+        metadata: Mapping[str, Any],
+        *,
+        created_at: float | None = None,
+        session: SessionRef | None = None,
     ) -> Future[None]:
         with self._lock:
             self._check_open()
-            self._session(session_id, created_at).metadata.update(metadata)
+            opened = self._session(session_id, created_at)
+            opened.metadata.update(metadata)
+            if session is not None and session.number is None:
+                session.number = opened.number
         return _done()
 
     def session(self, session_id: str) -> SessionInfo | None:
@@ -122,7 +142,10 @@ class MemoryTraceStore:
         self.close()
 
     def _session(self, session_id: str, created_at: float | None = None) -> _Session:
-        return self._sessions.setdefault(session_id, _Session(created_at=created_at or time.time()))
+        found = self._sessions.get(session_id)
+        if found is None:
+            found = self._sessions[session_id] = _Session(next(self._numbers), created_at or time.time())
+        return found
 
     def _check_open(self) -> None:
         if self._closed:
@@ -135,6 +158,7 @@ def _info(session_id: str, session: _Session) -> SessionInfo:
         created_at=session.created_at,
         num_traces=len(session.traces),
         metadata=dict(session.metadata),
+        number=session.number,
     )
 
 
@@ -143,7 +167,10 @@ def _num_bytes(trace: Trace) -> int:
     return len(packed.prompt_ids) + len(packed.response_ids) + len(packed.document) + 4 * len(trace.logprobs)
 
 
-def _done() -> Future[None]:
+def _done(error: Exception | None = None) -> Future[None]:
     future: Future[None] = Future()
-    future.set_result(None)
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
     return future

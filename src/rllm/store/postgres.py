@@ -290,7 +290,7 @@ class PostgresConnection:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[TupleRow]:
         return self._connection.execute(_placed(statement), [_storable(value) for value in values], binary=True)
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
+    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
         began = {_storable(name): created_at for name, created_at in sessions.items()}
         self._seqs.clear()
         while missing := [name for name in began if name not in self._seqs]:
@@ -304,6 +304,7 @@ class PostgresConnection:
                 "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [missing]
             )
             self._seqs.update(found)
+        return {name: self._seqs[_storable(name)] for name in sessions}
 
     def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]

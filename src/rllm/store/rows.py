@@ -98,7 +98,7 @@ SELECT_CREDITS = (
 )
 
 SELECT_SESSIONS = (
-    "SELECT id, created_at, (SELECT COUNT(*) FROM traces WHERE session = sessions.seq), metadata FROM sessions"
+    "SELECT id, created_at, (SELECT COUNT(*) FROM traces WHERE session = sessions.seq), metadata, seq FROM sessions"
 )
 
 
@@ -180,12 +180,13 @@ def row_to_credit(row: Sequence[Any], session_id: str) -> StepCredit:
 
 def row_to_session(row: Sequence[Any]) -> SessionInfo:
     """The session of one row of `SELECT_SESSIONS`."""
-    session_id, created_at, num_traces, metadata = row
+    session_id, created_at, num_traces, metadata, seq = row
     return SessionInfo(
         id=session_id,
         created_at=created_at,
         num_traces=num_traces,
         metadata=unpack_document(metadata) if metadata is not None else {},
+        number=seq,
     )
 
 

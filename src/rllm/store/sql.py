@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from rllm.errors import StoreError
 from rllm.store import rows
-from rllm.store.base import SessionInfo
+from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.codec import UNREADABLE, pack_document, unpack_document
 from rllm.store.rows import Row
 from rllm.store.turns import Draft, KnownTurns, PackedTrace, draft_of, pack
@@ -40,8 +40,9 @@ class SqlConnection(Protocol):
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
-        """Create the sessions that are not there yet, and keep other writers from all of them; the values are when they began, in Unix seconds."""
+    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
+        """Create the sessions that are not there yet, and keep other writers from all of them; the values are when they
+        began, in Unix seconds. Returns the `seq` of each."""
         ...
 
     def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
@@ -83,19 +84,25 @@ class SqlTraceStore(ABC):
         """The version of the tables that are read."""
         return rows.SCHEMA
 
-    def add(self, traces: Sequence[Trace]) -> Future[None]:
+    def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         try:
             drafts = [draft_of(trace) for trace in traces]
         except StoreError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
-        return self._write(self._add, drafts)
+        return _told(session, self._write(self._add, (drafts, session)))
 
     def open_session(
-        self, session_id: str, metadata: Mapping[str, Any], *, created_at: float | None = None
+        self,
+        session_id: str,
+        metadata: Mapping[str, Any],
+        *,
+        created_at: float | None = None,
+        session: SessionRef | None = None,
     ) -> Future[None]:
-        return self._write(_merge_sessions, (session_id, dict(metadata), created_at or time.time()))
+        write = self._write(_merge_sessions, (session_id, dict(metadata), created_at or time.time()))
+        return _told(session, write)
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
         return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
@@ -154,6 +161,13 @@ class SqlTraceStore(ABC):
         return self._writer.submit(work, payload)
 
 
+def _told(session: SessionRef | None, write: Future[Any]) -> Future[Any]:
+    """The write of a session, whose number goes to the reference that lacks it before the next transaction begins."""
+    if session is not None and session.number is None:
+        write.add_done_callback(session.learn)
+    return write
+
+
 class _Adding:
     """The work of adding traces, which remembers those of its last transactions. It runs in the writer's thread.
 
@@ -163,16 +177,22 @@ class _Adding:
     def __init__(self) -> None:
         self._known = KnownTurns()
 
-    def __call__(self, connection: SqlConnection, batches: list[list[Draft]]) -> list[None]:
+    def __call__(
+        self, connection: SqlConnection, batches: list[tuple[list[Draft], SessionRef | None]]
+    ) -> list[int | None]:
         now = time.time()
-        drafts = list(chain.from_iterable(batches))
-        connection.ensure_sessions({draft.session_id: now for draft in drafts})
+        drafts = [draft for batch, _ in batches for draft in batch]
+        seqs = connection.ensure_sessions({draft.session_id: now for draft in drafts})
+        numbers = [seqs[batch[0].session_id] if batch else None for batch, _ in batches]
+        for (batch, session), number in zip(batches, numbers, strict=True):
+            if batch and session is not None:
+                session.check(batch[0].session_id, number)
         packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts])
         if not connection.insert_traces([_row(item, seq) for item, seq in packed]):
             for draft in drafts:
                 _put(connection, draft)
         self._known.learn(item for item, _ in packed)
-        return [None] * len(batches)
+        return numbers
 
 
 def _checked(connection: SqlConnection, packed: Sequence[PackedTrace]) -> list[tuple[PackedTrace, int | None]]:
@@ -217,16 +237,16 @@ def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]
     return [None] * len(batches)
 
 
-def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[None]:
+def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[int]:
     began: dict[str, float] = {}
     for session_id, _, created_at in sessions:
         began.setdefault(session_id, created_at)
-    connection.ensure_sessions(began)
+    seqs = connection.ensure_sessions(began)
     for session_id, metadata, _ in sessions:
         [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
         merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
         connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
-    return [None] * len(sessions)
+    return [seqs[session_id] for session_id, _, _ in sessions]
 
 
 def _delete(connection: SqlConnection, session_ids: list[str]) -> list[int]:

@@ -156,13 +156,19 @@ class SqliteConnection:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> None:
+    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
+        seqs: dict[str, int] = {}
         for chunk in _chunks(list(sessions.items())):
             rows_of = ", ".join(["(?, ?)"] * len(chunk))
             self.execute(
                 f"INSERT INTO sessions (id, created_at) VALUES {rows_of} ON CONFLICT (id) DO NOTHING",
                 list(chain.from_iterable(chunk)),
             )
+            names = [name for name, _ in chunk]
+            seqs.update(
+                self.execute(f"SELECT id, seq FROM sessions WHERE id IN ({', '.join('?' * len(names))})", names)
+            )
+        return seqs
 
     def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
         found: dict[tuple[str, str, bytes], int] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from rllm.errors import StoreError
+from rllm.errors import SessionDeletedError, StoreError
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
@@ -120,7 +120,7 @@ class GroupCommitWriter(Generic[C]):
         try:
             results = self._database.transact(lambda connection: _do_all(connection, batch))
         except Exception as error:
-            if len(batch) > 1 and not self._database.is_at_fault(error):
+            if len(batch) > 1 and (isinstance(error, SessionDeletedError) or not self._database.is_at_fault(error)):
                 # The storage is well, so one of these jobs is at fault: let it fail alone.
                 for job in batch:
                     self._commit([job])

@@ -1,0 +1,176 @@
+"""Several gateways over one store: what is deleted through one of them is gone for the others."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.store import open_store
+from rllm.store.retention import Retention, prune
+from rllm.testing.scripted import ScriptedEngine
+
+from ..store.conftest import REQUIRED, postgres, postgres_url  # noqa: F401  # Fixtures.
+from .held import HeldEngine
+
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+ON_POSTGRES = pytest.param(
+    "postgres",
+    marks=[
+        pytest.mark.postgres,
+        pytest.mark.skipif(
+            not REQUIRED, reason="`make test-postgres` runs these: the store's own tests start a server already"
+        ),
+    ],
+)
+
+
+@pytest.fixture(params=["sqlite", ON_POSTGRES])
+def open_shared(request, tmp_path):
+    """Open the same store once more, as another process would."""
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "traces.db")
+    stores = []
+
+    def open_once_more():
+        stores.append(open_store(url))
+        return stores[-1]
+
+    yield open_once_more
+    for store in stores:
+        store.close()
+
+
+def ask_while(served, engine, meanwhile, body=HI):
+    """The answer to a call of the session `s`, and `meanwhile` done once the engine has been asked."""
+    num_before = engine.num_calls
+    with ThreadPoolExecutor(1) as agent:
+        under_way = agent.submit(served.post, json=body)
+        deadline = time.monotonic() + 60
+        while engine.num_calls == num_before:
+            assert time.monotonic() < deadline, "the engine was never asked"
+            time.sleep(0.005)
+        meanwhile()
+        engine.go.set()
+        return under_way.result(60)
+
+
+def go_on(answer):
+    """The next turn after this answer."""
+    return {
+        **HI,
+        "messages": [*HI["messages"], answer.json()["choices"][0]["message"], {"role": "user", "content": "on"}],
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("begun", ["by a call", "by opening", "by another"])
+def test_a_call_whose_session_another_gateway_deletes_leaves_nothing(serve, open_shared, begun, stream):
+    engine = HeldEngine(["hello"])
+    one, other = serve(store=open_shared()), serve(engine, store=open_shared())
+    if begun == "by a call":
+        engine.go.set()
+        other.post()
+        engine.go.clear()
+    else:
+        (one if begun == "by another" else other).http.post("/sessions", json={"id": "s"})
+
+    def delete():
+        assert one.http.delete("/sessions/s").status_code == 200
+
+    answer = ask_while(other, engine, delete, {**HI, "stream": stream})
+    assert "session_deleted" in answer.text
+    assert stream or answer.status_code == 410
+    assert one.store.session("s") is None
+    assert other.post().status_code == 200
+    [trace] = one.store.by_session("s")
+    assert trace.parent_id is None
+
+
+@pytest.fixture
+def doubts(monkeypatch):
+    """Sessions are looked for at every call, as they are when seconds have passed."""
+    monkeypatch.setattr("rllm.gateway.sessions._TRUSTED_S", -1.0)
+
+
+def delete_through_another(one):
+    assert one.http.delete("/sessions/s").status_code == 200
+
+
+def prune_away(one):
+    assert prune(one.store, Retention(keep_days=1e-9)).num_sessions == 1
+
+
+@pytest.mark.usefixtures("doubts")
+@pytest.mark.parametrize("delete", [delete_through_another, prune_away])
+def test_a_session_that_another_gateway_begins_anew_has_nothing_of_the_one_before(serve, open_shared, delete):
+    one, other = serve(store=open_shared()), serve(store=open_shared())
+    one.http.post("/sessions", json={"id": "s", "metadata": {"of": "the first"}, "sampling": {"temperature": 0.7}})
+    first = other.post()
+    delete(one)
+    one.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.2}})
+    assert other.post(json=go_on(first)).status_code == 200
+    [trace] = one.store.by_session("s")
+    assert (trace.parent_id, trace.sampling["temperature"]) == (None, 0.2)
+    assert other.http.get("/sessions/s").json()["metadata"] == {}
+
+
+def test_opening_a_session_anew_that_another_gateway_deleted_keeps_nothing_of_it(serve, open_shared):
+    one, other = serve(store=open_shared()), serve(store=open_shared())
+    other.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.7}})
+    first = other.post()
+    delete_through_another(one)
+    other.http.post("/sessions", json={"id": "s"})
+    assert other.post(json=go_on(first)).status_code == 200
+    [trace] = one.store.by_session("s")
+    assert (trace.parent_id, trace.sampling["temperature"]) == (None, 1.0)
+
+
+def test_what_is_not_looked_for_yet_is_refused_once(serve, open_shared):
+    one, other = serve(store=open_shared()), serve(store=open_shared())
+    first = other.post()
+    delete_through_another(one)
+    refused = other.post(json=go_on(first))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (410, "session_deleted")
+    assert one.store.session("s") is None
+    assert other.post(json=go_on(first)).status_code == 200
+
+
+def test_the_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_shared):
+    engine = HeldEngine(["hello"])
+    one, other = serve(store=open_shared()), serve(engine, store=open_shared())
+    for name in "abcd":
+        other.http.post("/sessions", json={"id": name})
+    with ThreadPoolExecutor(4) as agents:
+        under_way = {name: agents.submit(other.post, f"/sessions/{name}/v1/chat/completions") for name in "abcd"}
+        deadline = time.monotonic() + 60
+        while engine.num_calls < 4:
+            assert time.monotonic() < deadline, "the engine was never asked"
+            time.sleep(0.005)
+        one.http.delete("/sessions/b")
+        engine.go.set()
+        answers = {name: answer.result(60).status_code for name, answer in under_way.items()}
+    assert answers == {"a": 200, "b": 410, "c": 200, "d": 200}
+    assert {info.id: info.num_traces for info in one.store.sessions()} == {"a": 1, "c": 1, "d": 1}
+
+
+@pytest.mark.usefixtures("doubts")
+def test_the_name_of_a_session_that_another_gateway_deleted_admits_nobody(serve, open_shared):
+    config = GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0)
+    one, other = (serve(store=open_shared(), config=config) for _ in range(2))
+    key = {"authorization": "Bearer secret"}
+    one.http.post("/sessions", json={"id": "s"}, headers=key)
+    assert other.post().status_code == 200
+    assert one.http.delete("/sessions/s", headers=key).status_code == 200
+    assert other.post().status_code == 401
+
+
+@pytest.mark.usefixtures("doubts")
+def test_looking_for_a_session_that_is_there_changes_nothing(serve, open_shared):
+    one, other = serve(store=open_shared()), serve(ScriptedEngine(["one", "two"]), store=open_shared())
+    one.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.7}})
+    first = other.post()
+    other.post(json=go_on(first))
+    earlier, later = one.store.by_session("s")
+    assert later.parent_id == earlier.id == first.json()["id"]
+    assert later.sampling["temperature"] == 0.7
