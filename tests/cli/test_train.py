@@ -195,6 +195,18 @@ def test_a_class_is_no_agent_function(work, fails):
     assert (code, errors) == (2, "rllm: agent='my_agent.py:Agent' is a class, not a function\n")
 
 
+def test_an_agent_that_returns_text_wants_a_reward(work, fails, policy):
+    (work / "my_agent.py").write_text("def agent(question, answer) -> str:\n    return answer\n")
+    arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
+    code, errors = fails(*arguments)
+    assert code == 2
+    assert "my_agent.py:agent returns text (-> str), which nothing scores: name the function that judges it" in errors
+    (work / "my_agent.py").write_text("def agent(question, answer):\n    return answer\n")
+    code, errors = fails(*arguments)
+    assert code == 1
+    assert "8 x AgentError: agent returned '4', which nothing scores: name the function that judges it" in errors
+
+
 def test_an_agent_file_that_exits_is_not_a_run(work, fails):
     (work / "my_agent.py").write_text("import sys\n\nsys.exit(0)\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")

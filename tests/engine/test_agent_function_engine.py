@@ -329,6 +329,19 @@ async def test_an_agent_that_raises_harms_no_sibling(engine_of: Engine) -> None:
     assert not good.failed
 
 
+async def test_what_nothing_scores_is_told_at_once_and_only_once(
+    engine_of: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def agent(text: str) -> Any:
+        plain_agent(text)
+        return text
+
+    episodes = await run(engine_of(agent), {"text": "figs"}, {"text": "figs"})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "agent returned 'figs', which nothing scores: name the function that judges it (--reward" in told
+    assert [problem(one) for one in episodes] == [told, told]
+
+
 @pytest.mark.parametrize("code", ["exit", "async exit"])
 async def test_an_agent_that_exits_ends_only_itself(engine_of: Engine, code: str) -> None:
     def agent() -> None:

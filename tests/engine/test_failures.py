@@ -32,11 +32,12 @@ def test_messages_that_differ_in_ids_and_numbers_only_are_one_fault():
         ("call chatcmpl-0a1b2c3d4e is not there", "call chatcmpl-ffee00112 is not there"),
         ("no 123e4567-e89b-12d3-a456-426614174000", "no 9b2e4567-e89b-12d3-a456-4266141740ff"),
         ("cannot reach 127.0.0.1:8000", "cannot reach 10.0.0.12:91"),
+        ("f returned 'four figs', which", "f returned 'limes', which"),
     ],
 )
 def test_what_varies_from_rollout_to_rollout_makes_no_new_fault(one, other):
     [reason] = count_reasons([one, other])
-    assert str(reason) == f"2 x {one} (and 1 like it, but for ids and numbers)"
+    assert str(reason) == f"2 x {one} (and 1 like it, but for ids, numbers or returned text)"
 
 
 @pytest.mark.parametrize(("one", "other"), [("no figs", "no limes"), ("a decade", "a defaced"), ("x", "x 1")])

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rllm.engine.returned import episode_from
-from rllm.errors import AgentError
+from rllm.engine.returned import check_promise, episode_from
+from rllm.errors import AgentError, ConfigError
+from rllm.rewards.judged import judged
+from rllm.sdk import trajectory
 from rllm.types import Episode, Step, Trajectory, is_scored
 
 
@@ -66,7 +68,7 @@ def test_an_episode_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", ["1.0", {"reward": 1.0}, [], [1.0], [Trajectory(), 1.0], object(), (1.0, 2.0), np.array([1.0, 2.0]), 1j]
+    "returned", [{"reward": 1.0}, [], [1.0], [Trajectory(), 1.0], object(), (1.0, 2.0), np.array([1.0, 2.0]), 1j]
 )
 def test_anything_else_is_refused_with_the_list_of_what_is_accepted(returned: Any) -> None:
     with pytest.raises(AgentError, match=f"my_agent returned .* of type {type(returned).__name__}: return a number, "):
@@ -90,3 +92,33 @@ def test_a_step_reward_of_a_wrong_type_is_named() -> None:
 def test_a_reward_beyond_all_sums_is_the_agents_error(reward: float) -> None:
     with pytest.raises(AgentError, match="use a finite number"):
         episode_from(reward, "agent")
+
+
+HOW = "nothing scores: name the function that judges it .--reward FILE.py:function, .* or return the reward itself"
+
+
+def test_text_is_no_reward() -> None:
+    with pytest.raises(AgentError, match=f"my_agent returned '4', which {HOW}"):
+        episode_from("4", "my_agent")
+
+
+def says(question: str) -> str:
+    return question
+
+
+async def says_later(question: str) -> str:
+    return question
+
+
+says_later.__annotations__["return"] = str  # as where annotations are not put off
+
+
+@pytest.mark.parametrize("function", [says, says_later])
+def test_a_function_that_promises_text_is_refused_before_it_runs(function: Any) -> None:
+    with pytest.raises(ConfigError, match=f"my_agent returns text .-> str., which {HOW}"):
+        check_promise(function, "my_agent")
+
+
+def test_what_a_decorator_makes_of_text_may_be_scored() -> None:
+    for function in (judged(says, lambda task, answer: 1.0), trajectory(says), lambda question: "4", print):
+        check_promise(function, "my_agent")

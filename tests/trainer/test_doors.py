@@ -263,6 +263,10 @@ def test_elsewhere_it_says_that_it_bounds_nothing(tmp_path: Path, caplog: pytest
     assert "rollout.max_steps=3 bounds nothing" in caplog.text
 
 
+def says(question: str) -> str:
+    return question
+
+
 @pytest.mark.parametrize(
     ("door", "said"),
     [
@@ -271,6 +275,10 @@ def test_elsewhere_it_says_that_it_bounds_nothing(tmp_path: Path, caplog: pytest
         ({"agent_class": Echo}, "env_class is missing"),
         ({"env_class": TwoTurns}, "agent_class is missing"),
         ({"agent_run_func": 3}, "agent_run_func=3: use a function"),
+        (
+            {"agent_run_func": says},
+            "says returns text .-> str., which nothing scores: name the function that judges it",
+        ),
         ({"agent_class": Echo, "env_class": BaseEnv}, "env_class=BaseEnv has no from_dict, reset, step"),
         ({"workflow_class": Workflow}, "workflow_cls=Workflow has no run"),
         ({"workflow_class": Echo}, "give a subclass of rllm.workflows.workflow.Workflow"),

@@ -27,6 +27,9 @@ def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
     """
     function = load_function(agent)
     if reward is None:
+        from rllm.engine.returned import check_promise
+
+        check_promise(function, agent)
         return function
     from rllm.rewards.judged import judged
 

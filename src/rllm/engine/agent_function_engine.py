@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -19,6 +20,8 @@ from rllm.sdk.frameworks import hints_for
 from rllm.threads import in_thread
 from rllm.types import Episode
 
+logger = logging.getLogger(__name__)
+
 
 class AgentFunctionEngine:
     """A `Rollout` of any sync or async function; it runs between `start` and `stop`, or inside `with`.
@@ -33,6 +36,8 @@ class AgentFunctionEngine:
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func
         self.name = name_of(agent_run_func)
+        self._told = False
+        """Whether it was told of an answer of which no episode can be made."""
         self._gateway = gateway
         self._capture = GatewayCapture(gateway, store)
 
@@ -65,7 +70,7 @@ class AgentFunctionEngine:
             except AgentError as error:
                 await self._check_where_it_called(session, error)
                 raise
-        episode = episode_from(returned, self.name)
+        episode = self._understood(returned)
         traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         if not traces and _learns(episode):
             raise CaptureError(self._why_nothing_was_captured(session))
@@ -79,6 +84,16 @@ class AgentFunctionEngine:
                 return await call()
             returned = await in_thread(call, name=f"rollout {attempt.task_id}:{attempt.index}")
             return await returned if inspect.isawaitable(returned) else returned
+
+    def _understood(self, returned: Any) -> Episode:
+        """The first time that nothing can be made of what the function returns is told at once: it may be so each time."""
+        try:
+            return episode_from(returned, self.name)
+        except AgentError as error:
+            if not self._told:
+                self._told = True
+                logger.warning("%s", error)
+            raise
 
     async def _check_where_it_called(self, session: Session, error: AgentError) -> None:
         """Say of an agent that failed, having called models, that it has called none of ours: that may be why."""

@@ -11,7 +11,8 @@ from rllm.types import Episode
 
 _VARYING = re.compile(
     r"""
-    0x[0-9a-fA-F]+                                        # addresses
+    (?<=\breturned\ )(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")     # what a model wrote, which an agent returned
+    | 0x[0-9a-fA-F]+                                      # addresses
     | \b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b   # UUIDs
     | \b(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b               # hexadecimal ids
     | \d+(?:\.\d+)*(?:[eE][+-]?\d+)?                      # numbers, addresses of hosts
@@ -28,10 +29,14 @@ class Reason:
     """The first message, whole: an example where the messages differ."""
     count: int
     num_variants: int = 1
-    """How many different messages were counted as this fault, since they differ only in ids and numbers."""
+    """How many different messages were counted as this fault, since they differ only in ids, numbers or returned text."""
 
     def __str__(self) -> str:
-        others = f" (and {self.num_variants - 1} like it, but for ids and numbers)" if self.num_variants > 1 else ""
+        others = (
+            f" (and {self.num_variants - 1} like it, but for ids, numbers or returned text)"
+            if self.num_variants > 1
+            else ""
+        )
         return f"{self.count} x {self.text}{others}"
 
 
@@ -52,7 +57,7 @@ def why_unscored(episode: Episode) -> str | None:
 
 
 def count_reasons(messages: Iterable[str]) -> list[Reason]:
-    """The messages as faults, most frequent first; those that differ only in ids and numbers are one fault."""
+    """The messages as faults, most frequent first; those that differ only in ids, numbers or returned text are one fault."""
     by_kind: dict[str, Counter[str]] = {}
     for message in messages:
         by_kind.setdefault(_VARYING.sub("#", message), Counter())[message] += 1

@@ -7,15 +7,31 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.errors import AgentError
+from rllm.errors import AgentError, ConfigError
 from rllm.types import Episode, Step, Trajectory, is_scored
 
 ACCEPTED = (
     "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
 )
 
+HOW_TO_SCORE = (
+    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.judged.judged in Python), or return the "
+    "reward itself"
+)
+
 MAX_REWARD = 1e30
 """Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
+
+
+def check_promise(function: Any, agent: str) -> None:
+    """Refuse a function whose annotation says that it returns text. One with a decorator may return something else.
+
+    Raises:
+        ConfigError: naming the ways to give a reward.
+    """
+    promised = getattr(function, "__annotations__", {}).get("return")
+    if promised in (str, "str") and not hasattr(function, "__wrapped__"):
+        raise ConfigError(f"{agent} returns text (-> str), which nothing scores: {HOW_TO_SCORE}")
 
 
 def episode_from(returned: Any, agent: str) -> Episode:
@@ -48,6 +64,8 @@ def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
         return [returned]
     if isinstance(returned, list | tuple) and returned and all(isinstance(item, Trajectory) for item in returned):
         return list(returned)
+    if isinstance(returned, str):
+        raise AgentError(f"{agent} returned {reprlib.repr(returned)}, which nothing scores: {HOW_TO_SCORE}")
     if not is_number(returned):
         raise AgentError(
             f"{agent} returned {reprlib.repr(returned)} of type {type(returned).__name__}: return {ACCEPTED}"

@@ -18,8 +18,9 @@ from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine, check_workflow, is_worth_another_try
 from rllm.engine.capture import GatewayCapture, SessionGateway
 from rllm.engine.recorded import RecordedEngine
+from rllm.engine.returned import check_promise
 from rllm.engine.runner import Rollout
-from rllm.engine.signature import check_rows
+from rllm.engine.signature import check_rows, name_of
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
@@ -178,6 +179,7 @@ def door_of(
     if agent_run_func is not None:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
+        check_promise(agent_run_func, name_of(agent_run_func))
         return FunctionDoor(agent_run_func=agent_run_func)
     if workflow_class is not None:
         check_workflow(workflow_class)

@@ -114,7 +114,10 @@ def why_unusable(episode: Episode) -> str | None:
     if not episode.failed and any(path.final_reward() is not None for path in episode.trajectories):
         return None
     said = episode.info.get("unscored", "it has no reward")
-    return why_failed(episode) or f"not scored: {said}; return a number from the agent function or its reward function"
+    return (
+        why_failed(episode)
+        or f"not scored: {said}; return a number from the agent function, or name a function that judges it (--reward)"
+    )
 
 
 def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
