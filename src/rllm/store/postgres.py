@@ -285,15 +285,14 @@ class PostgresConnection:
 
     def __init__(self, connection: psycopg.Connection[TupleRow]) -> None:
         self._connection = connection
-        self._seqs: dict[str, int] = {}
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[TupleRow]:
         return self._connection.execute(_placed(statement), [_storable(value) for value in values], binary=True)
 
     def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
         began = {_storable(name): created_at for name, created_at in sessions.items()}
-        self._seqs.clear()
-        while missing := [name for name in began if name not in self._seqs]:
+        seqs: dict[str, int] = {}
+        while missing := [name for name in began if name not in seqs]:
             self._connection.execute(
                 "INSERT INTO sessions (id, created_at) SELECT * FROM unnest(%s::text[], %s::float8[]) "
                 "ON CONFLICT (id) DO NOTHING",
@@ -303,8 +302,8 @@ class PostgresConnection:
             found = self._connection.execute(
                 "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [missing]
             )
-            self._seqs.update(found)
-        return {name: self._seqs[_storable(name)] for name in sessions}
+            seqs.update(found)
+        return {name: seqs[_storable(name)] for name in sessions}
 
     def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]
@@ -321,8 +320,8 @@ class PostgresConnection:
         try:
             with self._connection.transaction(), self._connection.cursor() as cursor, cursor.copy(_COPY) as copy:
                 copy.set_types(_TRACE_TYPES)
-                for session_id, *others in values:
-                    copy.write_row([self._seqs[_storable(session_id)], *map(_storable, others)])
+                for row in values:
+                    copy.write_row(list(map(_storable, row)))
         except psycopg.errors.UniqueViolation:
             return False
         return True

@@ -44,8 +44,8 @@ CREDIT_COLUMNS = (
 
 @cache
 def insert_traces(count: int) -> str:
-    """Takes rows of `trace_to_row`, each with the `seq` of its base, or NULL, behind the session."""
-    row = f"({SESSION}, ?{', ?' * len(TRACE_COLUMNS)})"
+    """Takes rows of `TRACE_COLUMNS` behind the `seq` of the session, and that of the base or NULL."""
+    row = f"(?, ?{', ?' * len(TRACE_COLUMNS)})"
     return f"INSERT INTO traces (session, base, {', '.join(TRACE_COLUMNS)}) VALUES {', '.join([row] * count)}"
 
 

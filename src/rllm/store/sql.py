@@ -188,9 +188,9 @@ class _Adding:
             if batch and session is not None:
                 session.check(batch[0].session_id, number)
         packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts])
-        if not connection.insert_traces([_row(item, seq) for item, seq in packed]):
+        if not connection.insert_traces([_row(item, seqs[item.draft.session_id], base) for item, base in packed]):
             for draft in drafts:
-                _put(connection, draft)
+                _put(connection, draft, seqs[draft.session_id])
         self._known.learn(item for item, _ in packed)
         return numbers
 
@@ -207,17 +207,16 @@ def _checked(connection: SqlConnection, packed: Sequence[PackedTrace]) -> list[t
     return checked
 
 
-def _row(packed: PackedTrace, base: int | None) -> Row:
-    session_id, *values = rows.trace_to_row(packed)
-    return (session_id, base, *values)
+def _row(packed: PackedTrace, session: int, base: int | None) -> Row:
+    return (session, base, *rows.trace_to_row(packed)[1:])
 
 
-def _put(connection: SqlConnection, draft: Draft) -> None:
+def _put(connection: SqlConnection, draft: Draft, session: int) -> None:
     """Insert one trace, whole, or put it in the place of the one that has its id."""
     alone = pack(draft)
     found = connection.execute(rows.FIND_TRACE, (draft.session_id, draft.id)).fetchone()
     if found is None:
-        connection.execute(rows.insert_traces(1), _row(alone, None))
+        connection.execute(rows.insert_traces(1), _row(alone, session, None))
         return
     [seq] = found
     if connection.execute(rows.IS_A_BASE, (draft.session_id, seq)).fetchone() is not None:
