@@ -266,7 +266,11 @@ async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engin
     assert [said(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
 
 
-async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(engine_of: Engine) -> None:
+async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(
+    engine_of: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.engine.capture.LATE_TRACE_S", 0.0)  # none is: who is answered has been captured
+
     def agent(text: str, trainable: bool) -> list[Trajectory]:
         with openai.OpenAI() as client:
             mine = Step(id=ask(client, text).id)

@@ -29,6 +29,8 @@ CONFIG: dict[str, Any] = {
     "model": {"path": "scripted"},
     "rollout": {"group_size": 4, "max_tokens": 64},
 }
+ONCE: dict[str, Any] = {"rollout": {**CONFIG["rollout"], "num_retries": 0}}
+"""What fails is not tried again, a second later."""
 
 
 def every_other(index: int) -> float:
@@ -206,7 +208,7 @@ def test_steps_of_another_model_are_never_trained_on(tmp_path: Path) -> None:
         assert {tuple(sequence.ids[span.start : span.stop]) for span in sequence.spans} <= sampled
     judge_is_frozen = False
     with pytest.raises(RolloutError, match=r"8 x CaptureError: trajectory 'judge': its step .* has tokens, but is not"):
-        trained(tmp_path / "again", workflow_class=Borrowed)
+        trained(tmp_path / "again", ONCE, workflow_class=Borrowed)
 
 
 def test_the_number_of_turns_is_a_setting_of_agents_in_environments(tmp_path: Path) -> None:
@@ -253,9 +255,9 @@ def test_rewards_that_are_no_finite_numbers_are_named_by_every_door(
     told = rf"8 x AgentError: Vain\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
     text_fails_earlier = isinstance(reward, str)
     with pytest.raises(RolloutError, match="8 x AgentError: VainWorkflow" if text_fails_earlier else told):
-        trained(tmp_path / "workflow", workflow_class=VainWorkflow)
+        trained(tmp_path / "workflow", ONCE, workflow_class=VainWorkflow)
     with pytest.raises(RolloutError, match=told if not of_steps else "8 x"):
-        trained(tmp_path / "agent", agent_class=Vain, env_class=TwoTurns)
+        trained(tmp_path / "agent", ONCE, agent_class=Vain, env_class=TwoTurns)
 
 
 def test_elsewhere_it_says_that_it_bounds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
