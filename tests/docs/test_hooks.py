@@ -22,14 +22,20 @@ def hooks() -> Any:
     return module
 
 
-def test_every_section_of_the_settings_is_told(hooks: Any) -> None:
-    page = hooks.generated_pages()["reference/settings.md"]
+@pytest.fixture(scope="module")
+def pages(hooks: Any) -> dict[str, str]:
+    pages: dict[str, str] = hooks.generated_pages()
+    return pages
+
+
+def test_every_section_of_the_settings_is_told(pages: dict[str, str]) -> None:
+    page = pages["reference/settings.md"]
     for name in TrainConfig.model_fields:
         assert f"`{name}" in page, name
 
 
-def test_every_command_is_told_with_its_options(hooks: Any) -> None:
-    page = hooks.generated_pages()["reference/commands.md"]
+def test_every_command_is_told_with_its_options(pages: dict[str, str]) -> None:
+    page = pages["reference/commands.md"]
     for text in ("`rllm train`", "`--data`", "`rllm traces list`", "`rllm config`"):
         assert text in page
 
@@ -39,15 +45,15 @@ def test_a_backend_that_refuses_is_quoted(hooks: Any) -> None:
     assert "set backend=verl" in hooks.verdict("local", ["verl.policy_loss=vanilla"])
 
 
-def test_every_public_name_is_asked_for(hooks: Any) -> None:
-    page = hooks.generated_pages()["reference/api.md"]
+def test_every_public_name_is_asked_for(pages: dict[str, str]) -> None:
+    page = pages["reference/api.md"]
     assert {"::: rllm.AgentTrainer", "::: rllm.sdk.get_chat_client", "::: rllm.testing.ScriptedEngine"} <= set(
         page.splitlines()
     )
 
 
-def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: Any) -> None:
-    page = hooks.generated_pages()["reference/api.md"]
+def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: Any, pages: dict[str, str]) -> None:
+    page = pages["reference/api.md"]
     told = [line for line in page.splitlines() if line.startswith("::: ")]
     assert len(told) == len(set(told))
     assert "::: rllm.algorithms.base.Algorithm" in told
