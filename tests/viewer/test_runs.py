@@ -17,6 +17,7 @@ from rllm.types import OUTCOME_KEY
 from rllm.viewer.metrics import MetricsFile
 from rllm.viewer.rollouts import Choices, Rollouts
 from rllm.viewer.runs import Runs
+from rllm.viewer.search import SORTS
 
 from .conftest import Client
 from .made import large_run, outcome_of, trace_of, write_metrics
@@ -130,6 +131,10 @@ def test_what_can_be_chosen_grows_with_what_is_read(tmp_path: Path, monkeypatch:
         told.splits.add("eval")
         told.badges.add("running")
         assert rollouts.choices() == told
+        store.open_session("two", {OUTCOME_KEY: outcome_of(trace_of("two"), name="solver")}).result(60)
+        rollouts.all()
+        told.badges.remove("running")
+        assert rollouts.choices() == told
         store.delete("two")
         rollouts.all()
         assert rollouts.choices().splits == {"train"}, "a resumed run has deleted it"
@@ -139,6 +144,38 @@ def test_what_others_say_of_their_sessions_is_taken_as_it_is(look: Client, tmp_p
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("odd", {"index": "first", "training_step": "last", "split": 7, "task_id": None}).result(60)
     assert "1 in all" in look(tmp_path / "traces.db").get("/run/traces/rollouts").text
+
+
+FOREIGN = {
+    "no object": 3,
+    "trajectories of no list": {"trajectories": 3},
+    "a trajectory of no object": {"trajectories": [7]},
+    "a reward that is no number": {"trajectories": [{"reward": "high"}]},
+    "tokens that are no number": {"trajectories": [{"num_tokens": "many"}]},
+    "tools of no list": {"trajectories": [{"tools": 3}]},
+    "steps of no list": {"trajectories": [{"steps": 3}]},
+    "a step without an id": {"trajectories": [{"steps": [{}]}]},
+    "an error of one word": {"error": "bad"},
+    "warnings of no list": {"warnings": 3},
+    "metrics of no object": {"metrics": [1]},
+}
+
+
+@pytest.mark.parametrize("outcome", FOREIGN.values(), ids=FOREIGN)
+def test_an_outcome_of_another_form_is_said_to_be_unreadable(look: Client, tmp_path: Path, outcome: object) -> None:
+    about = {"task_id": "t@0.0.0", "split": "train", "training_step": 0}
+    with open_store(str(tmp_path / "traces.db")) as store:
+        for name, ending in (("odd", outcome), ("good", outcome_of(trace_of("good")))):
+            store.open_session(name, {**about, OUTCOME_KEY: ending}).result(60)
+            store.add([trace_of(name)]).result(60)
+    client = look(tmp_path / "traces.db")
+    for sort in SORTS:
+        assert "2 in all" in client.get("/run/traces/rollouts", params={"sort": sort}).text
+    assert "1 fit." in client.get("/run/traces/rollouts", params={"badge": "unreadable"}).text
+    assert "1 fit." in client.get("/run/traces/rollouts", params={"reward": ">0.5"}).text
+    for path in ("step/1", "group?task=t@0.0.0", "episode/odd", "tokens/odd"):
+        assert client.get(f"/run/traces/{path}").status_code == 200
+    assert "cannot be read" in client.get("/run/traces/episode/odd").text
 
 
 def test_a_row_that_is_being_read_stays_as_it_is(tmp_path: Path) -> None:

@@ -111,24 +111,13 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
 
 def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
     credit_of = {credit.trace_id: credit for credit in credits_}
-    told: dict[str, tuple[str, Mapping[str, object]]] = {
-        str(step["id"]): (path.name, step) for path in rollout.paths for step in path.steps
-    }
+    told = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
     calls = []
     for number, trace in enumerate(traces, start=1):
         credit = credit_of.get(trace.id)
-        role, step = told.get(trace.id, ("", {}))
+        role, reward = told.get(trace.id, ("", None))
         role = role or (credit.trajectory_name if credit else "") or (BESIDE if rollout.paths else "agent")
-        reward = step.get("reward")
-        calls.append(
-            Call(
-                number=number,
-                trace=trace,
-                role=role,
-                credit=credit,
-                reward=reward if isinstance(reward, float | int) else None,
-            )
-        )
+        calls.append(Call(number=number, trace=trace, role=role, credit=credit, reward=reward))
     return calls
 
 
@@ -179,7 +168,7 @@ def _rewards(
             call for call in calls if call.role == role and (call.advantage is not None or call.reward is not None)
         ]
         for number, path in enumerate(paths):
-            own = {str(step["id"]) for step in path.steps}
+            own = {step.id for step in path.steps}
             rewards.append(
                 Reward(
                     role=role,

@@ -6,33 +6,21 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from rllm.store.base import SessionInfo, TraceStore
 from rllm.types import OUTCOME_KEY
+from rllm.viewer.outcomes import Outcome, Path, read_outcome
 
+RUNNING = "running"
+"""The badge of a rollout that has not ended: the only one that goes again."""
 _PAGE = 1000
 _FRESH_S = 1.0
 """Seconds for which what was read is good enough."""
 _MAY_STILL_END_S = 6 * 3600.0
 """Age after which a rollout that never ended is not looked at again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Path:
-    """What one agent did in a rollout: a trajectory in short."""
-
-    name: str
-    reward: float | None
-    advantage: float | None
-    dropped: str | None
-    trainable: bool
-    truncated: bool
-    num_tokens: int
-    tools: list[str]
-    steps: list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +40,11 @@ class Rollout:
     ended: str | None = None
     is_correct: bool = False
     error: Mapping[str, str] | None = None
-    warnings: list[str] = field(default_factory=list)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    told: Sequence[Mapping[str, Any]] = ()
-    """What was kept of its trajectories. Lists of very many rollouts read no more of it than they need."""
-
-    @cached_property
-    def paths(self) -> list[Path]:
-        return [_path(told) for told in self.told]
+    warnings: Sequence[str] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    paths: Sequence[Path] = ()
+    unreadable: str | None = None
+    """What is wrong with what was noted of its end."""
 
     @property
     def title(self) -> str:
@@ -73,43 +58,46 @@ class Rollout:
     @cached_property
     def reward(self) -> float | None:
         """The mean over its agents; `None`: nobody scored it."""
-        rewards = [told["reward"] for told in self.told if told.get("reward") is not None]
+        rewards = [path.reward for path in self.paths if path.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def seconds(self) -> float | None:
-        return self.metrics.get("timing/rollout_s")
+        seconds = self.metrics.get("timing/rollout_s")
+        return seconds if isinstance(seconds, int | float) else None
 
     @property
     def num_tokens(self) -> int:
-        return sum(int(told.get("num_tokens") or 0) for told in self.told)
+        return sum(path.num_tokens for path in self.paths)
 
     @property
     def roles(self) -> list[str]:
-        return [str(told.get("name", "")) for told in self.told]
+        return [path.name for path in self.paths]
 
     @property
     def tools(self) -> list[str]:
-        return sorted({str(tool) for told in self.told for tool in told.get("tools") or ()})
+        return sorted({tool for path in self.paths for tool in path.tools})
 
     @cached_property
     def drifts(self) -> list[str]:
         """Why prompts did not go on from what was sampled, one for each call of which that is so."""
-        return [str(step["drift"]) for told in self.told for step in told.get("steps") or () if "drift" in step]
+        return [step.drift for path in self.paths for step in path.steps if step.drift is not None]
 
     @property
     def badges(self) -> list[tuple[str, str]]:
         """What sets it apart: a word, and a sentence."""
         found = []
         if not self.has_ended:
-            found.append(("running", "no outcome was recorded: it is under way, or its run was stopped"))
+            found.append((RUNNING, "no outcome was recorded: it is under way, or its run was stopped"))
         if self.error:
             found.append(("failed", f"{self.error.get('type', '')}: {self.error.get('message', '')}"[:300]))
-        if any(told.get("truncated") for told in self.told):
+        if self.unreadable:
+            found.append(("unreadable", f"what was noted of its end cannot be read: {self.unreadable}"))
+        if any(path.truncated for path in self.paths):
             found.append(("truncated", "an answer was cut off at its maximal length"))
-        reasons = {str(told["dropped"]) for told in self.told if told.get("dropped")}
+        reasons = {path.dropped for path in self.paths if path.dropped}
         found += [(reason.replace("_", " "), f"left out of training: {reason}") for reason in sorted(reasons)]
-        if self.has_ended and not self.error and self.reward is None:
+        if self.has_ended and not self.error and not self.unreadable and self.reward is None:
             found.append(("unscored", "nobody gave it a reward"))
         if self.drifts:
             found.append(("drift", f"prompts differ from what was sampled: {', '.join(sorted(set(self.drifts)))}"))
@@ -128,7 +116,7 @@ class Choices:
     def add(self, rollout: Rollout) -> None:
         self.roles.update(rollout.roles)
         self.tools.update(rollout.tools)
-        self.badges.update(word for word, _ in rollout.badges)
+        self.badges.update(word for word, _ in rollout.badges if word != RUNNING)
         if rollout.split:
             self.splits.add(rollout.split)
 
@@ -143,6 +131,7 @@ class Rollouts:
         """Newest first."""
         self._choices = Choices()
         self._not_in_choices: dict[str, Rollout] = {}
+        self._running: set[str] = set()
         self._read_at = 0.0
         self._lock = threading.Lock()
 
@@ -160,7 +149,8 @@ class Rollouts:
             for rollout in self._not_in_choices.values():
                 self._choices.add(rollout)
             self._not_in_choices.clear()
-            return self._choices
+            now = {RUNNING} if self._running else set()
+            return replace(self._choices, badges=self._choices.badges | now)
 
     def get(self, session_id: str) -> Rollout | None:
         """One of them, as it is now."""
@@ -187,6 +177,7 @@ class Rollouts:
         if self._order and self._store.session(self._order[0]) is None:
             # A resumed run has deleted what it makes again.
             self._by_id, self._order, self._choices, self._not_in_choices = {}, [], Choices(), {}
+            self._running.clear()
         fresh: dict[str, None] = {}
         offset, is_known = 0, False
         # Pages that grow, because a database counts to where each begins.
@@ -205,7 +196,8 @@ class Rollouts:
                 self._keep(now)
 
     def _keep(self, info: SessionInfo) -> None:
-        self._by_id[info.id] = self._not_in_choices[info.id] = rollout_of(info)
+        rollout = self._by_id[info.id] = self._not_in_choices[info.id] = rollout_of(info)
+        (self._running.discard if rollout.has_ended else self._running.add)(info.id)
 
     def _unfinished(self, session_ids: Iterable[str]) -> list[Rollout]:
         oldest = time.time() - _MAY_STILL_END_S
@@ -216,18 +208,8 @@ class Rollouts:
 def rollout_of(info: SessionInfo) -> Rollout:
     """What a session says; one that no trainer made has next to nothing."""
     about = info.metadata
-    outcome = about.get(OUTCOME_KEY)
-    ended: dict[str, Any] = {}
-    if isinstance(outcome, Mapping):
-        ended = {
-            "has_ended": True,
-            "ended": outcome.get("ended"),
-            "is_correct": bool(outcome.get("is_correct")),
-            "error": outcome.get("error"),
-            "warnings": list(outcome.get("warnings") or ()),
-            "metrics": outcome.get("metrics") or {},
-            "told": outcome.get("trajectories") or (),
-        }
+    told = about.get(OUTCOME_KEY)
+    outcome, unreadable = (Outcome(), None) if told is None else read_outcome(told)
     step, split = _whole(about.get("training_step")), str(about.get("split", ""))
     if step is not None and split == "train":
         step += 1
@@ -239,21 +221,14 @@ def rollout_of(info: SessionInfo) -> Rollout:
         index=_whole(about.get("index")) or 0,
         split=split,
         step=step,
-        **ended,
-    )
-
-
-def _path(told: Mapping[str, Any]) -> Path:
-    return Path(
-        name=str(told.get("name", "")),
-        reward=told.get("reward"),
-        advantage=told.get("advantage"),
-        dropped=told.get("dropped"),
-        trainable=bool(told.get("trainable", True)),
-        truncated=bool(told.get("truncated")),
-        num_tokens=int(told.get("num_tokens") or 0),
-        tools=[str(tool) for tool in told.get("tools") or ()],
-        steps=list(told.get("steps") or ()),
+        has_ended=told is not None,
+        ended=outcome.ended,
+        is_correct=bool(outcome.is_correct),
+        error=outcome.error,
+        warnings=outcome.warnings,
+        metrics=outcome.metrics,
+        paths=outcome.paths,
+        unreadable=unreadable,
     )
 
 

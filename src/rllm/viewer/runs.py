@@ -106,7 +106,7 @@ class Run:
 
     def question_of(self, rollout: Rollout) -> str:
         """What its first call was asked, in one line; empty where that is not known."""
-        step_id = next((str(step["id"]) for path in rollout.paths for step in path.steps), None)
+        step_id = next((step.id for path in rollout.paths for step in path.steps), None)
         if step_id is None:
             return ""
         with self._lock:

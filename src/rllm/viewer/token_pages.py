@@ -138,7 +138,7 @@ def legend(overlay: str) -> list[tuple[str, str]]:
 
 def _column(run: Run, rollout: Rollout, role: str) -> Column:
     traces, _ = run.calls(rollout.session_id)
-    own = {str(step["id"]) for path in rollout.paths if path.name == role for step in path.steps}
+    own = {step.id for path in rollout.paths if path.name == role for step in path.steps}
     ends = leaves([trace for trace in traces if trace.id in own or not own])
     leaf = ends[0] if ends else None
     return Column(
