@@ -79,6 +79,12 @@ def test_a_first_token_that_many_share_does_not_hide_the_longer_prefixes_of_few(
     assert len(tree.ids) == 2 * 31 + 4, "each prompt once, the shared first token twice: one token is not worth a node"
 
 
+def test_what_counts_is_in_how_many_ways_a_prefix_goes_on_and_not_how_many_samples_there_are() -> None:
+    groups = [[[1, *[prompt] * 30, sample] for sample in range(20)] for prompt in (2, 3)]
+    tree = build_tree([path for group in groups for path in group], row_tokens=0)
+    assert len(tree.ids) == 2 * (31 + 20), "forty samples share the first token, and the two prompts need it twice"
+
+
 def test_what_fits_into_a_row_shares_every_token() -> None:
     answers = [[7, 1, 1], [7, 1, 2], [7, 2, 2]]
     tree = build_tree([[5] * 100 + answer for answer in answers])

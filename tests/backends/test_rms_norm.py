@@ -69,6 +69,20 @@ def test_the_weight_is_the_same_parameter_under_the_same_name(make_model: Make) 
     assert list(model.modules()) == modules, "a second time changes nothing"
 
 
+def test_autocast_rounds_hidden_states_once_and_leaves_queries_and_keys_precise(make_model: Make) -> None:
+    model = make_model("Qwen3").model
+    use_quick_norms(model)
+    hidden = torch.randn(1, 3, model.config.hidden_size, generator=torch.Generator().manual_seed(4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        formats = {
+            name: module(hidden[..., : len(module.weight)]).dtype
+            for name, module in model.named_modules()
+            if isinstance(module, QuickRMSNorm)
+        }
+    of_states = {name for name, dtype in formats.items() if dtype == torch.bfloat16}
+    assert of_states == {name for name in formats if not name.endswith(("q_norm", "k_norm"))}
+
+
 class BiasedRMSNorm(Qwen3RMSNorm):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return super().forward(hidden_states) + 1

@@ -94,7 +94,8 @@ def _grow(
         end = _end_of_shared(sequences, branch, fork)
         longer = [member for member in branch if len(sequences[member]) > end]
         fits = sum(len(sequences[member]) - offset for member in branch) <= row_tokens
-        if fits or len(branch) == 1 or (len(branch) - 1) * (end - offset) >= min_saved:
+        num_ways_on = len({sequences[member][end] for member in longer}) + len(branch) - len(longer)
+        if fits or len(branch) == 1 or (num_ways_on - 1) * (end - offset) >= min_saved:
             below = _add_node(tree, sequences[branch[0]][offset:end], parent, offset, branch)
             _grow(
                 tree, sequences, longer, parent=below, offset=end, fork=end, min_saved=min_saved, row_tokens=row_tokens

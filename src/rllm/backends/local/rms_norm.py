@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 
 def use_quick_norms(model: nn.Module) -> None:
-    """Let a model on a CPU normalise in this way, wherever it gives what its own modules give."""
+    """Let a model on a CPU normalise in this way, wherever it gives what its own modules give.
+
+    Autocast then rounds normalised hidden states once, and not in each of the products that read them.
+    """
+    hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, QuickRMSNorm) and _is_plain(child):
-                setattr(parent, name, QuickRMSNorm(child.weight, child.variance_epsilon))
+                is_of_states = len(child.weight) == hidden_size
+                setattr(parent, name, QuickRMSNorm(child.weight, child.variance_epsilon, rounds=is_of_states))
 
 
 def _is_plain(module: Any) -> bool:
@@ -32,14 +37,20 @@ def _is_plain(module: Any) -> bool:
 
 
 class QuickRMSNorm(nn.Module):  # type: ignore[misc]
-    """weight * x / sqrt(mean(x ** 2) + eps), over the last dimension."""
+    """weight * x / sqrt(mean(x ** 2) + eps), over the last dimension.
 
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+    With `rounds` it is given in autocast's format, inside of that.
+    """
+
+    def __init__(self, weight: nn.Parameter, eps: float, *, rounds: bool = False) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = weight, eps
+        self._rounds = rounds
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = _RMSNorm.apply(inputs, self.weight, self.variance_epsilon)
+        if self._rounds and torch.is_autocast_enabled("cpu"):
+            return outputs.to(torch.get_autocast_dtype("cpu"))
         return outputs
 
 
