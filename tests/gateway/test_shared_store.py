@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.sessions import Sessions
 from rllm.store import open_store
 from rllm.store.retention import Retention, prune
 from rllm.testing.scripted import ScriptedEngine
@@ -174,3 +175,13 @@ def test_looking_for_a_session_that_is_there_changes_nothing(serve, open_shared)
     earlier, later = one.store.by_session("s")
     assert later.parent_id == earlier.id == first.json()["id"]
     assert later.sampling["temperature"] == 0.7
+
+
+@pytest.mark.usefixtures("doubts")
+async def test_a_session_is_trusted_while_the_store_cannot_be_asked(tmp_path):
+    with open_store(str(tmp_path / "traces.db")) as store:
+        sessions = Sessions(store)
+        sessions.open("s", metadata=None, sampling=None).result(60)
+        known = await sessions.get("s")
+        (tmp_path / "traces.db").rename(tmp_path / "away.db")
+        assert await sessions.get("s") is known
