@@ -111,12 +111,15 @@ test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact captu
 test-sglang: $(VENV)/.dev .sglang/.installed  ## A real SGLang on the CPU: exact capture, new weights, training: a minute or two.
 	$(BIN)/pytest -m sglang tests/sglang
 
-.verl: tests/verl/requirements.txt | $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+# VERL=0.9.0: with that version, in a folder of its own.
+VERL_FOLDER := .verl$(VERL:%=-%)
+$(VERL_FOLDER): tests/verl/requirements.txt | $(VENV)/.dev
+	sed '$(VERL:%=s/^verl==.*/verl==%/)' $< | $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps --upgrade --target $@ -r /dev/stdin
 	@touch $@
 
-test-verl: $(VENV)/.dev .verl .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
-	PYTHONPATH=$(CURDIR)/.verl $(BIN)/pytest -m verl tests/verl
+test-verl: $(VENV)/.dev $(VERL_FOLDER) .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
+	PYTHONPATH=$(CURDIR)/$(VERL_FOLDER) $(BIN)/pytest -m verl tests/verl
 
 # FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.
 test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table of the docs.
@@ -177,4 +180,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,9 +8,10 @@ from typing import Any
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand
+from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
 from rllm.backends.verl.sampler import check_sampler
-from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
-from rllm.backends.verl.versions import check_versions
+from rllm.backends.verl.settings import algorithm_of, needs_critic, on_cpu, user_keys
+from rllm.backends.verl.versions import check_versions, is_before
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source
@@ -31,6 +32,7 @@ def check(config: Any) -> None:
     compose(config)
     if config.verl.policy_loss is not None:
         _check_known(config.verl.policy_loss, environment_of(config))
+        _check_mean(config.verl.policy_loss, algorithm_of(config).aggregation)
     check_address(config.verl.ray_address, key="verl.ray_address")
 
 
@@ -74,6 +76,17 @@ def _check_known(policy_loss: str, environment: dict[str, str]) -> None:
     if policy_loss not in POLICY_LOSS_REGISTRY:
         raise ConfigError(
             f"verl.policy_loss={policy_loss!r}: verl has no such loss; use one of {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
+        )
+
+
+def _check_mean(policy_loss: str, aggregation: str) -> None:
+    """Beside a loss that is always the same mean, the weights of a batch would be those of another."""
+    obeys_from = MEAN_OF_SEQUENCES.get(policy_loss, "0")
+    if aggregation != "seq-mean-token-mean" and (obeys_from is None or is_before("verl", obeys_from)):
+        raise ConfigError(
+            f"algorithm.aggregation={aggregation!r}: verl.policy_loss={policy_loss} is a mean over sequences in the verl that is "
+            "installed, whatever this says: set algorithm.aggregation=seq-mean-token-mean"
+            + (f", or install verl {obeys_from}" if obeys_from else "")
         )
 
 

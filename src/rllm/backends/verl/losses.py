@@ -24,6 +24,12 @@ AGGREGATIONS: dict[Aggregation, str] = {
 }
 """Our names of means, and verl's."""
 
+MEAN_OF_SEQUENCES: dict[str, str | None] = {"geo_mean": None, "gspo": "0.9.1", "sapo": None}
+"""verl's losses that are a mean over sequences of means over their tokens, whichever mean it is asked for; and from which version
+of verl on one is not."""
+OF_MICRO_BATCH = {"geo_mean"}
+"""Those of them whose mean is over the sequences of a micro-batch, and not over those of the whole."""
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
@@ -73,9 +79,10 @@ def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, conf
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    config.global_batch_info.update(sizes_of_whole(batch, algorithm), dp_size=1)
+    mode, sizes = config.policy_loss.loss_mode, sizes_of_whole(batch, algorithm)
+    config.global_batch_info.update(sizes, dp_size=1)
     correction = None if algorithm.correction == "none" else algorithm.correction_weights(old, batch)
-    loss, told = get_policy_loss_fn(config.policy_loss.loss_mode)(
+    loss, told = get_policy_loss_fn(mode)(
         old_log_prob=padded(old, batch),
         log_prob=padded(logprobs, batch),
         advantages=padded(batch.advantages, batch),
@@ -84,6 +91,8 @@ def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, conf
         config=config,
         rollout_is_weights=None if correction is None else padded(correction, batch),
     )
+    if mode in OF_MICRO_BATCH:
+        loss = loss * len(batch) / sizes["global_batch_size"]
     share = len(logprobs)  # verl tells means of its micro-batch, and here sums are told
     return loss, {name.replace("actor/", "policy/"): torch.tensor(float(value)) * share for name, value in told.items()}
 

@@ -186,7 +186,7 @@ def _optimizer(part: str, config: Any, *, lr: Ours) -> dict[str, Ours]:
 
 def _loss(config: Any) -> dict[str, Ours]:
     """What verl's own policy losses read; ours read the algorithm itself."""
-    algorithm = _algorithm(config)
+    algorithm = algorithm_of(config)
     low, high, dual = algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
     return {
         f"{ACTOR}.policy_loss.loss_mode": Ours("verl.policy_loss", config.verl.policy_loss),
@@ -198,7 +198,7 @@ def _loss(config: Any) -> dict[str, Ours]:
     }
 
 
-def _algorithm(config: Any) -> Any:
+def algorithm_of(config: Any) -> Any:
     """The algorithm with the settings that were given for it; the trainer has checked them."""
     settings = {key: value for key, value in config.algorithm.items() if key != "name"}
     kind = resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name")

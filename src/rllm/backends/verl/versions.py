@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 from rllm.errors import ConfigError, MissingDependencyError
 
-SUPPORTED: dict[str, tuple[str, str]] = {"verl": ("0.9.1", "0.10"), "ray": ("2.50", "3")}
+SUPPORTED: dict[str, tuple[str, str]] = {"verl": ("0.9.0", "0.10"), "ray": ("2.50", "3")}
 """From the first version on, and below the second."""
-TESTED = "verl 0.9.1 with Ray 2.60"
+TESTED = "verl 0.9.0 and 0.9.1 with Ray 2.60"
 
 
 def check_versions() -> None:
@@ -40,6 +40,11 @@ def check_version(package: str, installed: str, where: str = "here") -> None:
             f"backend=verl: {package} {installed} is installed {where}, and this version of rllm works with {package} "
             f">={low},<{high} (tested: {TESTED}): pip install '{package}>={low},<{high}'"
         )
+
+
+def is_before(package: str, first: str) -> bool:
+    """Whether the version that is installed is older than this one."""
+    return _numbers(version(package)) < _numbers(first)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
