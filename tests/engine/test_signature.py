@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.signature import arguments_for, check_signature
+from rllm.engine.signature import arguments_for, check_signature, parameters_of
 from rllm.errors import ConfigError
 from rllm.sdk import trajectory
 
@@ -61,8 +61,8 @@ def test_what_does_not_fit_is_named(function: Any, columns: list[str], says: str
 
 def test_arguments_are_the_columns() -> None:
     task = {"question": "2+2", "id": 7}
-    assert arguments_for(with_kwargs, task, URL) == task
-    assert arguments_for(with_default, task, URL) == {"question": "2+2"}
-    assert arguments_for(with_url, task, URL) == {"question": "2+2", "base_url": URL}
-    assert arguments_for(with_url, {"question": "2+2", "base_url": "mine"}, URL)["base_url"] == "mine"
+    assert arguments_for(parameters_of(with_kwargs), task, URL) == task
+    assert arguments_for(parameters_of(with_default), task, URL) == {"question": "2+2"}
+    assert arguments_for(parameters_of(with_url), task, URL) == {"question": "2+2", "base_url": URL}
+    assert arguments_for(parameters_of(with_url), {"question": "2+2", "base_url": "mine"}, URL)["base_url"] == "mine"
     assert task == {"question": "2+2", "id": 7}

@@ -13,7 +13,7 @@ from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
 from rllm.engine.returned import episode_from
 from rllm.engine.runner import Attempt
-from rllm.engine.signature import arguments_for, name_of
+from rllm.engine.signature import arguments_for, name_of, parameters_of
 from rllm.errors import AgentError, CaptureError, ConfigError, boundary
 from rllm.sdk.context import Session
 from rllm.sdk.frameworks import hints_for
@@ -36,6 +36,7 @@ class AgentFunctionEngine:
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func
         self.name = name_of(agent_run_func)
+        self._parameters = parameters_of(agent_run_func)
         self._told = False
         """Whether it was told of an answer of which no episode can be made."""
         self._gateway = gateway
@@ -78,7 +79,7 @@ class AgentFunctionEngine:
 
     async def _call(self, attempt: Attempt, base_url: str) -> Any:
         """What the function returns; a sync function that returns an awaitable counts as async."""
-        call = partial(self.agent_run_func, **arguments_for(self.agent_run_func, attempt.own_task(), base_url))
+        call = partial(self.agent_run_func, **arguments_for(self._parameters, attempt.own_task(), base_url))
         with boundary(AgentError, self.name):
             if inspect.iscoroutinefunction(self.agent_run_func):
                 return await call()

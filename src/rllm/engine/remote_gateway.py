@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 import orjson
@@ -22,6 +22,8 @@ TIMEOUT_S = 60.0
 class RemoteGateway:
     """A `SessionGateway`, and of its store as much as rollouts need: the traces of a session."""
 
+    is_local: ClassVar[bool] = False
+    """Each answer comes over the network."""
     url: str
     """`http://host:port`."""
     api_key: str | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
@@ -19,6 +19,9 @@ ID_COLUMNS = ("id", "task_id")
 URL_PARAMETERS = ("base_url", "session_url")
 """Parameters that we fill, unless the task does."""
 
+Parameters: TypeAlias = Mapping[str, inspect.Parameter] | None
+"""Of a function, by name; `None` where it does not tell."""
+
 
 def check_signature(function: Callable[..., Any], columns: Collection[str]) -> None:
     """Compare a function with the columns of the dataset it will be called with.
@@ -26,7 +29,7 @@ def check_signature(function: Callable[..., Any], columns: Collection[str]) -> N
     Raises:
         ConfigError: if it needs a column that is missing, or a column is there that it does not take.
     """
-    parameters = _parameters(function)
+    parameters = parameters_of(function)
     if parameters is None:
         return
     name = name_of(function)
@@ -57,10 +60,9 @@ def check_rows(function: Callable[..., Any], data: Dataset) -> None:
             raise ConfigError(f"row {row} of {data.name or 'the dataset'}: {error}") from error
 
 
-def arguments_for(function: Callable[..., Any], task: Mapping[str, Any], base_url: str) -> dict[str, Any]:
-    """The keyword arguments for one attempt at this task."""
+def arguments_for(parameters: Parameters, task: Mapping[str, Any], base_url: str) -> dict[str, Any]:
+    """The keyword arguments for one attempt at this task, of a function with these parameters."""
     arguments = dict(task)
-    parameters = _parameters(function)
     if parameters is None:
         return arguments
     if not _takes_any(parameters):
@@ -77,7 +79,8 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    """To find them costs more than all else that is done with them."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

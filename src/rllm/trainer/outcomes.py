@@ -19,14 +19,17 @@ _MAX_TEXT = 4000
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
     """Note on the session of each episode how it ended; durable on return. What has no session in the store is passed over."""
     credit_of = {(credit.session_id, credit.trace_id): credit for credit in credits}
-    known = await asyncio.to_thread(
-        lambda: [episode for episode in episodes if store.session(episode.session_id) is not None]
-    )
+    await asyncio.to_thread(_keep, store, episodes, credit_of)
+
+
+def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[tuple[str, str], StepCredit]) -> None:
     noted = [
-        asyncio.wrap_future(store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)}))
-        for episode in known
+        store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
+        for episode in episodes
+        if store.session(episode.session_id) is not None
     ]
-    await asyncio.gather(*noted)
+    for write in noted:
+        write.result()
 
 
 def outcome_of(episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]) -> dict[str, Any]:
