@@ -200,6 +200,16 @@ def test_a_run_that_fails_at_once_can_be_begun_anew(run_trainer: RunTrainer) -> 
     assert [line["step"] for line in again.lines] == [0, 1, 2, 2]
 
 
+def test_tasks_that_a_second_ctrl_c_ends_are_no_news(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    async def agent(word: str, base_url: str) -> float:
+        ended = {"message": "Task exception was never retrieved", "exception": KeyboardInterrupt()}
+        asyncio.get_running_loop().call_exception_handler(ended)
+        return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
+
+    run_trainer({"num_steps": 1}, agent=agent)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         if word in ("fig", "apple"):

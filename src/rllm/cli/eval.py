@@ -167,6 +167,9 @@ def _fail_if_all_did(report: Report) -> None:
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Do the work; once Ctrl-C stops it, log nothing any more: every rollout would say where it was cut off."""
+    from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+
+    say_nothing_of_interrupted_tasks()
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)

@@ -19,6 +19,7 @@ import yaml
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
+from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
@@ -189,6 +190,7 @@ class AgentTrainer:
         return _in_own_loop(self._train)
 
     async def _train(self) -> TrainResult:
+        say_nothing_of_interrupted_tasks()
         checkpoints, start = self._checkpoints, self._start
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
