@@ -23,7 +23,7 @@ from rllm.gateway.upstream import EngineUpstream, UpstreamCall
 from rllm.sdk import get_chat_client, get_chat_client_async, trajectory
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
-from rllm.types import Episode, Step, TerminationReason, Trajectory
+from rllm.types import Episode, Step, TerminationReason, Trace, Trajectory
 
 Engine = Callable[..., AgentFunctionEngine]
 
@@ -74,6 +74,20 @@ async def run(engine: AgentFunctionEngine, *tasks: dict[str, Any], **settings: A
 
 def ask(client: Any, text: str, **options: Any) -> Any:
     return client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}], **options)
+
+
+class DistantStore(MemoryTraceStore):
+    """Says that it is across a network, and remembers which threads read it."""
+
+    is_local = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: set[threading.Thread] = set()
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        self.readers.add(threading.current_thread())
+        return super().by_session(session_id)
 
 
 def said(steps: list[Step]) -> list[str]:
@@ -534,3 +548,17 @@ async def test_a_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
     (episode,) = await run(engine_of(agent), {})
     await turning
     assert not episode.failed
+
+
+async def test_the_event_loop_does_not_wait_for_a_distant_store(scripted: ScriptedEngine) -> None:
+    store = DistantStore()
+
+    def agent(question: str, base_url: str) -> float:
+        ask(openai.OpenAI(base_url=base_url, api_key="none"), question)
+        return 1.0
+
+    with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
+        [episode] = await run(AgentFunctionEngine(agent, gateway=gateway, store=store), {"question": "hi"})
+    assert said(episode.trajectories[0].steps) == ["HI"]
+    assert store.readers
+    assert threading.current_thread() not in store.readers
