@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from rllm.agents.tool_agent import ToolAgent
 from rllm.engine.agent_execution_engine import AgentExecutionEngine
@@ -22,15 +24,16 @@ from rllm.trainer import AgentTrainer
 from rllm.types import Message, Task, Trajectory
 
 from ..trainer.conftest import ScriptedBackend
+from .conftest import EXAMPLES
 
 Example = Callable[[str, str], ModuleType]
 Model = Callable[[list[Message]], str]
 
 
-@pytest.fixture
-async def tools(example: Example) -> AsyncIterator[list[MCPTool]]:
-    """The tools of the example's server, which runs as it does in training."""
-    async with mcp_tools(example("mcp_tools", "agent").SERVER) as tools:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tools() -> AsyncIterator[list[MCPTool]]:
+    """The tools of the example's server, which runs once for all tests, as it does for all rollouts in training."""
+    async with mcp_tools(runpy.run_path(str(EXAMPLES / "mcp_tools" / "agent.py"))["SERVER"]) as tools:
         yield tools
 
 

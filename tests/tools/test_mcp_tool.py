@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from rllm.errors import ConfigError
 from rllm.tools import MultiTool, ToolCall, ToolOutput
@@ -49,19 +50,23 @@ async def test_a_stdio_server_lends_its_tools(monkeypatch: pytest.MonkeyPatch) -
     assert "is closed; call tools inside `async with mcp_tools(...)`" in str((await tools["add"].call({})).error)
 
 
-async def test_many_rollouts_share_a_connection_from_loops_and_threads() -> None:
-    async with mcp_tools(STDIO) as tools:
-        both = MultiTool(tools=tools)
-        here = [both.call(ToolCall("add", {"a": n, "b": n})) for n in range(50)]
-        in_threads = [asyncio.to_thread(both, "add", a=n, b=n) for n in range(10)]
-        in_other_loops = [
-            asyncio.to_thread(asyncio.run, both.call(ToolCall("add", {"a": n, "b": n}))) for n in range(5)
-        ]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tools() -> AsyncIterator[dict[str, MCPTool]]:
+    """Of one server for those tests that leave it alive."""
+    async with tools_by_name(STDIO) as tools:
+        yield tools
 
-        outputs = await asyncio.gather(*here, *in_threads, *in_other_loops)
 
-        assert [output.output for output in outputs] == [str(2 * n) for n in [*range(50), *range(10), *range(5)]]
-        assert both("add", a=1, b=1).output == "2"  # blocking the caller's own loop
+async def test_many_rollouts_share_a_connection_from_loops_and_threads(tools: dict[str, MCPTool]) -> None:
+    both = MultiTool(tools=list(tools.values()))
+    here = [both.call(ToolCall("add", {"a": n, "b": n})) for n in range(50)]
+    in_threads = [asyncio.to_thread(both, "add", a=n, b=n) for n in range(10)]
+    in_other_loops = [asyncio.to_thread(asyncio.run, both.call(ToolCall("add", {"a": n, "b": n}))) for n in range(5)]
+
+    outputs = await asyncio.gather(*here, *in_threads, *in_other_loops)
+
+    assert [output.output for output in outputs] == [str(2 * n) for n in [*range(50), *range(10), *range(5)]]
+    assert both("add", a=1, b=1).output == "2"  # blocking the caller's own loop
 
 
 async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
@@ -86,17 +91,16 @@ async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
         assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
 
 
-async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody() -> None:
-    async with tools_by_name(STDIO) as tools:
-        await tools["add"].call({"a": 1, "b": 1})
-        cancelled = asyncio.create_task(tools["hang"].call({}))
-        tools["hang"]._connection.timeout_s = 0.3
-        late = await tools["hang"].call({})
-        tools["hang"]._connection.timeout_s = 60.0
-        cancelled.cancel()
+async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody(tools: dict[str, MCPTool]) -> None:
+    await tools["add"].call({"a": 1, "b": 1})
+    cancelled = asyncio.create_task(tools["hang"].call({}))
+    tools["hang"]._connection.timeout_s = 0.3
+    late = await tools["hang"].call({})
+    tools["hang"]._connection.timeout_s = 60.0
+    cancelled.cancel()
 
-        assert str(late.error).startswith("MCP server 'manners', tool 'hang': no answer within 0.3 s; raise timeout_s")
-        assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
+    assert str(late.error).startswith("MCP server 'manners', tool 'hang': no answer within 0.3 s; raise timeout_s")
+    assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
 
 
 async def test_leaving_ends_what_still_waits() -> None:
