@@ -226,7 +226,7 @@ def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fa
         (["--dataset", "empty.jsonl"], "is empty"),
         (["--dataset", "odd.jsonl"], "row 0 of odd: agent needs 'answer', which is not a column"),
         (["--temperature", "11"], "temperature=11.0: use a number from 0 to 10"),
-        (["--timeout", "0"], "timeout_s=0.0"),
+        (["--timeout", "0"], "'--timeout': 0: use a number of seconds above 0"),
         (["--base-url", "localhost:8000"], "localhost:8000"),
         (["--out", "my_agent.py"], "out='my_agent.py' cannot be used"),
         (["sampling.top_q=1"], "sampling.top_q=1: use only temperature, top_p"),

@@ -85,6 +85,10 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
             "--resume nowhere: that is no run, which has a config.yaml; there are no runs in",
         ),
         (["demo", "--resume", "nowhere"], "--resume nowhere: that is no run"),
+        (
+            ["train", "a.py:f", "--data", "d.jsonl", "--val-split", "test"],
+            "--val-split test: there is no held-out data to take",
+        ),
         (["sft", "num_steps=1", "--resume"], "--resume names no run; there are no runs in"),
         (["sft", "num_steps=1"], "DATA is missing"),
         (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),

@@ -225,7 +225,7 @@ def wait_for(condition):
         (["--gateway", "127.0.0.1:8080", "--", "ls"], "--gateway 127.0.0.1:8080"),
         (["--gateway", "http://127.0.0.1:9", "--", "ls"], "cannot be reached"),
         (["--gateway", "http://127.0.0.1:9", "--model", "m", "--", "ls"], "'m' would have no effect"),
-        (["--timeout", "0", "--", "ls"], "timeout_s=0"),
+        (["--timeout", "0", "--", "ls"], "'--timeout': 0: use a number of seconds above 0"),
         (["--metadata", "task", "--", "ls"], "--metadata task: use KEY=VALUE"),
         (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
     ],

@@ -112,5 +112,5 @@ def test_nobody_at_the_address() -> None:
     capabilities = probe("http://127.0.0.1:1/v1")
     assert [finding.name for finding in capabilities.missing] == ["models"]
     assert "cannot be reached" in capabilities.findings[0].said
-    with pytest.raises(ConfigError, match="use the address of a server"):
+    with pytest.raises(ConfigError, match="is no address of a server"):
         probe("localhost:8000")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import Agent, AsJson, ModelOrName, Reward, Server, ServerKind, Split
+from rllm.cli.options import Agent, AsJson, ModelOrName, Reward, Server, ServerKind, Split, above_zero
 from rllm.cli.stopping import CTRL_C
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def evaluate(
         typer.Option(help="Imposed on every model call; otherwise the agent decides.", show_default=False),
     ] = None,
     max_concurrent: Annotated[int, typer.Option(help="Rollouts under way at a time.", min=1)] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a rollout counts as failed.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a rollout counts as failed.", callback=above_zero)
+    ] = 600.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the evaluation; one that exists is gone on with.", show_default=False)
     ] = None,

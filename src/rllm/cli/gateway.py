@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rllm.cli.options import DEFAULT_STORE, GatewayKey, Host, KeepDays, MaxGb, Port, ServerKind, Store, Tokenizer
+from rllm.cli.options import (
+    DEFAULT_STORE,
+    GatewayKey,
+    Host,
+    KeepDays,
+    MaxGb,
+    Port,
+    ServerKind,
+    Store,
+    Tokenizer,
+    above_zero,
+)
 
 if TYPE_CHECKING:
     from rllm.gateway.upstream import UpstreamPool
@@ -49,13 +60,16 @@ def gateway(
     ] = 1024,
     max_waiting: Annotated[int, typer.Option(help="Calls that may wait; more are refused with 503.", min=0)] = 10_000,
     hold_s: Annotated[
-        float, typer.Option(help="Seconds that a call waits while no replica answers, before it fails.")
+        float,
+        typer.Option(help="Seconds that a call waits while no replica answers, before it fails.", callback=above_zero),
     ] = 60.0,
     silence_s: Annotated[
-        float, typer.Option(help="Seconds after which a replica that says nothing is given up.")
+        float,
+        typer.Option(help="Seconds after which a replica that says nothing is given up.", callback=above_zero),
     ] = 600.0,
     total_s: Annotated[
-        float, typer.Option(help="Seconds that a call may take, waiting and retries included.")
+        float,
+        typer.Option(help="Seconds that a call may take, waiting and retries included.", callback=above_zero),
     ] = 3600.0,
     keep_days: KeepDays = None,
     max_gb: MaxGb = None,

@@ -7,6 +7,14 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+
+def above_zero(seconds: float | None) -> float | None:
+    """What the user gave for an option in seconds, checked: the callback of such options."""
+    if seconds is not None and not seconds > 0:
+        raise typer.BadParameter(f"{seconds:g}: use a number of seconds above 0")
+    return seconds
+
+
 Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(

@@ -82,8 +82,11 @@ def rescore(
 def _tasks(split: str, source: str | None, part: str | None, option: str) -> dict[tuple[str, str], Any]:
     """The tasks of a run by the name of its split, where these are found, and their own ids."""
     from rllm.cli.task_source import read_tasks
+    from rllm.errors import ConfigError
 
     if source is None:
+        if part is not None:
+            raise ConfigError(f"{option} is missing: a part of it, {part!r}, is named")
         return {}
     rows = read_tasks(source, part, option=option)
     return {(split, rows.task_id(number)): task for number, task in enumerate(rows)}

@@ -38,7 +38,18 @@ def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | No
     for part, whole in _PART_OF.items():
         if whole in chosen:
             before.pop(part, None)
-    return {"command": command, **before, **chosen}
+    begun = {"command": command, **before, **chosen}
+    check_parts(begun)
+    return begun
+
+
+def check_parts(given: Mapping[str, str | None]) -> None:
+    """
+    Raises:
+        ConfigError: if a part is named of held-out data that is not given.
+    """
+    if given.get("val_split") is not None and given.get("val") is None:
+        raise ConfigError(f"--val-split {given['val_split']}: there is no held-out data to take it from; give --val")
 
 
 def _beginning(run: Path, command: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from rllm.cli.options import DEFAULT_STORE, GatewayKey, ModelOrName, Server, ServerKind, Store, Tokenizer
+from rllm.cli.options import DEFAULT_STORE, GatewayKey, ModelOrName, Server, ServerKind, Store, Tokenizer, above_zero
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
@@ -57,7 +57,10 @@ def run(
     tokenizer: Tokenizer = None,
     store: Store = DEFAULT_STORE,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which it is ended, with exit code 124.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Seconds after which it is ended, with exit code 124.", show_default=False, callback=above_zero
+        ),
     ] = None,
     max_output: Annotated[
         int, typer.Option(help="Bytes of its stdout, and of its stderr, that are passed on.", min=0)

@@ -136,7 +136,7 @@ def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "told"),
-    [("127.0.0.1:8000", "use the address of a server"), ("http://127.0.0.1:1/v1", "there is no vLLM server")],
+    [("127.0.0.1:8000", "is no address of a server"), ("http://127.0.0.1:1/v1", "there is no vLLM server")],
 )
 def test_an_address_where_there_is_no_server(url: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

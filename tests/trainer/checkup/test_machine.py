@@ -24,6 +24,13 @@ def test_a_disk_that_is_too_small_for_the_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_runs_are_not_written_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    found = disk(tmp_path / "notes.txt" / "run", None)
+    assert (found.ok, found.said) == (False, f"{tmp_path / 'notes.txt'} is a file")
+    assert "--run-dir" in found.fix
+
+
 def test_a_port_that_is_taken_is_a_note() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

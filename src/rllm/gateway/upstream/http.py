@@ -220,7 +220,7 @@ def normalized_base_url(url: str) -> str:
         )
     if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
         raise ConfigError(
-            f"upstream={url!r}: use the base URL of an OpenAI-compatible server, as in http://127.0.0.1:8000/v1"
+            f"{url!r} is no address of a server: use the base URL of an OpenAI-compatible server, as in http://127.0.0.1:8000/v1"
         )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"

@@ -39,7 +39,10 @@ class VLLMControl:
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"vllm.url={url!r}: use the address of a server, as in http://127.0.0.1:8000/v1")
+            raise ConfigError(
+                f"{url!r} is no address of a server (vllm.url, or rllm doctor --endpoint): use one such as "
+                "http://127.0.0.1:8000/v1"
+            )
         self.root = url.rstrip("/").removesuffix("/v1")
         self.api_key = api_key
         self._headers = {"content-type": "application/json"}

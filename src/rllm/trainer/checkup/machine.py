@@ -66,7 +66,10 @@ def memory(needed: float | None) -> Finding:
 
 def disk(folder: Path, needed: float | None) -> Finding:
     """Free space where runs are written; `needed` is what one checkpoint takes, in bytes."""
-    free = shutil.disk_usage(nearest_folder(str(folder.absolute()))).free
+    nearest = nearest_folder(str(folder.absolute()))
+    if not nearest.is_dir():
+        return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
+    free = shutil.disk_usage(nearest).free
     said = f"{free / GB:.1f} GB free at {folder}"
     least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
     if needed is not None:

@@ -1,0 +1,36 @@
+"""Options with a bound: what is out of it is told of the option, before anything starts."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--model", "any", "--timeout"],
+        ["run", "--model", "any", "--timeout"],
+        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--hold-s"],
+        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--silence-s"],
+        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--total-s"],
+    ],
+)
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_seconds_are_above_zero(work, fails, arguments, seconds):
+    code, errors = fails(*arguments, seconds, *(["--", "true"] if arguments[0] == "run" else []))
+    assert code == 2
+    assert f"'{arguments[-1]}': {seconds}: use a number of seconds above 0" in " ".join(errors.split())
+
+
+@pytest.mark.parametrize(("named", "said"), [("--split", "--data is missing"), ("--val-split", "--val is missing")])
+def test_a_part_of_nothing_is_refused(work, fails, named, said):
+    (work / "my_reward.py").write_text("def reward(task, answer):\n    return 1.0\n")
+    code, errors = fails("rescore", "run", "--reward", "my_reward.py:reward", named, "test")
+    assert (code, errors) == (2, f"rllm: {said}: a part of it, 'test', is named\n")
+
+
+def test_an_address_is_told_by_no_other_options_name(work, fails):
+    for arguments in (
+        ["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--base-url"],
+        ["gateway", "--upstream"],
+    ):
+        code, errors = fails(*arguments, "nothing")
+        assert (code, errors.startswith("rllm: 'nothing' is no address of a server")) == (2, True)
