@@ -1,10 +1,11 @@
 import json
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingDependencyError
 from rllm.store.export import export_traces
 from rllm.types import Trace
 
@@ -49,3 +50,10 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
     assert path.read_text() == "old"
     with pytest.raises(ConfigError, match="No such file or directory"):
         export_traces(TRACES, tmp_path / "nowhere" / "out.jsonl", "jsonl")
+
+
+def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python's own way to make an import fail
+    with pytest.raises(MissingDependencyError, match=r"writing Parquet needs the package 'pyarrow'.*'rllm\[data\]'"):
+        export_traces([], tmp_path / "traces.parquet", "parquet")
+    assert list(tmp_path.iterdir()) == []
