@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 import pytest
 
 from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 
-
-async def alone(error: BaseException) -> None:
-    raise error
+INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
 
 
-async def in_a_group(error: BaseException) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(alone(error))
-
-
-async def work(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (INTERRUPT, False),
+        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT]), False),
+        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT, MISTAKE]), True),
+        (MISTAKE, True),
+        (None, True),
+    ],
+)
+async def test_tasks_that_are_interrupted_are_no_news(
+    caplog: pytest.LogCaptureFixture, error: BaseException | None, is_told: bool
+) -> None:
     say_nothing_of_interrupted_tasks()
-    under_way = [asyncio.create_task(how(error)) for how in (in_a_group, alone)]
-    await asyncio.sleep(0.01)
-    del under_way
-
-
-def test_tasks_that_are_interrupted_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(work(KeyboardInterrupt()))
-    gc.collect()
-    assert caplog.records == []
-
-
-def test_other_errors_that_nobody_awaits_are(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(work(ValueError("no")))
-    gc.collect()
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert all("never retrieved" in message for message in told)
+    ended = {"message": "Task exception was never retrieved", **({} if error is None else {"exception": error})}
+    asyncio.get_running_loop().call_exception_handler(ended)
+    assert [record.getMessage() for record in caplog.records] == ["Task exception was never retrieved"] * is_told
