@@ -305,16 +305,15 @@ class PostgresConnection:
             seqs.update(found)
         return {name: seqs[_storable(name)] for name in sessions}
 
-    def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
+    def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]
         found = self._connection.execute(
-            "SELECT wanted.*, traces.seq FROM unnest(%s::text[], %s::text[], %s::bytea[]) AS wanted (session_id, id, digest) "
-            "JOIN sessions ON sessions.id = wanted.session_id "
-            "JOIN traces ON traces.session = sessions.seq AND traces.id = wanted.id AND traces.digest = wanted.digest",
+            "SELECT wanted.*, traces.seq FROM unnest(%s::bigint[], %s::text[], %s::bytea[]) AS wanted (session, id, digest) "
+            "JOIN traces ON traces.session = wanted.session AND traces.id = wanted.id AND traces.digest = wanted.digest",
             columns,
             binary=True,
         )
-        return {(session_id, trace_id, digest): seq for session_id, trace_id, digest, seq in found}
+        return {(session, trace_id, digest): seq for session, trace_id, digest, seq in found}
 
     def insert_traces(self, values: Sequence[Row]) -> bool:
         try:

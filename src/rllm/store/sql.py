@@ -45,8 +45,8 @@ class SqlConnection(Protocol):
         began, in Unix seconds. Returns the `seq` of each."""
         ...
 
-    def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
-        """The `seq` of those traces (session, id, digest) that are stored with this very content."""
+    def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
+        """The `seq` of those traces (number of the session, id, digest) that are stored with this very content."""
         ...
 
     def insert_traces(self, values: Sequence[Row]) -> bool:
@@ -187,7 +187,7 @@ class _Adding:
         for (batch, session), number in zip(batches, numbers, strict=True):
             if batch and session is not None:
                 session.check(batch[0].session_id, number)
-        packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts])
+        packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts], seqs)
         if not connection.insert_traces([_row(item, seqs[item.draft.session_id], base) for item, base in packed]):
             for draft in drafts:
                 _put(connection, draft, seqs[draft.session_id])
@@ -195,14 +195,17 @@ class _Adding:
         return numbers
 
 
-def _checked(connection: SqlConnection, packed: Sequence[PackedTrace]) -> list[tuple[PackedTrace, int | None]]:
-    """Each with the `seq` of its base; one stands alone whose base is not stored, or not with the content that it had."""
-    wanted = [(base.session_id, base.id, base.digest) for item in packed if (base := item.base)]
+def _checked(
+    connection: SqlConnection, packed: Sequence[PackedTrace], sessions: Mapping[str, int]
+) -> list[tuple[PackedTrace, int | None]]:
+    """Each with the `seq` of its base, which is in its session, whose number is among these; one stands alone whose base is
+    not stored, or not with the content that it had."""
+    wanted = [(sessions[base.session_id], base.id, base.digest) for item in packed if (base := item.base)]
     found = connection.bases(wanted) if wanted else {}
     checked: list[tuple[PackedTrace, int | None]] = []
     for item in packed:
         base = item.base
-        seq = found.get((base.session_id, base.id, base.digest)) if base else None
+        seq = found.get((sessions[base.session_id], base.id, base.digest)) if base else None
         checked.append((pack(item.draft) if base and seq is None else item, seq))
     return checked
 

@@ -170,19 +170,17 @@ class SqliteConnection:
             )
         return seqs
 
-    def bases(self, wanted: Sequence[tuple[str, str, bytes]]) -> dict[tuple[str, str, bytes], int]:
-        found: dict[tuple[str, str, bytes], int] = {}
+    def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
+        found: dict[tuple[int, str, bytes], int] = {}
         for chunk in _chunks(wanted):
             rows_of = ", ".join(["(?, ?, ?)"] * len(chunk))
-            for session_id, trace_id, digest, seq in self.execute(
-                f"WITH wanted (session_id, id, digest) AS (VALUES {rows_of}) "
-                "SELECT wanted.*, traces.seq FROM wanted "
-                "CROSS JOIN sessions ON sessions.id = wanted.session_id "
-                "CROSS JOIN traces ON traces.session = sessions.seq AND traces.id = wanted.id "
+            for session, trace_id, digest, seq in self.execute(
+                f"WITH wanted (session, id, digest) AS (VALUES {rows_of}) SELECT wanted.*, traces.seq FROM wanted "
+                "CROSS JOIN traces ON traces.session = wanted.session AND traces.id = wanted.id "
                 "WHERE traces.digest = wanted.digest",
                 list(chain.from_iterable(chunk)),
             ):
-                found[session_id, trace_id, digest] = seq
+                found[session, trace_id, digest] = seq
         return found
 
     def insert_traces(self, values: Sequence[Row]) -> bool:
