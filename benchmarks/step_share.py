@@ -3,21 +3,19 @@
     python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--larger] [--json]
 
 A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
-of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine alone
-takes for the same answers, asked for at once and by nobody else; update is what the optimiser's step takes. The rest is what
-everything else costs: agents, their clients and the gateway; assembling the batch; publishing, explaining and writing. `in process`
-are agents in environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; what is spent inside
-that function, in the package `openai`, is a row of its own.
+of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine's own
+thread takes, update what the optimiser's step does. The rest is what everything else costs: agents, their clients and the gateway;
+prompts to tokens and answers to text; assembling the batch; publishing, explaining and writing. `in process` are agents in
+environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; what is spent inside that
+function, in the package `openai`, is a row of its own.
 
-So small a policy makes generation and update artificially cheap, and the rest does not depend on it. With `--larger` both are measured
-for a policy of 77 million parameters, too, on a few rollouts; the share that the rest above would be of that one's step is computed
-from the two, and so is that of 600 million parameters, whose cost is taken to grow with their number.
+So small a policy makes generation and update artificially cheap. With `--larger` one of 77 million parameters is trained in its
+place; `--tokens 16 --steps 1` is advisable then, which takes some ten minutes of CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -30,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from against_trl.model import build_model
+from against_trl.model import RECIPE, build_model
 
 from rllm.agents.chat_agent import ChatAgent
 from rllm.algorithms.base import Algorithm
@@ -38,8 +36,6 @@ from rllm.algorithms.batch import Batch
 from rllm.backends.base import UpdateResult
 from rllm.backends.local.backend import LocalBackend
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.inference.local.engine import LocalEngine
-from rllm.inference.local.loading import load_model
 from rllm.testing.tiny_policy import TinyPolicyRecipe
 from rllm.trainer.agent_trainer import AgentTrainer
 
@@ -49,10 +45,9 @@ SKIPPED = 1
 """First steps, which pay for set-up, are left out."""
 TARGET = 0.05
 LARGER = TinyPolicyRecipe(hidden_size=768, num_layers=12, num_heads=12, num_key_value_heads=4, intermediate_size=2048)
-LARGER_PARAMETERS = 77e6
-NUM_LARGER_ROLLOUTS = 32
-COMPUTED_PARAMETERS = 600e6
-NOT_THE_REST = ("step", "share", "generation", "update")
+
+MICRO_BATCH_TOKENS = {False: 16384, True: 2048}
+"""By whether the policy is the larger one, which needs 15 GB with as many as the smaller one."""
 
 
 class Marks:
@@ -66,6 +61,7 @@ class Marks:
 
     def mark(self, name: str) -> None:
         self._now[name] = time.process_time()
+        self._now[f"{name}: engine"] = engine_time()
 
     def add_client(self, seconds: float) -> None:
         """Of the thread of an agent, inside its function."""
@@ -87,6 +83,13 @@ class Marks:
             self.mark("assembled")
 
     def close(self) -> None: ...
+
+
+def engine_time() -> float:
+    """CPU seconds of the engine's thread."""
+    [ident] = [thread.ident for thread in threading.enumerate() if thread.name == "rllm-decode"]
+    assert ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
 
 MARKS = Marks()
@@ -140,6 +143,7 @@ def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> d
             "tasks_per_step": num_tasks,
             "save_every": 0,
             "trackers": ["jsonl"],
+            "optim": {"micro_batch_tokens": MICRO_BATCH_TOKENS[options.larger]},
             "rollout": {
                 "group_size": GROUP_SIZE,
                 "max_tokens": options.tokens,
@@ -150,37 +154,18 @@ def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> d
         trackers=[MARKS],
         **door_of(kind),
     ).train()
-    return shares(MARKS.steps, alone(model, options))
+    return shares(MARKS.steps)
 
 
 def questions(number: int) -> list[str]:
     return [f"reverse {each}" for each in range(number)]
 
 
-def alone(model: str, options: argparse.Namespace) -> float:
-    """Median CPU seconds in which the engine makes the answers of a step, with nothing beside it."""
-    loaded = load_model(model, dtype="float32", device="cpu")
-    engine = LocalEngine(loaded.model, loaded.tokenizer, max_concurrent=options.rollouts)
-    asked = [[{"role": "user", "content": question}] for question in questions(options.rollouts // GROUP_SIZE)]
-
-    async def answers() -> None:
-        calls = [engine.get_model_response(messages, max_tokens=options.tokens) for messages in asked * GROUP_SIZE]
-        await asyncio.gather(*calls)
-
-    seconds = []
-    for version in range(options.steps + 1):
-        engine.publish(version)
-        started = time.process_time()
-        asyncio.run(answers())
-        seconds.append(time.process_time() - started)
-    engine.close()
-    return median(seconds[1:])
-
-
-def shares(steps: list[dict[str, float]], generation: float) -> dict[str, float]:
+def shares(steps: list[dict[str, float]]) -> dict[str, float]:
     """Of the steps behind the first ones: their medians, and the share of them that is neither generation nor update."""
     rows = []
     for before, step in zip(steps[SKIPPED - 1 :], steps[SKIPPED:], strict=False):
+        generation = step["rolled out: engine"] - step["begun: engine"]
         row = {
             "generation": generation,
             "update": step["updated"] - step["assembled"],
@@ -195,9 +180,10 @@ def shares(steps: list[dict[str, float]], generation: float) -> dict[str, float]
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
-def measured(model: str, kind: str, *, rollouts: int, tokens: int, steps: int) -> dict[str, float]:
+def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
     """The same in a process of its own."""
-    words = [f"--rollouts={rollouts}", f"--tokens={tokens}", f"--steps={steps}"]
+    words = [f"--rollouts={options.rollouts}", f"--tokens={options.tokens}", f"--steps={options.steps}"]
+    words += ["--larger"] if options.larger else []
     done = subprocess.run(
         [sys.executable, __file__, "--only", kind, "--model", model, *words],
         capture_output=True,
@@ -211,13 +197,6 @@ def measured(model: str, kind: str, *, rollouts: int, tokens: int, steps: int) -
     return found
 
 
-def cost_of_larger(folder: Path, tokens: int) -> float:
-    """CPU seconds that generation and update of a rollout take of the larger policy."""
-    build_model(folder, LARGER)
-    row = measured(str(folder), KINDS[0], rollouts=NUM_LARGER_ROLLOUTS, tokens=tokens, steps=1)
-    return (row["generation"] + row["update"]) / NUM_LARGER_ROLLOUTS
-
-
 def show(kind: str, row: dict[str, float], num_rollouts: int) -> None:
     print(f"{kind}: a step of {num_rollouts} rollouts takes {row['step']:.1f} s of CPU")
     for name, value in row.items():
@@ -228,43 +207,28 @@ def show(kind: str, row: dict[str, float], num_rollouts: int) -> None:
     print(f"  neither generation nor update: {row['share']:.2%} (target: {TARGET:.0%} at most)")
 
 
-def show_larger(rows: Mapping[str, dict[str, float]], num_rollouts: int, cost: float) -> None:
-    by_size = {LARGER_PARAMETERS: cost, COMPUTED_PARAMETERS: cost * COMPUTED_PARAMETERS / LARGER_PARAMETERS}
-    for kind, row in rows.items():
-        rest = sum(value for name, value in row.items() if name not in NOT_THE_REST) / num_rollouts
-        for parameters, seconds in by_size.items():
-            print(
-                f"{kind}: computed for {parameters / 1e6:.0f} million parameters, {seconds:.2f} s of generation and update a "
-                f"rollout: {rest / (rest + seconds):.2%}"
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What of a training step is neither generation nor update.")
     parser.add_argument("--rollouts", type=int, default=1024, help="of a step")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--steps", type=int, default=3, help="that count")
-    parser.add_argument("--larger", action="store_true", help="compute the share for larger policies, too")
+    parser.add_argument("--larger", action="store_true", help="train a policy of 77 million parameters")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sizes = {"rollouts": options.rollouts, "tokens": options.tokens, "steps": options.steps}
     with tempfile.TemporaryDirectory() as folder:
         if options.only:
             print(json.dumps(train(Path(folder), options.model, options.only, options)))
             return
         model = Path(folder, "model")
-        build_model(model)
-        rows = {kind: measured(str(model), kind, **sizes) for kind in KINDS}
-        cost = cost_of_larger(Path(folder, "larger"), options.tokens) if options.larger else None
+        build_model(model, LARGER if options.larger else RECIPE)
+        rows = {kind: measured(str(model), kind, options) for kind in KINDS}
     if options.json:
-        print(json.dumps({**rows, **({"larger": cost} if cost else {})}))
+        print(json.dumps(rows))
         return
     for kind, row in rows.items():
         show(kind, row, options.rollouts)
-    if cost:
-        show_larger(rows, options.rollouts, cost)
 
 
 if __name__ == "__main__":
