@@ -32,10 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected is no garbage, and is not searched for any, neither meanwhile nor later.
-
-    The tests' own garbage is searched for as rarely as by a gateway: every 700 objects, it cost each test a fifteenth more.
-    """
+    """What is imported and collected is no garbage, and is not searched for any, neither meanwhile nor later."""
     gc.disable()
     try:
         return (yield)
@@ -43,7 +40,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture
