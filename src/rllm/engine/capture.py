@@ -24,6 +24,8 @@ from rllm.types import Trace
 
 T = TypeVar("T")
 
+_FEW_CALLS = 8
+"""A session of no more is read from a local store sooner than a thread begins to; the calls of a long one take milliseconds."""
 LATE_TRACE_S = 2.0
 """How long to wait for the trace of a call that the agent names: one whose stream it left early is stored afterwards."""
 
@@ -124,7 +126,7 @@ class GatewayCapture:
     async def session(self, attempt: Attempt) -> AsyncIterator[Session]:
         if not self._num_inside:
             raise ConfigError("the engine is not running: use it inside `with engine:`")
-        base_url = await self._asked(partial(self._open_session, attempt), name="rllm open session")
+        base_url = await _asked(partial(self._open_session, attempt), "rllm open session", at_once=self.store.is_local)
         with imposed(attempt.sampling), Session(name=attempt.session_id, base_url=base_url) as session:
             yield session
 
@@ -136,17 +138,19 @@ class GatewayCapture:
 
     async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:
         deadline = asyncio.get_running_loop().time() + LATE_TRACE_S
+        at_once = self.store.is_local and 0 < session.num_begun <= _FEW_CALLS
         while True:
-            traces = await self._asked(partial(self.store.by_session, session.name), name="rllm read session")
+            traces = await _asked(partial(self.store.by_session, session.name), "rllm read session", at_once=at_once)
             late = awaited - {trace.id for trace in traces}
             complete = not late and (traces or session.num_begun == 0)
             if complete or asyncio.get_running_loop().time() > deadline:
                 return sorted(traces, key=lambda trace: trace.started_at)
             await asyncio.sleep(0.05)
 
-    async def _asked(self, question: Callable[[], T], *, name: str) -> T:
-        """What gateway or store answer. To have a thread ask a local one costs several times what it takes to answer."""
-        return question() if self.store.is_local else await in_thread(question, name=name)
+
+async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
+    """What gateway or store answer. To have a thread ask what is answered at once costs several times that."""
+    return question() if at_once else await in_thread(question, name=name)
 
 
 @contextmanager
