@@ -126,9 +126,10 @@ class MCPConnection:
             return str(error)
         if getattr(error, "code", None) != CONNECTION_CLOSED:
             return f"{type(error).__name__}: {error}{self._note()}"
-        if client is self._client:  # else another call has seen to it
-            await self._disconnect()
-        return f"the server ended during the call; the next call connects to it afresh{self._note()}"
+        async with self._connecting:
+            if client is self._client:  # else another call has seen to it
+                await self._disconnect()
+            return f"the server ended during the call; the next call connects to it afresh{self._note()}"
 
     async def _list_tools(self) -> list[Any]:
         client = await self._connected()
