@@ -42,3 +42,7 @@ def test_a_setting_with_dashes_is_told_how_settings_are_written(fails):
     assert errors.startswith("rllm: --steps is no option of rllm train: settings are written without dashes")
     code, errors = fails("train", "my_agent.py:agent", "--dat", "tasks.jsonl")
     assert (code, "--data" in errors) == (2, True), "what is nearly an option is one"
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--", "num_steps=1")
+    assert (code, "no option" in errors) == (2, False), "what follows two dashes is none"
+    code, errors = fails("demo", "--steps", "1")
+    assert (code, "No such option" in errors) == (2, True), "the demo takes no settings"
