@@ -1,4 +1,4 @@
-"""Options with a bound: what is out of it is told of the option, before anything starts."""
+"""Options that are given wrongly: each mistake is told of the option, before anything starts."""
 
 import pytest
 
