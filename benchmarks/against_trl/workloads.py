@@ -48,6 +48,13 @@ WORKLOADS = {
         num_digits=308,
         answer_tokens=64,
     ),
+    "longer": Workload(
+        title="4 prompts x 16, 640-token prompts, 128-token answers",
+        num_prompts=4,
+        group_size=16,
+        num_digits=628,
+        answer_tokens=128,
+    ),
     "turns": Workload(
         title="8 conversations x 8, five turns of 24-token messages and 16-token answers",
         num_prompts=8,
