@@ -103,6 +103,20 @@ def problem(episode: Episode) -> str:
 # What a function may be, and return
 
 
+async def test_an_odd_episode_fails_by_itself(engine_of: Engine) -> None:
+    odd = {
+        "trajectories": Episode(trajectories=[{"reward": 1.0}]),  # type: ignore[list-item]
+        "steps": Trajectory(trainable=False, steps=[{}]),  # type: ignore[list-item]
+        "metrics": Episode(trajectories=[Trajectory(trainable=False)], metrics={"note": "slow"}),  # type: ignore[dict-item]
+        "info": Episode(trajectories=[Trajectory(trainable=False)], info={"error": "the browser died"}),
+        "sound": Trajectory(trainable=False, reward=1.0),
+    }
+    episodes = await run(engine_of(lambda text: odd[text]), *({"text": name} for name in odd))
+    assert [episode.failed for episode in episodes] == [True, True, True, True, False]
+    assert "the metric 'note' 'slow': use a finite number" in problem(episodes[2])
+    assert "the browser died" in problem(episodes[3])
+
+
 def plain_agent(text: str) -> float:
     """An agent that knows nothing of us."""
     with openai.OpenAI() as client:

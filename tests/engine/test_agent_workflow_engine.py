@@ -468,7 +468,7 @@ async def odd_trajectory(self: Any, task: Any, uid: str, **kwargs: Any) -> Any:
         ({"postprocess_episode": failing}, "Odd.run raised ValueError: hook"),
         ({"compute_trajectory_reward": failing}, "Odd.run raised ValueError: hook"),
         ({"run_with_termination_handling": failing_run}, "Odd.run_with_termination_handling raised ValueError: hook"),
-        ({"run_with_termination_handling": odd_trajectory}, "its episode has a trajectory 'text' of type str"),
+        ({"run_with_termination_handling": odd_trajectory}, "'text' of type str among the trajectories of its episode"),
         ({"run": odd_trajectory}, "Odd.run raised AttributeError"),
         ({"run": exiting}, "called sys.exit(1)"),
         ({"run": exiting, "collect_trajectories": failing}, "called sys.exit(1)"),

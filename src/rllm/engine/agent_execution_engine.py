@@ -18,9 +18,9 @@ from typing import Any, Self
 from rllm.agents.agent import BaseAgent
 from rllm.engine.attempts import attempts_of
 from rllm.engine.capture import Capture, InProcessCapture
+from rllm.engine.checked import check_trajectories
 from rllm.engine.complete import complete, warn
 from rllm.engine.recorded import RecordedEngine
-from rllm.engine.returned import check_rewards
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
@@ -167,7 +167,7 @@ class AgentExecutionEngine:
                 trajectory = play.trajectory
                 attempt.trajectories.append(trajectory)
             await self._final_reward(env, trajectory, calls)
-        check_rewards([trajectory], self.agent_class.__name__)
+        check_trajectories([trajectory], self.agent_class.__name__)
         episode = self._episode(trajectory, reason, play)
         return complete(episode, attempt, await self.capture.traces(session, set()))
 

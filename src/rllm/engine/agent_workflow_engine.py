@@ -17,10 +17,10 @@ from weakref import WeakSet
 from rllm.agents.agent import BaseAgent
 from rllm.engine.attempts import attempts_of
 from rllm.engine.capture import Capture, InProcessCapture
+from rllm.engine.checked import check_episode
 from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
 from rllm.engine.recorded import RecordedEngine
-from rllm.engine.returned import check_rewards
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout, boundary
 from rllm.inference.engine import InferenceEngine
@@ -125,7 +125,6 @@ class AgentWorkflowEngine:
                 attempt.trajectories.extend(self._done_by(workflow))
                 raise
             self._check(workflow, episode, attempt)
-            check_rewards(episode.trajectories, self._name)
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         return complete(episode, attempt, traces)
 
@@ -136,18 +135,14 @@ class AgentWorkflowEngine:
                 f"{self._name}.run_with_termination_handling returned {episode!r:.100} of type {type(episode).__name__}: "
                 "return an Episode"
             )
-        odd = next((item for item in episode.trajectories if not isinstance(item, Trajectory)), None)
-        if odd is not None:
-            raise AgentError(
-                f"{self._name}.run: its episode has a trajectory {odd!r:.100} of type {type(odd).__name__}: use "
-                "Trajectory(name=..., steps=[...], reward=...)"
-            )
-        attempt.trajectories.extend(episode.trajectories)
+        if isinstance(episode.trajectories, list):
+            attempt.trajectories.extend(path for path in episode.trajectories if isinstance(path, Trajectory))
         error = getattr(workflow, "error", None)
         if isinstance(error, RolloutError):
             raise error
         if error is not None:
             raise AgentError(f"{self._name}.run raised {type(error).__name__}: {error}") from error
+        check_episode(episode, self._name)
         if not episode.trajectories:
             raise AgentError(
                 f"{self._name}.run ended without a trajectory: return an Episode, or call self.commit(name, trajectory=...)"

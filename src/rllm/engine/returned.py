@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from rllm.engine.checked import check_episode, check_trajectories, checked_metrics, checked_reward_of, is_number
 from rllm.errors import AgentError, ConfigError
-from rllm.types import Episode, Step, Trajectory, is_scored
+from rllm.types import Episode, Trajectory
 
 ACCEPTED = (
     "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
@@ -18,9 +18,6 @@ HOW_TO_SCORE = (
     "name the function that judges it (--reward FILE.py:function, or rllm.rewards.judged.judged in Python), or return the "
     "reward itself"
 )
-
-MAX_REWARD = 1e30
-"""Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
 
 
 def check_promise(function: Any, agent: str) -> None:
@@ -38,21 +35,18 @@ def episode_from(returned: Any, agent: str) -> Episode:
     """The episode that a function's return value stands for; its trajectories may not have their steps yet.
 
     Raises:
-        AgentError: if the value is none of the accepted ones, or a reward is not finite.
+        AgentError: if the value is none of the accepted ones, or a field of it is not what it should be.
     """
     if isinstance(returned, Episode):
-        episode = returned
-        episode.trajectories = episode.trajectories or [Trajectory()]
-        check_rewards(episode.trajectories, agent)
-        return episode
+        returned.trajectories = returned.trajectories or [Trajectory()]
+        check_episode(returned, agent)
+        return returned
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         episode = episode_from(returned[0], agent)
-        episode.metrics.update(
-            {str(name): _number(value, f"metric {name!r}", agent) for name, value in returned[1].items()}
-        )
+        episode.metrics.update(checked_metrics(returned[1], agent))
         return episode
     trajectories = _trajectories_from(returned, agent)
-    check_rewards(trajectories, agent)
+    check_trajectories(trajectories, agent)
     reward = trajectories[-1].final_reward()
     return Episode(trajectories=trajectories, is_correct=reward is not None and reward >= 1.0)
 
@@ -70,40 +64,4 @@ def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
         raise AgentError(
             f"{agent} returned {reprlib.repr(returned)} of type {type(returned).__name__}: return {ACCEPTED}"
         )
-    return [Trajectory(reward=_number(returned, "reward", agent))]
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a scalar number: Python's, NumPy's or a tensor of one element."""
-    if isinstance(value, bool | int | float):
-        return True
-    return hasattr(value, "item") and getattr(value, "shape", None) == () and not isinstance(value.item(), str)
-
-
-def check_rewards(trajectories: list[Trajectory], agent: str) -> None:
-    """Make every reward that was set a plain finite float.
-
-    Raises:
-        AgentError: if one is not finite, or no number.
-    """
-    for trajectory in trajectories:
-        scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
-        for item in scored:
-            if is_scored(item.reward):
-                item.reward = _number(item.reward, f"reward on trajectory {trajectory.name!r}", agent)
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value) if is_number(value) else math.nan
-    except OverflowError:  # an integer beyond all floats
-        return math.inf
-
-
-def _number(value: Any, what: str, agent: str) -> float:
-    number = _float(value)
-    if not abs(number) <= MAX_REWARD:
-        raise AgentError(
-            f"{agent} returned the {what} {reprlib.repr(value)}: use a finite number, or None for 'not scored'"
-        )
-    return number
+    return [Trajectory(reward=checked_reward_of(returned, "reward", agent))]

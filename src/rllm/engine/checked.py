@@ -1,0 +1,142 @@
+"""What users' code put into an episode, made to be what its fields say: all that comes after a rollout counts on it."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rllm.errors import AgentError
+from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
+
+T = TypeVar("T")
+
+MAX_REWARD = 1e30
+"""Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
+
+
+def check_episode(episode: Episode, agent: str) -> None:
+    """Give each field the type that it has in `rllm.types`.
+
+    Numbers become floats. A `termination_reason` and an `info["error"]` may be texts, and a message an object of a client
+    that tells its fields (`model_dump`).
+
+    Raises:
+        AgentError: naming the field, what it holds, and what belongs there.
+    """
+    episode.info = _mapping(episode.info, "info of its episode", agent)
+    _name_error(episode.info)
+    episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
+    episode.is_correct = bool(_number(episode.is_correct or 0, "is_correct of its episode", "True or False", agent))
+    episode.termination_reason = _reason(episode.termination_reason, agent)
+    check_trajectories(episode.trajectories, agent)
+
+
+def check_trajectories(trajectories: Any, agent: str) -> None:
+    """As `check_episode`, for trajectories and their steps."""
+    for trajectory in _items(trajectories, Trajectory, "trajectories of its episode", agent):
+        name = f"trajectory {trajectory.name!r}"
+        trajectory.info = _mapping(trajectory.info, f"info of {name}", agent)
+        _check_reward(trajectory, name, agent)
+        for step in _items(trajectory.steps, Step, f"steps of {name}", agent):
+            step.info = _mapping(step.info, f"info of a step of {name}", agent)
+            step.chat_completions = _messages(step.chat_completions, f"chat_completions of a step of {name}", agent)
+            _check_reward(step, name, agent)
+
+
+def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
+    """
+    Raises:
+        AgentError: for a value that is no finite number.
+    """
+    remedy = "a finite number; what is none belongs in the episode's info"
+    return {str(name): _number(value, f"metric {name!r}", remedy, agent) for name, value in metrics.items()}
+
+
+def checked_reward_of(value: Any, what: str, agent: str) -> float:
+    """
+    Raises:
+        AgentError: if it is no finite number.
+    """
+    return _number(value, what, "a finite number, or None for 'not scored'", agent)
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a scalar number: Python's, NumPy's or a tensor of one element."""
+    if isinstance(value, bool | int | float):
+        return True
+    return getattr(value, "shape", None) == () and hasattr(value, "item") and isinstance(value.item(), int | float)
+
+
+def _check_reward(item: Trajectory | Step, name: str, agent: str) -> None:
+    if is_scored(item.reward):
+        item.reward = checked_reward_of(item.reward, f"reward on {name}", agent)
+
+
+def _name_error(info: dict[str, Any]) -> None:
+    """An error in the form that `Episode.info` says; there is none where the agent says that there is nothing."""
+    error = info.get("error")
+    if not error:
+        info.pop("error", None)
+        return
+    told = error if isinstance(error, Mapping) else {"message": error}
+    info["error"] = {
+        "type": str(told.get("type", "AgentError")),
+        "message": str(told.get("message", error)),
+        "traceback": str(told.get("traceback", "")),
+    }
+
+
+def _reason(reason: Any, agent: str) -> TerminationReason | None:
+    try:
+        return None if reason is None else TerminationReason(reason)
+    except ValueError:
+        known = ", ".join(item.name for item in TerminationReason)
+        raise _wrong("termination_reason of its episode", reason, f"a TerminationReason: {known}", agent) from None
+
+
+def _messages(messages: Any, what: str, agent: str) -> list[Message]:
+    if messages is None:
+        return []
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return messages
+    return [_message(message, what, agent) for message in _items(messages, object, what, agent)]
+
+
+def _message(message: Any, what: str, agent: str) -> Message:
+    if callable(tell := getattr(message, "model_dump", None)):
+        return dict(tell(exclude_none=True))
+    return _mapping(message, f"message in {what}", agent, remedy="a dict with a role and its content")
+
+
+def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple[T, ...]:
+    if not isinstance(values, list | tuple):
+        raise _wrong(what, values, f"a list of {kind.__name__}", agent)
+    for value in values:
+        if not isinstance(value, kind):
+            raise AgentError(
+                f"{agent} returned {reprlib.repr(value)} of type {type(value).__name__} among the {what}: use "
+                f"{kind.__name__}(...) for each"
+            )
+    return values
+
+
+def _mapping(value: Any, what: str, agent: str, remedy: str = "a dict") -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong(what, value, remedy, agent)
+    return value if isinstance(value, dict) else dict(value or {})
+
+
+def _number(value: Any, what: str, remedy: str, agent: str) -> float:
+    try:
+        number = float(value) if is_number(value) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not abs(number) <= MAX_REWARD:
+        raise _wrong(what, value, remedy, agent)
+    return number
+
+
+def _wrong(what: str, value: Any, remedy: str, agent: str) -> AgentError:
+    return AgentError(f"{agent} returned the {what} {reprlib.repr(value)}: use {remedy}")
