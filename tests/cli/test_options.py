@@ -34,15 +34,3 @@ def test_an_address_is_told_by_no_other_options_name(work, fails):
     ):
         code, errors = fails(*arguments, "nothing")
         assert (code, errors.startswith("rllm: 'nothing' is no address of a server")) == (2, True)
-
-
-def test_a_setting_with_dashes_is_told_how_settings_are_written(fails):
-    code, errors = fails("train", "my_agent.py:agent", "--steps", "1")
-    assert code == 2
-    assert errors.startswith("rllm: --steps is no option of rllm train: settings are written without dashes")
-    code, errors = fails("train", "my_agent.py:agent", "--dat", "tasks.jsonl")
-    assert (code, "--data" in errors) == (2, True), "what is nearly an option is one"
-    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--", "num_steps=1")
-    assert (code, "no option" in errors) == (2, False), "what follows two dashes is none"
-    code, errors = fails("demo", "--steps", "1")
-    assert (code, "No such option" in errors) == (2, True), "the demo takes no settings"

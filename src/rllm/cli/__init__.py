@@ -22,6 +22,7 @@ from rllm.cli.rescore import rescore
 from rllm.cli.resuming import Resumable
 from rllm.cli.run import run
 from rllm.cli.serve import serve
+from rllm.cli.settings_command import SettingsCommand
 from rllm.cli.sft import sft
 from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c
 from rllm.cli.store import store
@@ -64,7 +65,7 @@ for _name, _command in _COMMANDS.items():
     app.command(
         _name,
         help=_unwrapped(_command.__doc__ or ""),
-        cls=Resumable if _command in (demo, train, sft) else None,
+        cls=Resumable if _command in (demo, train, sft) else SettingsCommand,
         context_settings={"allow_interspersed_args": False} if _command is run else None,
     )(_command)
 app.add_typer(traces)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand
-
+from rllm.cli.settings_command import SettingsCommand
 from rllm.errors import ConfigError
 
 _SETTING = re.compile(r"\+{0,2}[\w.]+=")
@@ -18,28 +15,15 @@ _PART_OF = {"split": "data", "val_split": "val"}
 """Arguments that mean something only together with another."""
 
 
-class Resumable(TyperCommand):
-    """A command that can go on with a run; one whose line ends with `--resume` is told which runs there are. Where it takes
-    settings, who writes one like an option is told how they are written."""
+class Resumable(SettingsCommand):
+    """A command that can go on with a run; one whose line ends with `--resume` is told which runs there are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[-1:] == ["--resume"]:
             from rllm.trainer.run_folder import way_to_a_run
 
             raise ConfigError(f"--resume names no run; {way_to_a_run(Path('runs'))}")
-        if any(param.name == "settings" for param in self.params):
-            options = takewhile("--".__ne__, args)
-            self._check_options([argument.partition("=")[0] for argument in options if argument.startswith("--")])
         return super().parse_args(ctx, args)
-
-    def _check_options(self, names: Sequence[str]) -> None:
-        known = ["--help", *(option for param in self.params for option in (*param.opts, *param.secondary_opts))]
-        for name in names:
-            if name not in known and not get_close_matches(name, known, cutoff=0.75):
-                raise ConfigError(
-                    f"{name} is no option of rllm {self.name}: settings are written without dashes, such as num_steps=100; "
-                    f"`rllm config` lists them, and `rllm {self.name} -h` the options"
-                )
 
 
 def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | None) -> dict[str, str]:

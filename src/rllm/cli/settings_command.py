@@ -1,0 +1,38 @@
+"""A command that takes settings tells who writes one like an option how settings are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import takewhile
+from typing import Any
+
+from typer.core import TyperCommand
+
+from rllm.errors import ConfigError
+
+_SUCH_AS = {
+    "eval": "sampling.max_tokens=512; `rllm eval -h` shows both",
+    "serve": "model.dtype=bfloat16; `rllm serve -h` shows both",
+}
+"""What commands that take few settings say of them; the others take all that `rllm config` lists."""
+
+
+class SettingsCommand(TyperCommand):
+    """Looks at the options before they are read, where there is an argument `settings`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(param.name == "settings" for param in self.params):
+            options = takewhile("--".__ne__, args)
+            self._check_options([argument.partition("=")[0] for argument in options if argument.startswith("--")])
+        return super().parse_args(ctx, args)
+
+    def _check_options(self, names: Sequence[str]) -> None:
+        known = ["--help", *(option for param in self.params for option in (*param.opts, *param.secondary_opts))]
+        for name in names:
+            if name not in known and not get_close_matches(name, known, cutoff=0.75):
+                every = f"num_steps=100; `rllm config` lists them, and `rllm {self.name} -h` the options"
+                raise ConfigError(
+                    f"{name} is no option of rllm {self.name}: settings are written without dashes, such as "
+                    f"{_SUCH_AS.get(str(self.name), every)}"
+                )
