@@ -405,14 +405,14 @@ class StepCredit:
     """Why this step was not trained on; `None` means that it was."""
 
 
-def text_of(message: Message) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
     """The text of a chat message, whether its content is a string, a list of parts, or absent."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     if not content:
         return ""
-    return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+    return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
 def _reward_or_none(reward: float | None) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
-from rllm.errors import CaptureError
+from rllm.errors import CaptureError, TokenMismatchError
 from rllm.types import LogprobsKind, Trace
 
 SAMPLING_FIELDS = (
@@ -103,6 +103,10 @@ def traces_from_chat(
     if choices:
         traces = [_trace_of_choice(response, choice, position, shared) for position, choice in enumerate(choices)]
         if weight_updates:
+            if len(weight_updates) != len(choices):
+                raise TokenMismatchError(
+                    f"the answer has {len(choices)} choices and weight_updates of {len(weight_updates)}"
+                )
             pairs = zip(traces, weight_updates, strict=True)
             traces = [replace(trace, weight_updates=updates) for trace, updates in pairs]
     else:

@@ -131,7 +131,7 @@ class _ChoiceStream:
     def _feed_logprobs(self, logprobs: Mapping[str, Any]) -> None:
         self.logprobs = self.logprobs or {}
         for name, entries in logprobs.items():
-            if entries is not None:
+            if isinstance(entries, list):
                 self.logprobs.setdefault(name, []).extend(entries)
 
     def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:

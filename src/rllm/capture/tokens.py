@@ -52,6 +52,8 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     response_ids = choice.get("token_ids")
     if response_ids is None:
         response_ids = choice.get("response_token_ids")
+    if not isinstance(content, list | None):
+        raise TokenMismatchError(f"{where}.logprobs.content={_start_of(content)}: expected a list of entries")
     labelled_ids = _ids_in_labels(content, where)
     if content is not None:
         numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from rllm.gateway.errors import UpstreamError
-from rllm.ids import new_id
+import orjson
 
-_MALFORMED = (AttributeError, TypeError, ValueError)
-"""What reading an answer raises whose parts have other types than they should."""
+from rllm.gateway.dialects.base import usage_of
+from rllm.ids import new_id
 
 
 def complete_response(response: dict[str, Any], model: str) -> None:
-    """Give a chat completion its model, and each choice index, role, finish reason and callable tool calls.
-
-    Raises:
-        UpstreamError: if it is no chat completion.
-    """
+    """Give a chat completion its model and usage, and each choice index, role, finish reason and callable tool calls."""
     if not response.get("model"):
         response["model"] = model
-    try:
-        for position, choice in enumerate(response.get("choices") or ()):
-            _complete_choice(choice, position)
-    except _MALFORMED as error:
-        raise _malformed(response, error) from error
+    if not response.get("usage"):
+        usage = usage_of(response)
+        read, written = usage["prompt"], usage["completion"]
+        response["usage"] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    for position, choice in enumerate(response.get("choices") or ()):
+        _complete_choice(choice, position)
 
 
 def _complete_choice(choice: dict[str, Any], position: int) -> None:
@@ -49,20 +45,13 @@ class ChunkCompleter:
         """How many tool calls each choice has begun."""
 
     def complete(self, chunk: dict[str, Any]) -> None:
-        """Complete the next chunk.
-
-        Raises:
-            UpstreamError: if it is none.
-        """
+        """Complete the next chunk."""
         if not chunk.get("model"):
             chunk["model"] = self._model
-        try:
-            for choice in chunk.get("choices") or ():
-                # Nearly every choice goes on with a text, and has nothing to complete.
-                if choice.get("index") not in self._num_calls or "tool_calls" in (choice.get("delta") or ()):
-                    self._complete_choice(choice)
-        except _MALFORMED as error:
-            raise _malformed(chunk, error) from error
+        for choice in chunk.get("choices") or ():
+            # Nearly every choice goes on with a text, and has nothing to complete.
+            if choice.get("index") not in self._num_calls or "tool_calls" in (choice.get("delta") or ()):
+                self._complete_choice(choice)
 
     def _complete_choice(self, choice: dict[str, Any]) -> None:
         index = choice.get("index")
@@ -89,8 +78,6 @@ def _complete_call(call: dict[str, Any]) -> None:
         call["id"] = f"call_{new_id()}"
     if not call.get("type"):
         call["type"] = "function"
-
-
-def _malformed(answer: dict[str, Any], error: Exception) -> UpstreamError:
-    shown = repr(answer.get("choices"))[:120]
-    return UpstreamError(f"the upstream's answer is no chat completion: choices={shown} ({error})")
+    function = call.get("function") or {}
+    if isinstance(function.get("arguments"), dict):
+        function["arguments"] = orjson.dumps(function["arguments"]).decode()

@@ -159,7 +159,7 @@ class CompletionsStreamEncoder:
 
     def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         index = choice.get("index", 0)
-        text = (choice.get("delta") or {}).get("content") or ""
+        text = text_of(choice.get("delta") or {})
         if index not in self._offsets:
             self._offsets[index] = 0
             text = _echoed(self._asked) + text

@@ -61,7 +61,7 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
 
 def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, Any]]:
     """At least one block, because clients read the first without looking whether there is one."""
-    thought, text = reasoning_of(message), text_of(dict(message)) or message.get("refusal") or ""
+    thought, text = reasoning_of(message), text_of(message) or message.get("refusal") or ""
     calls = message.get("tool_calls") or ()
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": signature}
@@ -130,7 +130,7 @@ class MessagesStreamEncoder:
                 delta = choice.get("delta") or {}
                 if choice.get("index", 0) == 0:
                     events += self._piece("thinking", reasoning_of(delta))
-                    events += self._piece("text", delta.get("content") or delta.get("refusal") or "")
+                    events += self._piece("text", text_of(delta) or delta.get("refusal") or "")
         return b"".join(events)
 
     def finish(self) -> bytes:

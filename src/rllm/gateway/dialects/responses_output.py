@@ -253,7 +253,7 @@ class ResponsesStreamEncoder:
         if thought and reasoning["id"] not in self._ended:
             yield from self._begin(reasoning)
             yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
-        if text := delta.get("content"):
+        if text := text_of(delta):
             message = _message(self._own, [])
             yield from self._end_spoken("rs_")
             if message["id"] not in self._ended:

@@ -10,15 +10,22 @@ from typing import Any
 
 import msgspec
 
+from rllm.gateway.upstream.shape import check_plain_answer
+
 
 def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
-    """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one."""
+    """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one.
+
+    Raises:
+        UpstreamError: if one of its fields has another type than it should.
+    """
     try:
         answer = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     fields = _given(answer)
     fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
+    check_plain_answer(fields)
     return fields
 
 

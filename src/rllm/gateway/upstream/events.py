@@ -14,6 +14,7 @@ import orjson
 
 from rllm.capture import has_labels
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.shape import check_answer
 
 
 def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def parse_events(payloads: list[bytes], *, logprob_details: bool) -> list[dict[s
             the bare numbers stand in `logprobs.token_logprobs`.
 
     Raises:
-        UpstreamError: if one of them is not a JSON object.
+        UpstreamError: if one of them is not a JSON object, or a field of it has another type than it should.
     """
     if logprob_details:
         return [_parse(payload) for payload in payloads]
@@ -63,6 +64,8 @@ def _parse(payload: bytes) -> dict[str, Any]:
         raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
     if not isinstance(chunk, dict):
         raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {payload[:80]!r}")
+    if "error" not in chunk:
+        check_answer(chunk)
     return chunk
 
 

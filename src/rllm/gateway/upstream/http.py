@@ -27,6 +27,7 @@ from rllm.gateway.upstream.connection import (
 )
 from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.roles import for_template
+from rllm.gateway.upstream.shape import check_answer, check_models
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
@@ -115,11 +116,13 @@ class HTTPUpstream:
             raise self._named(error) from error
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self.complete(shorter)
-        if call.prompt_ids is not None and self._tokens is not None:
-            completion = _json_object(answer.status, body, answer.headers)
-            return self._tokens.chat_answer(completion, call.request, call.prompt_ids)
-        plain = parse_plain_answer(body) if answer.status == 200 and not call.logprob_details else None
-        return plain or _json_object(answer.status, body, answer.headers)
+        if answer.status == 200 and not call.logprob_details and (plain := parse_plain_answer(body)):
+            return plain
+        parsed = _json_object(answer.status, body, answer.headers)
+        check_answer(parsed)
+        if call.prompt_ids is None or self._tokens is None:
+            return parsed
+        return self._tokens.chat_answer(parsed, call.request, call.prompt_ids)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
@@ -156,8 +159,9 @@ class HTTPUpstream:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
-        models = _json_object(answer.status, body, answer.headers).get("data")
-        return models if isinstance(models, list) else []
+        listed = _json_object(answer.status, body, answer.headers)
+        check_models(listed)
+        return listed.get("data") or []
 
     async def check(self) -> None:
         await self.models()
