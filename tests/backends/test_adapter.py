@@ -17,7 +17,7 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.adapter import WEIGHTS_FILE, Adapter, LoraSettings
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
-from rllm.backends.local.forward import hidden_states
+from rllm.backends.local.forward import hidden_states_by_stems
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.slot_decoder import SlotDecoder
@@ -163,7 +163,7 @@ def test_shared_prefixes_and_recomputed_layers_work_beside_an_adapter(
     found = []
     for recompute in (False, True):
         backend = make_backend(make_model(), lora=SMALL, gradient_checkpointing=recompute)
-        assert backend.policy.trunk.hidden_states is hidden_states
+        assert backend.policy.trunk.hidden_states is hidden_states_by_stems
         strengthen(backend)
         backend.accumulate(groups(), GRPO())
         found.append(torch.cat([w.grad.flatten() for w in backend.model.parameters() if w.grad is not None]))

@@ -13,10 +13,17 @@ from torch import Tensor
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local import rows
-from rllm.backends.local.forward import HiddenStates, choose_forward, hidden_states, separate_hidden_states
+from rllm.backends.local.forward import (
+    HiddenStates,
+    choose_forward,
+    hidden_states,
+    hidden_states_by_stems,
+    separate_hidden_states,
+)
 from rllm.backends.local.last_mlp import last_mlp
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
+from rllm.inference.local.attention import use_grouped_attention
 
 from .conftest import in_float64
 
@@ -146,13 +153,15 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
     sequences=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7),
     min_saved=st.sampled_from([1, 4]),
     row_tokens=st.sampled_from([1, 5, 12, 64]),
+    stem_saved=st.sampled_from([None, 1]),
 )
 def test_any_tree_has_the_states_and_gradients_of_its_sequences(
-    exact_model: Any, sequences: list[list[int]], min_saved: int, row_tokens: int
+    exact_model: Any, sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None
 ) -> None:
     tree, model = build_tree(sequences, min_saved=min_saved), exact_model.model
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shared, apart = hidden_states(model, tree, row_tokens), separate_hidden_states(model, tree)
+    shared = hidden_states(model, tree, row_tokens, stem_saved=stem_saved)
+    apart = separate_hidden_states(model, tree)
     torch.testing.assert_close(shared, apart, atol=1e-10, rtol=0)
     found, expected = (
         torch.cat([gradient.flatten() for gradient in gradients(model, (states * pull).sum()).values()])
@@ -163,7 +172,9 @@ def test_any_tree_has_the_states_and_gradients_of_its_sequences(
 
 @pytest.fixture(scope="module")
 def exact_model(make_model: Make) -> Any:
-    return in_float64(make_model("Llama"))
+    model = in_float64(make_model("Llama"))
+    use_grouped_attention(model)
+    return model
 
 
 def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +186,34 @@ def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch
             torch.testing.assert_close(hidden_states(model, tree, row_tokens), whole, atol=1e-5, rtol=0)
 
 
-def test_a_model_with_plain_attention_shares_prefixes(make_model: Make) -> None:
-    assert choose_forward(make_model("Llama").model) is hidden_states
-    assert choose_forward(make_model("Qwen3").to(torch.bfloat16).model) is hidden_states
+def test_a_model_with_plain_attention_shares_prefixes_and_reads_their_keys_as_stems(make_model: Make) -> None:
+    model = make_model("Llama")
+    assert choose_forward(model.model) is hidden_states, "transformers' own attention knows nothing of stems"
+    use_grouped_attention(model)
+    assert choose_forward(model.model) is hidden_states_by_stems
+
+
+def test_keys_are_copied_for_weights_in_bfloat16(make_model: Make) -> None:
+    model = make_model("Qwen3").to(torch.bfloat16)
+    use_grouped_attention(model)
+    assert choose_forward(model.model) is hidden_states
+
+
+def test_a_long_prompt_is_read_as_a_stem_and_its_keys_are_not_copied(make_model: Make) -> None:
+    model = in_float64(make_model("Qwen3")).model
+    use_grouped_attention(model)
+    prompt, answers = [token % 50 for token in range(600)], [[10 + number] * 130 for number in range(4)]
+    tree = build_tree([[*prompt, *answer] for answer in answers])
+    pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    num_copied = []
+    model.layers[0].self_attn.register_forward_hook(
+        lambda _module, _inputs, given, _output: num_copied.append(given["past_key_values"].get_seq_length()),
+        with_kwargs=True,
+    )
+    stems, copies = hidden_states_by_stems(model, tree), hidden_states(model, tree)
+    assert num_copied == [0, 0, 0, 600], "the prompt, then the answers; twice"
+    torch.testing.assert_close(stems, copies, atol=1e-10, rtol=0)
+    assert_same(gradients(model, (stems * pull).sum()), gradients(model, (copies * pull).sum()), 1e-10)
 
 
 def test_a_model_with_a_sliding_window_is_trained_sequence_by_sequence(

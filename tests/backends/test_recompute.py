@@ -14,6 +14,7 @@ from rllm.backends.local.forward import HiddenStates, hidden_states, separate_hi
 from rllm.backends.local.recompute import recomputable_layers, recomputing
 from rllm.backends.local.trunk import Trunk
 from rllm.errors import ConfigError
+from rllm.inference.local.attention import use_grouped_attention
 
 Make = Callable[..., Any]
 TREE = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [8], [8, 1, 1, 1]], min_saved=1)
@@ -28,14 +29,20 @@ def gradients(model: Any, states: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "forward_pass",
-    [hidden_states, partial(hidden_states, row_tokens=1), separate_hidden_states],
-    ids=["in one row", "node by node", "apart"],
+    [
+        hidden_states,
+        partial(hidden_states, row_tokens=1),
+        partial(hidden_states, row_tokens=1, stem_saved=1),
+        separate_hidden_states,
+    ],
+    ids=["in one row", "node by node", "with stems", "apart"],
 )
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 def test_layers_that_are_run_again_give_the_same_gradients_bit_for_bit(
     make_model: Make, family: str, forward_pass: HiddenStates
 ) -> None:
     model = make_model(family).model
+    use_grouped_attention(model)
     expected = gradients(model, forward_pass(model, TREE))
     with recomputing(recomputable_layers(model)):
         states = forward_pass(model, TREE)

@@ -71,27 +71,39 @@ def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part.ids.shape for part in passes(tree, 9)] == [(2, 9)] * 3
 
 
-def seen_by_token(tree: TokenTree, row_tokens: int) -> dict[int, set[int]]:
+def test_rows_below_the_same_node_share_it_as_their_stem_where_that_saves_enough() -> None:
+    tree = build_tree([[*PROMPT, 4, 4], [*PROMPT, 5], [*PROMPT, 6], [7, 8, 8], [7, 9]], min_saved=1)
+    *_, below = passes(tree, 1, stem_saved=3)
+    assert [(stem.num_rows, stem.tokens.tolist()) for stem in below.stems] == [(3, [0, 1, 2]), (2, [7])]
+    assert below.above is None
+    assert below.ids.tolist() == [[5, 5], [6, 6], [4, 4], [9, 9], [8, 8]], "in the order of their anchors; padded"
+    assert below.mask is None, "below a stem, each token sees those before it"
+    *_, below = passes(tree, 1, stem_saved=4)
+    assert not below.stems, "2 * 3 + 1 tokens are saved, less than 4 for each of two stems"
+
+
+def seen_by_token(tree: TokenTree, row_tokens: int, stem_saved: int | None) -> dict[int, set[int]]:
     """For each token of the tree, which tokens it attends to, read from the passes."""
     seen = {}
-    for part in passes(tree, row_tokens):
+    for part in passes(tree, row_tokens, stem_saved):
         num_rows, length = part.ids.shape
         tokens = torch.full((num_rows * length,), -1).index_copy(0, part.real, part.tokens).view(num_rows, length)
         above = torch.zeros(num_rows, 0, dtype=torch.long) if part.above is None else part.above
         keys = torch.cat([above, tokens], dim=1)
         causal = torch.ones(num_rows, 1, length, length, dtype=torch.bool).tril()
         mask = causal if part.mask is None else part.mask
+        stem_of_row = [stem.tokens.tolist() for stem in part.stems for _ in range(stem.num_rows)] or [[]] * num_rows
         for row, step in (tokens >= 0).nonzero().tolist():
             assert part.ids[row, step] == tree.ids[tokens[row, step]]
-            visible = keys[row][mask[row, 0, step]].tolist()
+            visible = stem_of_row[row] + keys[row][mask[row, 0, step]].tolist()
             assert len(visible) == len(set(visible)) == part.positions[row, step] + 1
             seen[int(tokens[row, step])] = set(visible)
     return seen
 
 
-@given(SEQUENCES, st.integers(1, 20), st.sampled_from([1, 4, 16, 64]))
+@given(SEQUENCES, st.integers(1, 20), st.sampled_from([1, 4, 16, 64]), st.sampled_from([None, 1]))
 def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_else(
-    sequences: list[list[int]], min_saved: int, row_tokens: int
+    sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None
 ) -> None:
     tree = build_tree(sequences, min_saved=min_saved)
     expected = {
@@ -99,4 +111,4 @@ def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_els
         for positions in map(tree.positions, range(len(sequences)))
         for place, token in enumerate(positions)
     }
-    assert seen_by_token(tree, row_tokens) == expected
+    assert seen_by_token(tree, row_tokens, stem_saved) == expected

@@ -1,15 +1,17 @@
 """The training forward pass: the last hidden state of every token of a token tree.
 
 The tree is cut into rows (`rows.py`), and each pass of the model runs many of them. A row's tokens attend to the keys and
-values of the tokens above it, which are gathered from what earlier passes have produced; so every token is computed once,
-any Hugging Face model with ordinary attention can be used as it is, and gradients flow through the shared prefixes to all
-that share them.
+values of the tokens above it, which earlier passes have produced: copied in front of its own, or read as a stem. So every
+token is computed once, any Hugging Face model with ordinary attention can be used as it is, and gradients flow through the
+shared prefixes to all that share them.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
 from rllm.backends.local.last_mlp import last_mlp, only_for
-from rllm.backends.local.rows import passes
+from rllm.backends.local.rows import STEM_SAVED, passes
 from rllm.backends.local.tree_keys import TreeKeys
 from rllm.inference.local.decoders import has_full_attention
 
@@ -36,29 +38,41 @@ class HiddenStates(Protocol):
 def choose_forward(model: Any) -> HiddenStates:
     """The pass over shared prefixes where it gives what the model itself gives, else one sequence at a time.
 
-    What is tried, in one row and in many, is the model at hand and not its name: sliding windows, recurrent layers and positions taken from the
-    attention mask do not survive a prefix that is computed elsewhere.
+    What is tried, in one row and in many, is the model at hand and not its name: sliding windows, recurrent layers and positions
+    taken from the attention mask do not survive a prefix that is computed elsewhere, nor does every model hand on what its
+    attention needs for stems.
     """
-    size = model.get_input_embeddings().num_embeddings
-    stem = [token % size for token in (7, 3, 5, 2)]
-    tree = build_tree([[*stem, 11 % size, 13 % size, 1], [*stem, 4 % size], stem[:3]], min_saved=1)
-    read = torch.arange(len(tree.ids)) % 2 == 0
     if has_full_attention(model):
-        try:
-            with torch.no_grad():
-                expected = separate_hidden_states(model, tree)
-                errors = [hidden_states(model, tree, row_tokens) - expected for row_tokens in (1, len(tree.ids))]
-                errors.append(hidden_states(model, tree, read=read)[read] - expected[read])
-            tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
-            if torch.cat(errors).abs().max() <= tolerance * expected.abs().max():
-                return hidden_states
-        except Exception:  # whatever a model raises on arguments that it does not know, the other way suits it
-            logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
+        if model.device.type == "cpu" and _agrees(model, stem_saved=1):
+            return hidden_states_by_stems
+        if _agrees(model, stem_saved=None):
+            return hidden_states
     logger.warning(
         "%s does not keep plain full attention, so sequences are trained one by one: exact, but slower",
         type(model).__name__,
     )
     return separate_hidden_states
+
+
+def _agrees(model: Any, *, stem_saved: int | None) -> bool:
+    """Whether the pass over shared prefixes gives what the model itself gives."""
+    size = model.get_input_embeddings().num_embeddings
+    stem = [token % size for token in (7, 3, 5, 2)]
+    tree = build_tree([[*stem, 11 % size, 13 % size, 1], [*stem, 4 % size], stem[:3]], min_saved=1)
+    read = torch.arange(len(tree.ids)) % 2 == 0
+    try:
+        with torch.no_grad():
+            expected = separate_hidden_states(model, tree)
+            errors = [
+                hidden_states(model, tree, row_tokens, stem_saved=stem_saved) - expected
+                for row_tokens in (1, len(tree.ids))
+            ]
+            errors.append(hidden_states(model, tree, read=read)[read] - expected[read])
+    except Exception:  # whatever a model raises on arguments that it does not know, another way suits it
+        logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
+        return False
+    tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
+    return bool(torch.cat(errors).abs().max() <= tolerance * expected.abs().max())
 
 
 def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
@@ -76,16 +90,26 @@ def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Ten
 
 
 def hidden_states(
-    model: torch.nn.Module, tree: TokenTree, row_tokens: int = ROW_TOKENS, *, read: Tensor | None = None
+    model: torch.nn.Module,
+    tree: TokenTree,
+    row_tokens: int = ROW_TOKENS,
+    *,
+    read: Tensor | None = None,
+    stem_saved: int | None = None,
 ) -> Tensor:
-    """The model's last hidden state of every token of the tree, or of those that `read` marks: [T, hidden size]."""
+    """The model's last hidden state of every token of the tree, or of those that `read` marks: [T, hidden size].
+
+    `stem_saved`: see `passes`; for models whose attention takes `Above`.
+    """
     device = next(model.parameters()).device
     order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] as the how many-th each token is computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
     mlp = None if read is None else last_mlp(model)
-    for part in passes(tree, row_tokens):
+    for part in passes(tree, row_tokens, stem_saved):
         real = part.real.to(device)
-        past = tree_keys.past_of(None if part.above is None else order[part.above].to(device), real)
+        above = None if part.above is None else order[part.above].to(device)
+        stems = [replace(stem, tokens=order[stem.tokens].to(device)) for stem in part.stems]
+        past = tree_keys.past_of(above, stems, real)
         read_here = part.real if read is None else part.real[read[part.tokens]]
         with nullcontext() if mlp is None else only_for(read_here.to(device), part.ids.shape, mlp):
             output = model(
@@ -94,9 +118,14 @@ def hidden_states(
                 attention_mask=None if part.mask is None else part.mask.to(device),
                 past_key_values=past,
                 use_cache=True,
+                **({"above": past} if stems else {}),
             )
         tree_keys.take_in(past)
         outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, real))
         order[part.tokens] = torch.arange(num_done, num_done + len(real))
         num_done += len(real)
     return torch.cat(outputs).index_select(0, order.to(device))
+
+
+hidden_states_by_stems = partial(hidden_states, stem_saved=STEM_SAVED)
+"""The same, with stems where they are worth it."""

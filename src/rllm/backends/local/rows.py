@@ -5,13 +5,15 @@ a token sees those before it whose subtree has not ended: itself, its ancestors,
 mask of tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), which here carries gradients too.
 
 A tree that fits into a row is run in one pass. A longer one is cut where it forks, so that neither the pairs of tokens that
-are masked out nor the copies of what lies above cost much beside the model's matrix products.
+are masked out nor the copies of what lies above cost much beside the model's matrix products. Where those copies would be
+long, rows with the same anchor share what lies above them as their *stem*.
 
 Shapes: b rows of one pass, L tokens of its longest row, A tokens above.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +26,8 @@ PASS_TOKENS = 8192
 """Padded tokens in one pass."""
 PASS_PADDING = 64
 """Padding that is always worth a pass less; above it, an eighth of the tokens may be padding."""
+STEM_SAVED = 1024
+"""A stem is worth an attention of its own if that saves copying at least so many tokens' keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,14 @@ def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """What lies above rows that follow each other in a pass."""
+
+    num_rows: int
+    tokens: Tensor  # [A] where its tokens lie in the tree
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
     """Rows that are run at once, as a model takes them."""
@@ -70,31 +82,42 @@ class Pass:
     ids: Tensor  # [b, L]
     positions: Tensor  # [b, L] how many tokens lie above each, wherever its row holds it
     mask: Tensor | None  # [b, 1, L, A + L] who may attend to whom; None: each token to those before it
-    above: Tensor | None  # [b, A] where the tokens above each row lie in the tree
+    above: (
+        Tensor | None
+    )  # [b, A] where the tokens above each row lie in the tree, unless they are in stems; then A is 0
+    stems: tuple[Stem, ...]  # of all rows, or none
     real: Tensor  # [n] which of the b * L tokens are no padding
     tokens: Tensor  # [n] where these lie in the tree
 
 
-def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> Iterator[Pass]:
-    """All rows of a tree, each behind those above it."""
+def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS, stem_saved: int | None = None) -> Iterator[Pass]:
+    """All rows of a tree, each behind those above it.
+
+    Args:
+        tree: not empty.
+        row_tokens: see `ROW_TOKENS`.
+        stem_saved: see `STEM_SAVED`; `None`: there are no stems.
+    """
     lengths = torch.tensor([node.length for node in tree.nodes])
     starts, offsets = (torch.tensor([getattr(node, name) for node in tree.nodes]) for name in ("start", "offset"))
     ids, places = torch.tensor(tree.ids), torch.arange(len(tree.ids))
     depths = places + (offsets - starts).repeat_interleave(lengths)  # [T] position of each token in its sequences
     stops = torch.tensor(tree.stops()).repeat_interleave(lengths)  # [T] where the subtree of its node ends
     for rows in _batches(cut_rows(tree, row_tokens)):
+        stems = () if stem_saved is None else _stems(tree, rows, stem_saved)
         first, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
         tokens = first + torch.arange(max(row.length for row in rows))  # [b, L]
         real = tokens < end
         tokens = tokens.where(real, first)
         kept = real.flatten().nonzero().flatten()
-        above, seen = _above(tree, rows)
+        above, seen = (None, torch.ones(len(rows), 1, 0, dtype=torch.bool)) if stems else _above(tree, rows)
         needed = above is not None or bool((stops[tokens] < end).any())
         yield Pass(
             ids=ids[tokens],
             positions=depths[tokens],
             mask=_mask(tokens, stops[tokens], seen) if needed else None,
             above=above,
+            stems=stems,
             real=kept,
             tokens=tokens.flatten()[kept],
         )
@@ -111,6 +134,16 @@ def _mask(tokens: Tensor, stops: Tensor, seen: Tensor) -> Tensor:
     return torch.cat([seen.expand(-1, length, -1), inside], dim=2).unsqueeze(1)
 
 
+def _stems(tree: TokenTree, rows: list[Row], stem_saved: int) -> tuple[Stem, ...]:
+    """What lies above the rows of a pass, for each anchor, if that is worth it."""
+    members = Counter(row.anchor for row in rows)
+    above = {row.anchor: row.num_above for row in rows}
+    saved = sum((number - 1) * above[anchor] for anchor, number in members.items())
+    if saved < stem_saved * len(members) or 0 in above.values():
+        return ()
+    return tuple(Stem(number, torch.tensor(tree.down_to(anchor))) for anchor, number in members.items())
+
+
 def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
     """Where the tokens above each row lie in the tree [b, A], and which of them are no padding [b, 1, A]."""
     depth = max(row.num_above for row in rows)
@@ -125,14 +158,14 @@ def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
 
 def _batches(rows: list[Row]) -> Iterator[list[Row]]:
     """The rows level by level, at most `PASS_TOKENS` padded tokens at a time; those of similar length together, so that
-    padding costs less than another pass would."""
+    padding costs less than another pass would. Within a batch they are in the order of their anchors."""
     for level in range(1 + max(row.level for row in rows)):
         batch: list[Row] = []
         num_real = 0
         for row in sorted((row for row in rows if row.level == level), key=lambda row: row.length):
             padded, num_real = row.length * (len(batch) + 1), num_real + row.length
             if batch and (padded > PASS_TOKENS or padded - num_real > max(PASS_PADDING, padded // 8)):
-                yield batch
+                yield sorted(batch, key=lambda row: row.anchor)
                 batch, num_real = [], row.length
             batch.append(row)
-        yield batch
+        yield sorted(batch, key=lambda row: row.anchor)

@@ -1,15 +1,19 @@
-"""Keys and values over a token tree, handed to a model as the past of whichever nodes it runs next.
+"""Keys and values over a token tree, handed to a model as the past of whichever rows it runs next.
 
-Shapes: b nodes of one pass, L tokens of its longest node, A tokens above it, n real tokens of it, H heads, D head size.
+Shapes: b rows of one pass, L tokens of its longest row, A tokens above it, n real tokens of it, H heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+
+from rllm.backends.local.rows import Stem
+from rllm.backends.local.stem_attention import attend_with_stems
 
 
 class TreeKeys:
@@ -19,14 +23,15 @@ class TreeKeys:
         self._keys: list[Tensor] = []  # per layer [tokens so far, H, D]
         self._values: list[Tensor] = []
 
-    def past_of(self, ancestors: Tensor | None, kept: Tensor) -> PassKeys:
+    def past_of(self, ancestors: Tensor | None, stems: Sequence[Stem], kept: Tensor) -> PassKeys:
         """The past of the next pass.
 
         Args:
-            ancestors: [b, A] where the tokens above each node lie among the tokens so far; `None` above roots.
+            ancestors: [b, A] where the tokens above each row lie among the tokens so far; `None` above roots and in stems.
+            stems: of all rows or of none, with places among the tokens so far.
             kept: [n] which of the pass's b * L tokens are real.
         """
-        return PassKeys(tuple(self._keys), tuple(self._values), ancestors, kept)
+        return PassKeys(tuple(self._keys), tuple(self._values), ancestors, stems, kept)
 
     def take_in(self, done: PassKeys) -> None:
         """Append what a pass has computed."""
@@ -38,10 +43,15 @@ class PassKeys(Cache):  # type: ignore[misc]
     """One pass's view of the tree. It never changes what is above, so a layer may be run again for the backward pass."""
 
     def __init__(
-        self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], ancestors: Tensor | None, kept: Tensor
+        self,
+        keys: tuple[Tensor, ...],
+        values: tuple[Tensor, ...],
+        ancestors: Tensor | None,
+        stems: Sequence[Stem],
+        kept: Tensor,
     ) -> None:
         self._keys, self._values = keys, values
-        self._ancestors, self._kept = ancestors, kept
+        self._ancestors, self._stems, self._kept = ancestors, stems, kept
         self.new_keys: dict[int, Tensor] = {}  # by layer [n, H, D]
         self.new_values: dict[int, Tensor] = {}
 
@@ -63,12 +73,31 @@ class PassKeys(Cache):  # type: ignore[misc]
         gathered = gathered.view(*self._ancestors.shape, *gathered.shape[1:]).transpose(1, 2)  # [b, H, A, D]
         return torch.cat([gathered, states], dim=2)
 
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        """[b, H, L, D] attention to a row's own tokens and to its stem; see `attend_with_stems`."""
+        stems = [
+            (_of_stem(self._keys[layer], stem, query.dtype), _of_stem(self._values[layer], stem, query.dtype))
+            for stem in self._stems
+        ]
+        return attend_with_stems(query, keys, values, mask, stems, [stem.num_rows for stem in self._stems], scale)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self._ancestors is None else self._ancestors.shape[1]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """How many keys there are, and which is the first: for models that are given no mask, to make their own."""
         return self.get_seq_length(layer_idx) + query_length, 0
+
+
+def _picked(states: Tensor, places: Tensor) -> Tensor:
+    return states.index_select(0, places).transpose(0, 1).unsqueeze(0)
+
+
+def _of_stem(states: Tensor, stem: Stem, dtype: torch.dtype) -> Tensor:
+    """[1, H, A, D]"""
+    return states.index_select(0, stem.tokens).transpose(0, 1).unsqueeze(0).to(dtype)
 
 
 def _appended(store: list[Tensor], new: dict[int, Tensor]) -> list[Tensor]:

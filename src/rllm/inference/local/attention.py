@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -10,6 +10,22 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "rllm_sdpa"
+
+
+class Above(Protocol):
+    """Keys that a row attends to besides those that its model is given, as a pass over a token tree has them."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [B, H, T, D]
+        keys: torch.Tensor,  # [B, K, T, D]
+        values: torch.Tensor,  # [B, K, T, D]
+        mask: torch.Tensor | None,  # [B, 1, T, T]; None: each token attends to those before it
+        scale: float,
+    ) -> torch.Tensor:
+        """[B, H, T, D] the attention to both."""
+        ...
 
 
 def use_grouped_attention(model: Any) -> None:
@@ -31,17 +47,22 @@ def grouped_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    above: Above | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """`transformers`' sdpa interface. Decoding (T = 1) lets the queries of a group stand as T = H / K of its own.
 
-    Autocast leaves it in float32 on a CPU, whose kernel takes twice as long for the gradients of bfloat16.
+    A model hands on what it does not know itself, so that `above` gets here from its caller. Autocast leaves it in float32 on a CPU, whose kernel takes twice as long for the gradients of bfloat16.
     """
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
             states = (query.float(), key.float(), value.float())
-            return grouped_attention(module, *states, attention_mask, dropout, scaling, **options)
+            return grouped_attention(module, *states, attention_mask, dropout, scaling, above, **options)
     batch, heads, length, size = query.shape
+    if above is not None:
+        scale = size**-0.5 if scaling is None else scaling
+        out = above.attend(module.layer_idx, query, key, value, attention_mask, scale)
+        return out.transpose(1, 2).contiguous(), None
     groups = key.shape[1]
     if attention_mask is not None and groups != heads and not dropout:
         attend = torch.nn.functional.scaled_dot_product_attention

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from rllm.backends.local.stem_attention import attend_with_stems
+
+NUM_ROWS, STEM_LENGTHS = [3, 1], [5, 70]
+ROWS, LENGTH, SIZE = sum(NUM_ROWS), 40, 8
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def copied_in_front(own: Tensor, stems: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each row, its stem's keys before its own, and who may attend to whom."""
+    stem_of_row = [stem for stem, number in zip(stems, NUM_ROWS, strict=True) for _ in range(number)]
+    return [
+        (torch.cat([stem, row.unsqueeze(0)], dim=2), torch.cat([mask.new_ones(LENGTH, stem.shape[2]), mask], dim=1))
+        for row, stem in zip(own, stem_of_row, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("is_forked", [False, True], ids=["causal", "a tree of its own"])
+def test_it_is_attention_to_copies_with_its_gradients(heads: int, groups: int, is_forked: bool) -> None:
+    query = random(ROWS, LENGTH, heads, SIZE, seed=1)  # as a model lays it out
+    keys, values = random(ROWS, groups, LENGTH, SIZE, seed=2), random(ROWS, groups, LENGTH, SIZE, seed=3)
+    stem_keys = [random(1, groups, length, SIZE, seed=10 + length) for length in STEM_LENGTHS]
+    stem_values = [random(1, groups, length, SIZE, seed=20 + length) for length in STEM_LENGTHS]
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    if is_forked:
+        mask[20:, 10:20] = False
+    inputs = [query, keys, values, *stem_keys, *stem_values]
+    pull = random(ROWS, heads, LENGTH, SIZE, seed=4).detach()
+
+    found = attend_with_stems(
+        query.transpose(1, 2),
+        keys,
+        values,
+        mask.expand(ROWS, 1, LENGTH, LENGTH) if is_forked else None,
+        list(zip(stem_keys, stem_values, strict=True)),
+        NUM_ROWS,
+        scale=0.3,
+    )
+    rows = zip(
+        query.transpose(1, 2).split(1),
+        copied_in_front(keys, stem_keys, mask),
+        copied_in_front(values, stem_values, mask),
+        strict=True,
+    )
+    expected = torch.cat(
+        [
+            scaled_dot_product_attention(one, key, value, attn_mask=seen, scale=0.3, enable_gqa=True)
+            for one, (key, seen), (value, _) in rows
+        ]
+    )
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    query = torch.full((1, 1, 2, SIZE), 100.0)
+    keys, values = torch.full((1, 1, 2, SIZE), -100.0), torch.zeros(1, 1, 2, SIZE)
+    stem = (torch.full((1, 1, 3, SIZE), 100.0), torch.ones(1, 1, 3, SIZE))
+    found = attend_with_stems(query, keys, values, None, [stem], [1], scale=1.0)
+    torch.testing.assert_close(found, torch.ones(1, 1, 2, SIZE))
