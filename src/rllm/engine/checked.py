@@ -25,12 +25,12 @@ def check_episode(episode: Episode, agent: str) -> None:
     Raises:
         AgentError: naming the field, what it holds, and what belongs there.
     """
+    check_trajectories(episode.trajectories, agent)
     episode.info = _mapping(episode.info, "info of its episode", agent)
     _name_error(episode.info)
     episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
     episode.is_correct = bool(_number(episode.is_correct or 0, "is_correct of its episode", "True or False", agent))
     episode.termination_reason = _reason(episode.termination_reason, agent)
-    check_trajectories(episode.trajectories, agent)
 
 
 def check_trajectories(trajectories: Any, agent: str) -> None:
