@@ -294,6 +294,22 @@ async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engin
     assert [said(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
 
 
+async def test_what_a_function_had_done_when_it_raised_stays_on_its_record(engine_of: Engine) -> None:
+    @trajectory(name="solver")
+    def solve(text: str) -> None:
+        with openai.OpenAI() as client:
+            ask(client, text)
+
+    def agent(text: str) -> float:
+        solve(text)
+        raise RuntimeError("the judge is gone")
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert "the judge is gone" in problem(episode)
+    (done,) = episode.trajectories
+    assert (done.name, [step.model_response for step in done.steps]) == ("solver", ["X"])
+
+
 async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(
     engine_of: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

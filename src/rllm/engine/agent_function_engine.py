@@ -58,7 +58,8 @@ class AgentFunctionEngine:
         self.stop()
 
     async def rollout(self, attempt: Attempt) -> Episode:
-        """Run the function once, in a session of its own, and join what it returns with what it called.
+        """Run the function once, in a session of its own, and join what it returns with what it called. Whatever of it had a
+        `@trajectory` is in `attempt.trajectories`, too.
 
         Raises:
             AgentError: if the function raises, or returns what cannot be understood.
@@ -71,6 +72,8 @@ class AgentFunctionEngine:
             except AgentError as error:
                 await self._check_where_it_called(session, error)
                 raise
+            finally:
+                attempt.trajectories.extend(session.trajectories)
         episode = self._understood(returned)
         traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         if not traces and _learns(episode):
