@@ -151,6 +151,17 @@ def test_a_workflow_with_two_roles_each_with_its_own_group(tmp_path: Path, workf
     store.close()
 
 
+def test_a_workflow_that_is_not_thread_safe_runs_once_at_a_time(tmp_path: Path) -> None:
+    class Alone(SolverJudge):
+        @staticmethod
+        def is_multithread_safe() -> bool:
+            return False
+
+    backend = trained(tmp_path, workflow_class=Alone)
+    assert len(backend.inference.outputs) == 2 * 4 * 2
+    assert backend.inference.most_live == 1
+
+
 def test_a_workflow_tries_again_when_it_raises(tmp_path: Path) -> None:
     class Unsteady(SolverJudge):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:

@@ -64,6 +64,11 @@ class Door(ABC):
     demonstrates: ClassVar[bool] = False
     """Whether episodes are shown to the policy, and not made by it."""
 
+    @property
+    def most_at_a_time(self) -> int | None:
+        """How many rollouts one process may have under way; `None` is any number."""
+        return None
+
     @abstractmethod
     def check(self, data: Dataset) -> None:
         """Raise `ConfigError` if these tasks cannot be rolled out."""
@@ -117,6 +122,7 @@ class AgentEnvDoor(Door):
             env_args=self.env_args,
             rollout_engine=around.recorded,
             capture=around.capture,
+            trajectory_timeout=around.rollout.timeout_s,
             **steps,
         )
 
@@ -128,6 +134,11 @@ class WorkflowDoor(Door):
     workflow_class: type[Workflow]
     workflow_args: Mapping[str, Any] = field(default_factory=dict)
     retry_if = staticmethod(is_worth_another_try)
+
+    @property
+    def most_at_a_time(self) -> int | None:
+        """One, of a class that is not thread-safe."""
+        return None if self.workflow_class.is_multithread_safe() else 1
 
     def check(self, data: Dataset) -> None:
         """A workflow takes any task."""

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -143,7 +143,7 @@ def running(config: TrainConfig, door: Door, around: Surroundings, gateway: Gate
     Raises:
         ConfigError: if a part does not fit, or a node cannot make rollouts.
     """
-    rollout = config.rollout
+    rollout, most = config.rollout, door.most_at_a_time
     settings: dict[str, Any] = {
         "max_concurrent": rollout.max_concurrent,
         "timeout_s": rollout.timeout_s,
@@ -151,13 +151,14 @@ def running(config: TrainConfig, door: Door, around: Surroundings, gateway: Gate
         "retry_if": door.retry_if,
     }
     if rollout.runner == "local":
+        settings["max_concurrent"] = most or rollout.max_concurrent
         with door.open(around) as engine:
             yield RolloutRunner(engine, **settings)
         return
-    remote = remote_gateway(gateway)
+    remote, spread = remote_gateway(gateway), spread_of(config)
     with RayRolloutRunner(
         partial(open_elsewhere, door, remote, rollout),
-        spread=spread_of(config),
+        spread=spread if most is None else replace(spread, concurrency=most),
         gateway=remote,
         environment=environment(remote.url, api_key=remote.api_key),
         paths=ImportPaths.of(config.ray.working_dir),
