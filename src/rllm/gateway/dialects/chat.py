@@ -70,10 +70,10 @@ class ChatStreamEncoder:
     def _hold_back(self, chunk: dict[str, Any]) -> bool:
         """Take the usage and the finish reasons out of a chunk; returns whether anything is left to send now."""
         usage = chunk.pop("usage", None)
+        if usage and self._wants_usage:
+            self._usage = [{**chunk, "choices": [], "usage": usage}]  # Some servers count in every chunk.
         choices = chunk.get("choices")
         if not choices:
-            if usage and self._wants_usage:
-                self._usage = [{**chunk, "choices": [], "usage": usage}]
             return not usage and not self._endings
         left = []
         for choice in choices:
@@ -83,7 +83,7 @@ class ChatStreamEncoder:
             # Some clients look for the finish reason only in a chunk of its own, so what was said goes first.
             ending = {name: value for name, value in choice.items() if name != "token_ids"}
             self._endings.append({**chunk, "choices": [{**ending, "delta": {}, "logprobs": None}]})
-            if any((choice.get("delta") or {}).values()) or choice.get("token_ids"):
+            if any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
                 left.append({**choice, "finish_reason": None})
         chunk["choices"] = left
         return bool(left)

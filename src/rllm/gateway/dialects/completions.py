@@ -132,6 +132,7 @@ class CompletionsStreamEncoder:
         self._asked = asked
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         self._endings: list[dict[str, Any]] = []
+        self._usage: list[dict[str, Any]] = []
         self._offsets: dict[int, int] = {}
         """How long each choice's text is so far."""
 
@@ -148,11 +149,11 @@ class CompletionsStreamEncoder:
                     ending["finish_reason"] = piece["finish_reason"]
                     self._endings.append({**head, "choices": [ending]})
             if chunk.get("usage") and self._wants_usage:
-                self._endings.append({**head, "choices": [], "usage": chunk["usage"]})
+                self._usage = [{**head, "choices": [], "usage": chunk["usage"]}]  # Some servers count in every chunk.
         return b"".join(events)
 
     def finish(self) -> bytes:
-        return b"".join([*map(_data, self._endings), b"data: [DONE]\n\n"])
+        return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
 
     def fail(self, error: GatewayError) -> bytes:
         return _data(error.to_dict())
