@@ -1,0 +1,47 @@
+"""Chunks of a chat completion on their way to a client: what is held back for the end, and that nothing is lost by it."""
+
+import json
+
+import pytest
+
+from rllm.gateway.dialects.chat import ChatStreamEncoder
+from rllm.gateway.dialects.completions import CompletionsStreamEncoder
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def chunk(delta, reason=None, **more):
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": more.pop("logprobs", None)}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+def entry(logprob):
+    return {"token": "x", "logprob": logprob, "bytes": None, "top_logprobs": []}
+
+
+def told(encoder, *chunks):
+    """What the client reads: the chunks that come at once, and those at the end."""
+    now, later = (
+        [json.loads(line[6:]) for line in piece.decode().splitlines() if line.startswith("data: {")]
+        for piece in (encoder.feed(list(chunks)), encoder.finish())
+    )
+    return now, later
+
+
+@pytest.mark.parametrize("kind", [ChatStreamEncoder, CompletionsStreamEncoder])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_usage_comes_last_wherever_the_server_puts_it(kind, wanted):
+    so_far = chunk({"content": "h"}, usage={**USAGE, "completion_tokens": 1})
+    asked = {"prompt": "p", "stream_options": {"include_usage": wanted}}
+    now, later = told(kind(asked), so_far, chunk({"content": "i"}, "stop", usage=USAGE))
+    assert not any("usage" in event for event in now)
+    assert later[0]["choices"][0]["finish_reason"] == "stop"
+    assert [(event["choices"], event["usage"]) for event in later[1:]] == ([([], USAGE)] if wanted else [])
+
+
+def test_the_log_probability_of_the_token_that_ends_the_answer_is_told():
+    last = chunk({"content": ""}, "stop", logprobs={"content": [entry(-0.25)]})
+    now, [ending] = told(ChatStreamEncoder({"logprobs": True}), chunk({"content": "h"}), last)
+    assert [event["choices"][0]["logprobs"] for event in now] == [None, {"content": [entry(-0.25)]}]
+    assert now[1]["choices"][0]["finish_reason"] is None
+    assert (ending["choices"][0]["finish_reason"], ending["choices"][0]["delta"]) == ("stop", {})
