@@ -231,6 +231,19 @@ async def test_a_longer_answer_than_there_is_room_for_becomes_as_long_a_one_as_t
     assert [b"max_tokens" in request for request in server.requests] == [True, False]
 
 
+async def test_an_error_that_is_the_answer_itself_is_understood_as_sglang_writes_it():
+    told = b"Requested token count exceeds the model's maximum context length of 2048 tokens."
+    body = b'{"object":"error","message":"%s","type":"BadRequestError","param":null,"code":400}' % told
+    refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    server = Server([refused], [FRAMED], [refused])
+    async with server.upstream() as upstream:
+        assert await upstream.complete(UpstreamCall(id="c", request={**REQUEST, "max_tokens": 48000}))
+        with pytest.raises(UpstreamError) as too_long:
+            await complete(upstream)
+    assert str(too_long.value) == told.decode()
+    assert too_long.value.details["code"] == "context_length_exceeded"
+
+
 async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
     events = b'data: {"a":1}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)

@@ -281,13 +281,18 @@ def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamEr
     except ValueError:
         answer = None
     shown = status if status >= 400 else 502
-    if isinstance(answer, dict) and (error := answer.get("error", answer.get("detail"))):
+    if isinstance(answer, dict) and (error := _error_in(answer)):
         refusal = _reported(error, shown)
     else:
         refusal = UpstreamError(f"the upstream answered with status {status} and {_start_of(body)}", status_code=shown)
     if status in _BUSY and refusal.details.get("code") not in _FOR_GOOD:
         refusal.fault, refusal.retry_after_s = "refused", _retry_after_s(headers.get("retry-after"))
     return refusal
+
+
+def _error_in(answer: dict[str, Any]) -> Any:
+    """What a refusal says, under OpenAI's name or FastAPI's; SGLang's is all of the answer."""
+    return answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
 
 
 def _retry_after_s(header: str | None) -> float | None:
