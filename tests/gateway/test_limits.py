@@ -1,9 +1,14 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from anthropic import Anthropic, RateLimitError
 
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.limits import TokenBucket
+from rllm.gateway.limits import CallLimits, TokenBucket
+from rllm.gateway.sessions import Sessions
+from rllm.store.memory import MemoryTraceStore
 
 
 def limited(serve, **limits):
@@ -85,6 +90,40 @@ def test_a_session_that_is_deleted_makes_room(serve, monkeypatch):
     assert served.post("/sessions/a/v1/chat/completions").status_code == 200
     assert served.post("/sessions/b/v1/chat/completions").status_code == 429
     served.http.delete("/sessions/a")
+    assert served.post("/sessions/b/v1/chat/completions").status_code == 200
+
+
+async def admitted(admissions):
+    """How many of these, which come at once, are let in."""
+    ended = await asyncio.gather(*admissions, return_exceptions=True)
+    assert all(error is None or error.status == 429 for error in ended)
+    return ended.count(None)
+
+
+def limits_over(store, **limits):
+    return CallLimits(GatewayConfig(**limits), Sessions(store), store)
+
+
+async def test_calls_that_come_at_once_are_counted_each():
+    limits = limits_over(MemoryTraceStore(), calls_per_minute=3, session_calls_per_minute=2, max_sessions=100)
+    assert await admitted(limits.admit_call("s") for _ in range(5)) == 2
+    assert await admitted(limits.admit_call(f"s-{k}") for k in range(5)) == 1
+
+
+async def test_sessions_that_begin_at_once_are_counted_each():
+    store = MemoryTraceStore()
+    for name in "ab":
+        store.open_session(name, {})
+    for most, num_admitted in ((2, 0), (3, 1)):
+        limits = limits_over(store, max_sessions=most)
+        assert await admitted(limits.admit_session(f"s-{k}") for k in range(3)) == num_admitted
+
+
+def test_a_session_whose_first_calls_come_at_once_begins_once(serve):
+    served = limited(serve, max_sessions=2)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(served.post, "/sessions/a/v1/chat/completions") for _ in range(4)]
+    assert [call.result().status_code for call in calls] == [200] * 4
     assert served.post("/sessions/b/v1/chat/completions").status_code == 200
 
 

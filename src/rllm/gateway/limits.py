@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 
@@ -46,8 +47,10 @@ class CallLimits:
         self._store = store
         self._all = TokenBucket(config.calls_per_minute or 1.0, time.monotonic())
         self._by_session: OrderedDict[str | None, TokenBucket] = OrderedDict()
-        self._num_sessions = 0
-        self._counted_at = float("-inf")
+        self._num_sessions = math.inf
+        """As far as is known; before they are counted, too many."""
+        self._counted_at = -math.inf
+        self._counting = asyncio.Lock()
 
     @classmethod
     def of(cls, config: GatewayConfig, sessions: Sessions, store: TraceStore) -> CallLimits | None:
@@ -56,7 +59,7 @@ class CallLimits:
         return None if limits == (None, None, None) else cls(config, sessions, store)
 
     async def admit_call(self, session_id: str | None) -> None:
-        """Count a call of this session; those that name none count as one session's together.
+        """Count a call of this session, also one whose session may not begin; those that name none count as one session's together.
 
         Raises:
             GatewayError: 429, if it is one too many.
@@ -67,10 +70,10 @@ class CallLimits:
             _check(own.wait_s(now), "session_calls_per_minute", self._config.session_calls_per_minute)
         if self._config.calls_per_minute is not None:
             _check(self._all.wait_s(now), "calls_per_minute", self._config.calls_per_minute)
-        await self.admit_session(session_id)
-        self._all.take()
+        self._all.take()  # Before anything is awaited: calls that come at once are counted each.
         if self._config.session_calls_per_minute is not None:
             own.take()
+        await self.admit_session(session_id)
 
     async def admit_session(self, session_id: str | None) -> None:
         """Count a session that begins.
@@ -81,17 +84,20 @@ class CallLimits:
         most = self._config.max_sessions
         if most is None or (session_id is not None and await self._is_known(session_id)):
             return
-        if self._num_sessions >= most or self._counted_at == float("-inf"):
-            await self._count(most)
-        if self._num_sessions >= most:
-            raise GatewayError(
-                429,
-                f"the gateway keeps max_sessions={most} sessions already: delete some, or raise the limit",
-                type="rate_limit_error",
-                code="too_many_sessions",
-                retry_after_s=_SESSION_RETRY_S,
-            )
-        self._num_sessions += 1
+        async with self._counting:
+            if session_id is not None and self._sessions.knows(session_id):
+                return  # Another call of its own has just begun it.
+            if self._num_sessions >= most:
+                await self._count(most)
+            if self._num_sessions >= most:
+                raise GatewayError(
+                    429,
+                    f"the gateway keeps max_sessions={most} sessions already: delete some, or raise the limit",
+                    type="rate_limit_error",
+                    code="too_many_sessions",
+                    retry_after_s=_SESSION_RETRY_S,
+                )
+            self._num_sessions += 1
 
     def _bucket(self, session_id: str | None, per_minute: float, now: float) -> TokenBucket:
         bucket = self._by_session.get(session_id)
