@@ -17,6 +17,7 @@ def with_default(question: str, answer: str = "4") -> None: ...
 def with_kwargs(question: str, **kwargs: Any) -> None: ...
 def with_url(question: str, base_url: str) -> None: ...
 def positional(question: str, /) -> None: ...
+def whole(task: dict[str, Any]) -> None: ...
 
 
 class Agent:
@@ -52,6 +53,8 @@ def test_what_fits(function: Any, columns: list[str]) -> None:
         (positional, ["question"], "positional-only"),
         (Agent(), ["prompt"], "Agent needs 'question'"),
         (partial(exact, answer="4"), [], "exact needs 'question'"),
+        (whole, ["question"], r"whole needs 'task'.* by name, so name them, or take the whole row as \*\*task"),
+        (with_kwargs, ["question", 1], "with_kwargs cannot take the column 1: columns are passed by name"),
     ],
 )
 def test_what_does_not_fit_is_named(function: Any, columns: list[str], says: str) -> None:

@@ -34,13 +34,17 @@ def check_signature(function: Callable[..., Any], columns: Collection[str]) -> N
         return
     name = name_of(function)
     seen = f"the data has {sorted(map(str, columns))}"
+    unnamed = [column for column in columns if not isinstance(column, str)]
+    if unnamed:
+        raise ConfigError(f"{name} cannot take the column {unnamed[0]!r}: columns are passed by name, so make it text")
     for parameter in parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise ConfigError(f"{name}: parameter {parameter.name!r} is positional-only: columns are passed by name")
         if _is_required(parameter) and parameter.name not in {*columns, *URL_PARAMETERS}:
-            raise ConfigError(
-                f"{name} needs {parameter.name!r}, which is not a column: {seen}; rename it or give it a default"
-            )
+            remedy = "rename it or give it a default"
+            if len(parameters) == 1:
+                remedy = f"columns are passed by name, so name them, or take the whole row as **{parameter.name}"
+            raise ConfigError(f"{name} needs {parameter.name!r}, which is not a column: {seen}; {remedy}")
     if not _takes_any(parameters):
         unknown = sorted(set(columns) - _named(parameters) - set(ID_COLUMNS))
         if unknown:
