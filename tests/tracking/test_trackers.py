@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking import EXTRAS
-from rllm.tracking.base import Trackers
+from rllm.tracking.base import Trackers, checked_trackers
 from rllm.tracking.console import ConsoleTracker
 from rllm.tracking.jsonl import JSONLTracker, forget_after
 from rllm.trainer.run_folder import evaluations_of
@@ -113,6 +113,16 @@ def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_p
 def test_a_misspelt_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trackers='jsnl' is not known: did you mean 'jsonl'"):
         Trackers.start(["jsnl"], tmp_path)
+
+
+@pytest.mark.parametrize("given", ["wandb", ["wandb"], [Notes], [object()]])
+def test_what_is_no_tracker_is_refused(given: object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"trackers=.*: give objects with the methods log, .* such as trackers=\[console,wandb\]"
+    ):
+        checked_trackers(given)
+    notes = Notes()
+    assert checked_trackers((notes,)) == [notes]
 
 
 def test_json_lines_append_and_are_there_at_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rllm.errors import ConfigError, RLLMError
 from rllm.registry import resolve
@@ -15,6 +15,7 @@ from rllm.types import Episode
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Receives what a run has to say. Made with the run's folder."""
 
@@ -33,6 +34,20 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Write what is left. Repeatable."""
         ...
+
+
+def checked_trackers(trackers: Any) -> list[Tracker]:
+    """
+    Raises:
+        ConfigError: for what is no tracker, such as the name of one.
+    """
+    for tracker in [trackers] if isinstance(trackers, str) else trackers:
+        if isinstance(tracker, type) or not isinstance(tracker, Tracker):
+            raise ConfigError(
+                f"trackers={trackers!r}: give objects with the methods log, log_episodes, progress and close; trackers that have "
+                "names are set in the configuration, such as trackers=[console,wandb]"
+            )
+    return list(trackers)
 
 
 class Trackers:

@@ -30,7 +30,7 @@ from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
 from rllm.store import open_store
 from rllm.tracking import TRACKERS
-from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.trainer import rng
 from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
@@ -151,7 +151,7 @@ class AgentTrainer:
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
         self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        self.trackers = list(trackers)
+        self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
         """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
