@@ -65,7 +65,13 @@ def test_columns_are_the_fields_of_every_row() -> None:
 
 @pytest.mark.parametrize(
     ("row", "task_id"),
-    [({"task_id": "x:1", "id": 5}, "x:1"), ({"id": 0}, "0"), ({"id": None}, "1"), ({"question": "q"}, "1")],
+    [
+        ({"task_id": "x:1", "id": 5}, "x:1"),
+        ({"id": 0}, "0"),
+        ({"id": None}, "1"),
+        ({"question": "q"}, "1"),
+        ({"id": "\ud800"}, "?"),
+    ],
 )
 def test_a_row_has_its_own_id_or_its_number(row: dict[str, Any], task_id: str) -> None:
     assert Dataset([{}, row]).task_id(1) == task_id

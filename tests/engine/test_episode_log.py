@@ -163,10 +163,11 @@ def test_nothing_that_an_agent_leaves_behind_can_raise(tmp_path):
     circle: list[Any] = []
     circle.extend([circle, circle])
     with EpisodeLog(tmp_path / "e.jsonl") as log:
-        log.append(Episode(id="t:0", info={"circle": circle, "stubborn": Stubborn()}))
+        log.append(Episode(id="t:0", info={"circle": circle, "stubborn": Stubborn(), "huge": 10**5000}))
     info = next(EpisodeLog.read(log.path)).info
     assert info["stubborn"]["unserialisable"] == "Stubborn"
     assert info["stubborn"]["repr"].startswith("<Stubborn instance at")
+    assert info["huge"] == {"unserialisable": "int", "repr": "an integer of too many digits"}
     assert [item["unserialisable"] for item in info["circle"]] == ["list", "list"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rllm.engine import runner as runner_module
 from rllm.engine.runner import Attempt, RolloutRunner, is_transient
-from rllm.errors import AgentError, ConfigError, InferenceError, TokenMismatchError
+from rllm.errors import AgentError, ConfigError, InferenceError, RolloutError, TokenMismatchError
 from rllm.types import Episode, TerminationReason
 
 
@@ -233,3 +233,10 @@ async def test_what_an_attempt_does_to_its_task_no_other_sees() -> None:
     own["more"] = True
     assert attempt.task == {"list": [{"a": 1}], "object": shared}
     assert own["object"] is shared
+
+
+def test_a_task_that_cannot_be_copied_fails_its_rollout() -> None:
+    circle: dict[str, Any] = {}
+    circle["again"] = circle
+    with pytest.raises(RolloutError, match="task 'x' cannot be copied, because a list or dict in it holds itself"):
+        Attempt(task={"circle": circle}, task_id="x").own_task()

@@ -124,10 +124,10 @@ class Dataset(Sequence[Task]):
         return found
 
     def task_id(self, index: int) -> str:
-        """The row's own `task_id` or `id`, else its number in the dataset that was read."""
+        """The row's own `task_id` or `id`, else its number in the dataset that was read; `?` stands for what is not Unicode."""
         row = self._rows[index]
         own = (row[name] for name in _ID_FIELDS if row.get(name) is not None)
-        return str(next(own, self._numbers[index]))
+        return str(next(own, self._numbers[index])).encode(errors="replace").decode()
 
     def get_data(self) -> list[Task]:
         """The rows."""

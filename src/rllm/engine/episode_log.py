@@ -167,7 +167,11 @@ def _closest(value: Any) -> Any:
 
 
 def _opaque(value: Any) -> dict[str, str]:
-    return {"unserialisable": type(value).__qualname__, "repr": _plain(_short.repr(value))}
+    try:
+        text = _short.repr(value)
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        text = "an integer of too many digits"
+    return {"unserialisable": type(value).__qualname__, "repr": _plain(text)}
 
 
 def _is_opaque(value: Any) -> bool:

@@ -68,8 +68,18 @@ class Attempt:
     """What has been done so far, for a rollout to add to as it goes: if it fails, the record keeps these."""
 
     def own_task(self) -> Task:
-        """The task for users' code to do with as it likes: neither the record nor another attempt sees what it changes."""
-        task: Task = snapshot(dict(self.task))
+        """The task for users' code to do with as it likes: neither the record nor another attempt sees what it changes.
+
+        Raises:
+            RolloutError: if its fields hold themselves, or are nested too deeply to be copied.
+        """
+        try:
+            task: Task = snapshot(dict(self.task))
+        except RecursionError as error:
+            raise RolloutError(
+                f"task {self.task_id!r} cannot be copied, because a list or dict in it holds itself or hundreds of others "
+                "in each other: make it flatter, or keep it in an object of your own"
+            ) from error
         return task
 
 
