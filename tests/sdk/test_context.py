@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from rllm.sdk.context import (
     current_frame,
@@ -210,3 +211,22 @@ def test_leaving_in_another_context_than_entering_is_harmless() -> None:
     thread.start()
     thread.join()
     assert current_frame() is None
+
+
+def test_leaving_a_session_that_another_context_entered_leaves_ours_current() -> None:
+    elsewhere = session(of="a generator")
+    copy_context().run(elsewhere.__enter__)
+    with session() as ours:
+        elsewhere.__exit__(None, None, None)
+        assert get_current_session() is ours
+
+
+def test_sessions_may_be_left_in_any_order() -> None:
+    first, second = session(which="first"), session(which="second")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert get_current_session() is second
+    assert get_current_metadata() == {"which": "second"}
+    second.__exit__(None, None, None)
+    assert get_current_session() is None

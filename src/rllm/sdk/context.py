@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -104,11 +104,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        frame = _current.get()
-        while frame is not None and frame.session is not self:
-            frame = frame.parent
-        # Not a token's reset: a session may be entered and left in different contexts (generators, fixtures).
-        _current.set(frame.parent if frame is not None else None)
+        # Not a token's reset: a session may be left in another context than it was entered in, and in any order (generators).
+        _current.set(_without(self, _current.get()))
         context_in_threads.uninstall()
         with self._lock:
             self._num_open -= 1
@@ -166,6 +163,14 @@ class Frame:
         for session in {frame.session for frame in self}:
             if name not in session.programs:
                 session.programs.append(name)
+
+
+def _without(session: Session, frame: Frame | None) -> Frame | None:
+    """The chain without the innermost entry of a session; what was entered inside of it stays what it is."""
+    if frame is None or frame.session is session:
+        return None if frame is None else frame.parent
+    parent = _without(session, frame.parent)
+    return frame if parent is frame.parent else replace(frame, parent=parent)
 
 
 _current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)
