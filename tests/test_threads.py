@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextvars import ContextVar
+from types import FrameType
 
 import pytest
 
@@ -166,3 +167,52 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "7\n"
+
+
+async def test_an_event_loop_starts_no_threads_but_the_one_that_starts_the_others() -> None:
+    release, started = threading.Event(), []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is threading.Thread.start.__code__:
+            started.append(frame)
+
+    sys.setprofile(profile)  # of this thread only
+    stuck = [asyncio.create_task(in_thread(release.wait, name=f"stuck {number}")) for number in range(50)]
+    await in_thread(release.set, name="worker")
+    sys.setprofile(None)
+    assert all(await asyncio.gather(*stuck))
+    assert len(started) <= 1
+
+
+NO_ROOM = """
+import asyncio, resource, threading
+from rllm.threads import OneThread, in_thread
+
+async def tried(call):
+    try:
+        return await call
+    except RuntimeError as error:
+        return str(error)
+
+async def main():
+    one = OneThread()
+    print(await in_thread(lambda: "begun", name="first"))
+    threading.stack_size(1 << 32)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+    release = threading.Event()
+    held = asyncio.create_task(in_thread(release.wait, name="held"))
+    await asyncio.sleep(0)
+    print(await tried(in_thread(lambda: "begun", name="second")))
+    print(await tried(one.run(lambda: "begun", name="third")))
+    threading.stack_size(0)
+    print(await one.run(lambda: "begun", name="fourth"))
+    release.set()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
+def test_a_thread_for_which_there_is_no_room_is_an_error_of_its_call() -> None:
+    told = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == ["begun", "can't start new thread", "can't start new thread", "begun"]

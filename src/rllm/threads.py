@@ -211,8 +211,7 @@ class _Worker:
     @classmethod
     def start(cls, *, shared: bool) -> _Worker:
         worker = cls(shared=shared)
-        # It outlives the job that it is started for, so it must inherit nothing of that job's context.
-        contextvars.Context().run(worker.thread.start)
+        _Starter.of_process().start(worker)
         return worker
 
     def give(
@@ -220,6 +219,11 @@ class _Worker:
     ) -> None:
         self._function = function
         self._jobs.put((context, function, settle))
+
+    def refuse(self, error: Exception) -> None:
+        """Answer the first job in the place of a thread that could not be started."""
+        if (job := self._jobs.get()) is not None:
+            job[2]((None, error))
 
     def is_at(self, function: Callable[[], Any]) -> bool:
         return self._function is function
@@ -254,7 +258,39 @@ class _Worker:
                         return None
 
 
+class _Starter:
+    """The thread that starts the others. A start waits until the new thread is at work, and the more are at work already the
+    longer that takes: an event loop that began a thousand agents would stand still for seconds."""
+
+    only: ClassVar[_Starter | None] = None
+
+    def __init__(self) -> None:
+        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._work, name="rllm thread starter", daemon=True)
+        # Threads outlive the jobs that they are started for, so they must inherit nothing of those jobs' context.
+        contextvars.Context().run(thread.start)
+
+    @classmethod
+    def of_process(cls) -> _Starter:
+        with _Worker.lock:
+            cls.only = cls.only or cls()
+            return cls.only
+
+    def start(self, worker: _Worker) -> None:
+        self._workers.put(worker)
+
+    def _work(self) -> None:
+        while True:
+            worker = self._workers.get()
+            try:
+                worker.thread.start()
+            except RuntimeError as error:  # the system has no room for another
+                worker.refuse(error)
+            del worker
+
+
 def _forget_threads() -> None:
+    _Starter.only = None
     _Worker.idle.clear()
     _Worker.lock = threading.Lock()
 
@@ -265,5 +301,7 @@ if hasattr(os, "register_at_fork"):
 
 def stack_of(thread: threading.Thread) -> str:
     """The lines at which a thread is, outermost first."""
-    frame = sys._current_frames().get(thread.ident or -1)
+    if thread.ident is None:
+        return "(it has not begun)"
+    frame = sys._current_frames().get(thread.ident)
     return "".join(traceback.format_stack(frame)) if frame else "(it has ended)"
