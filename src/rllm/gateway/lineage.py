@@ -12,7 +12,8 @@ class Lineage:
     """The same answer as `rllm.capture.parent_of`, with a hundred bytes kept for each call instead of all its tokens."""
 
     def __init__(self) -> None:
-        self._by_length: dict[int, dict[int, str]] = {}
+        self._by_end: dict[tuple[int, int], dict[int, str]] = {}
+        """By the number of a call's tokens and the last of them, which rules out nearly all other prompts; then by their hash."""
 
     def add(self, trace: Trace) -> None:
         """Remember a call as a possible parent; one without tokens cannot be continued."""
@@ -20,17 +21,24 @@ class Lineage:
 
     def adding(self, trace: Trace) -> Callable[[], None]:
         """`add` for later, which has no hold of the trace."""
+        if not trace.response_ids:
+            return _nothing
         tokens = (*trace.prompt_ids, *trace.response_ids)
-        return partial(self._add, len(tokens) if trace.response_ids else 0, hash(tokens), trace.id)
+        return partial(self._add, (len(tokens), tokens[-1]), hash(tokens), trace.id)
 
-    def _add(self, length: int, tokens_hash: int, trace_id: str) -> None:
-        if length:
-            self._by_length.setdefault(length, {})[tokens_hash] = trace_id
+    def _add(self, end: tuple[int, int], tokens_hash: int, trace_id: str) -> None:
+        self._by_end.setdefault(end, {})[tokens_hash] = trace_id
 
     def parent_of(self, prompt_ids: list[int]) -> str | None:
         """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""
-        for length in sorted((length for length in self._by_length if length <= len(prompt_ids)), reverse=True):
-            parent = self._by_length[length].get(hash(tuple(prompt_ids[:length])))
+        known = len(prompt_ids)
+        ends = [end for end in self._by_end if end[0] <= known and prompt_ids[end[0] - 1] == end[1]]
+        for end in sorted(ends, reverse=True):
+            parent = self._by_end[end].get(hash(tuple(prompt_ids[: end[0]])))
             if parent is not None:
                 return parent
         return None
+
+
+def _nothing() -> None:
+    """Nothing goes on from an answer without tokens."""
