@@ -106,7 +106,10 @@ class _Call:
         return self.from_the_first()[0]
 
     def token_ids(self) -> list[int]:
-        return [token for call in self.from_the_first() for token in call.added_ids or ()]
+        ids = array("q")
+        for call in self.from_the_first():
+            ids.extend(call.added_ids or ())
+        return ids.tolist()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +163,7 @@ class Conversations:
             written_on=found.written_on,
         )
 
-    def drift_of(self, said: Said, prompt_ids: Sequence[int]) -> Drift | None:
+    def drift_of(self, said: Said, prompt_ids: list[int]) -> Drift | None:
         """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
         if not said.goes_on:
             return None
@@ -168,7 +171,7 @@ class Conversations:
         if found is None:
             return "edited" if said.opening in self._openings else None
         call, known = found.call, found.call.token_ids()
-        if list(prompt_ids[: len(known)]) == known:
+        if prompt_ids[: len(known)] == known:
             return None
         if found.written_on or not self._same_arguments(said, found.num_messages):
             return "edited"
@@ -201,9 +204,10 @@ class Conversations:
             has_content=_has_content(trace.response),
         )
         if (before := self._found(said)) and self.lacks(said) is None:
-            known, tokens = before.call.token_ids(), [*trace.prompt_ids, *trace.response_ids]
-            if tokens[: len(known)] == known:
-                call.before, call.added_ids = before.call, array("q", tokens[len(known) :])
+            known = before.call.token_ids()
+            if trace.prompt_ids[: len(known)] == known:
+                call.before = before.call
+                call.added_ids = array("q", [*trace.prompt_ids[len(known) :], *trace.response_ids])
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
         forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
         return partial(self._add, said, [hash((said.digests[-1], form)) for form in forms], content, call)
