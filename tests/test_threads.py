@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from rllm.threads import OneThread, Places, in_thread
+from rllm.threads import Boundless, OneThread, Places, in_thread
 
 color: ContextVar[str] = ContextVar("color")
 
@@ -36,6 +36,27 @@ async def test_more_stuck_functions_than_any_pool_has_threads() -> None:
     assert await in_thread(lambda: "free", name="worker") == "free"
     release.set()
     assert all(await asyncio.gather(*stuck))
+
+
+def test_what_hangs_in_an_event_loops_own_threads_keeps_neither_calls_nor_the_end_waiting() -> None:
+    release = threading.Event()
+
+    async def main() -> tuple[int, str]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(Boundless())
+        for _ in range(100):
+            loop.run_in_executor(None, release.wait)
+        color.set("blue")
+        with pytest.raises(ValueError, match="invalid literal"):
+            await asyncio.to_thread(int, "four")
+        return await asyncio.to_thread(int, "4"), await asyncio.to_thread(color.get)
+
+    rescue = threading.Timer(60.0, release.set)
+    rescue.start()
+    assert asyncio.run(main()) == (4, "blue")
+    assert not release.is_set()
+    rescue.cancel()
+    release.set()
 
 
 async def test_cancelling_says_where_the_thread_is() -> None:

@@ -15,7 +15,9 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from rllm.errors import RLLMError
@@ -107,6 +109,28 @@ class OneThread:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Boundless(ThreadPoolExecutor):
+    """For `loop.set_default_executor`, where users' code shares the loop: what hangs in `asyncio.to_thread` then keeps no other
+    call waiting, nor the end of the program."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def settle(outcome: Outcome) -> None:
+            result, error = outcome
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        _Worker.take().give(contextvars.copy_context(), partial(fn, *args, **kwargs), settle)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """There is nothing to wait for: its threads end with the program, or before."""
 
 
 class LoopThread:

@@ -18,6 +18,7 @@ from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
 from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError
 from rllm.store import open_store
+from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import read_state
 from rllm.types import Episode
@@ -76,6 +77,27 @@ def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTr
     run = run_trainer({"eval": {"temperature": 0.5}}, agent=greedy, val=True)
     kinds = {(params["temperature"], params["top_p"], params["top_k"]) for params in run.params}
     assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "what is trained on is sampled from the whole distribution"
+
+
+def test_agents_that_hang_in_the_loops_threads_hold_up_neither_the_training_nor_its_end(
+    run_trainer: RunTrainer,
+) -> None:
+    release = threading.Event()
+
+    async def agent(word: str, base_url: str) -> float:
+        for _ in range(10):
+            asyncio.get_running_loop().run_in_executor(None, release.wait)
+        await in_thread(lambda: ask(base_url, word), name="client")
+        return float(len(base_url) % 2)
+
+    rescue = threading.Timer(60.0, release.set)
+    rescue.start()
+    run = run_trainer(agent=agent)
+    assert not release.is_set()
+    rescue.cancel()
+    release.set()
+    assert run.result is not None
+    assert run.result.num_steps == 2
 
 
 def test_the_store_explains_every_gradient(run_trainer: RunTrainer) -> None:

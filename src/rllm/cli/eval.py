@@ -170,8 +170,10 @@ def _fail_if_all_did(report: Report) -> None:
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Do the work; once Ctrl-C stops it, log nothing any more: every rollout would say where it was cut off."""
     from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+    from rllm.threads import Boundless
 
     say_nothing_of_interrupted_tasks()
+    asyncio.get_running_loop().set_default_executor(Boundless())
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)

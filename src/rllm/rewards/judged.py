@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.rewards.scoring import as_reward_output
+from rllm.threads import in_thread
 from rllm.types import Episode, Trajectory
 
 _NOT_OF_TASK = ("base_url", "session_url")
@@ -58,7 +58,8 @@ def check_reward(reward: Callable[..., Any]) -> None:
 
 
 async def _judged_later(answer: Awaitable[Any], reward: Callable[[Any, Any], Any], task: Mapping[str, Any]) -> Episode:
-    return await asyncio.to_thread(_episode, reward, task, await answer)
+    judge = functools.partial(_episode, reward, task, await answer)
+    return await in_thread(judge, name=f"reward {getattr(reward, '__qualname__', repr(reward))}")
 
 
 def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer: Any) -> Episode:

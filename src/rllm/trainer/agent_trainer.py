@@ -29,6 +29,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
 from rllm.store import open_store
+from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.trainer import rng
@@ -191,6 +192,7 @@ class AgentTrainer:
 
     async def _train(self) -> TrainResult:
         say_nothing_of_interrupted_tasks()
+        asyncio.get_running_loop().set_default_executor(Boundless())
         checkpoints, start = self._checkpoints, self._start
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
