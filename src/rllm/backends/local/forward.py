@@ -21,6 +21,7 @@ from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
 from rllm.backends.local.last_mlp import last_mlp, only_for
 from rllm.backends.local.rows import STEM_SAVED, passes
 from rllm.backends.local.tree_keys import TreeKeys
+from rllm.backends.local.whole_tree import whole_tree_states
 from rllm.inference.local.decoders import has_full_attention
 
 logger = logging.getLogger(__name__)
@@ -38,14 +39,17 @@ class HiddenStates(Protocol):
 def choose_forward(model: Any) -> HiddenStates:
     """The pass over shared prefixes where it gives what the model itself gives, else one sequence at a time.
 
-    What is tried, in one row and in many, is the model at hand and not its name: sliding windows, recurrent layers and positions
-    taken from the attention mask do not survive a prefix that is computed elsewhere, nor does every model hand on what its
-    attention needs for stems.
+    What is tried, in one row and in many, is the model at hand and not its name: sliding windows, recurrent layers and
+    positions taken from the attention mask do not survive a prefix that is computed elsewhere, nor does every model hand on
+    what its attention needs for anything but copied keys.
     """
     if has_full_attention(model):
-        if model.device.type == "cpu" and _agrees(model, stem_saved=1):
+        device = model.device.type
+        if device == "cuda" and _agree(model, whole_tree_states):
+            return whole_tree_states
+        if device == "cpu" and _agree(model, *_in_few_and_many_rows(stem_saved=1)):
             return hidden_states_by_stems
-        if _agrees(model, stem_saved=None):
+        if _agree(model, *_in_few_and_many_rows(stem_saved=None)):
             return hidden_states
     logger.warning(
         "%s does not keep plain full attention, so sequences are trained one by one: exact, but slower",
@@ -54,25 +58,34 @@ def choose_forward(model: Any) -> HiddenStates:
     return separate_hidden_states
 
 
-def _agrees(model: Any, *, stem_saved: int | None) -> bool:
-    """Whether the pass over shared prefixes gives what the model itself gives."""
+def _in_few_and_many_rows(stem_saved: int | None) -> list[HiddenStates]:
+    return [partial(hidden_states, row_tokens=row_tokens, stem_saved=stem_saved) for row_tokens in (ROW_TOKENS, 1)]
+
+
+def _agree(model: Any, *ways: HiddenStates) -> bool:
+    """Whether passes over shared prefixes give what the model itself gives."""
     size = model.get_input_embeddings().num_embeddings
     stem = [token % size for token in (7, 3, 5, 2)]
     tree = build_tree([[*stem, 11 % size, 13 % size, 1], [*stem, 4 % size], stem[:3]], min_saved=1)
     read = torch.arange(len(tree.ids)) % 2 == 0
     try:
-        with torch.no_grad():
-            expected = separate_hidden_states(model, tree)
-            errors = [
-                hidden_states(model, tree, row_tokens, stem_saved=stem_saved) - expected
-                for row_tokens in (1, len(tree.ids))
-            ]
-            errors.append(hidden_states(model, tree, read=read)[read] - expected[read])
+        with torch.set_grad_enabled(model.device.type == "cuda"):
+            expected = _with_gradient(model, separate_hidden_states(model, tree)[read])
+            errors = [_with_gradient(model, way(model, tree, read=read)[read]) - expected for way in ways]
     except Exception:  # whatever a model raises on arguments that it does not know, another way suits it
         logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
         return False
     tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
     return bool(torch.cat(errors).abs().max() <= tolerance * expected.abs().max())
+
+
+def _with_gradient(model: Any, states: Tensor) -> Tensor:
+    """The states, and where gradients are wanted, which kernels are compiled for, that of one weight."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad][:1]
+    if not states.requires_grad or not weights:
+        return states.flatten()
+    [gradient] = torch.autograd.grad(states.square().sum(), weights)
+    return torch.cat([states.detach().flatten(), gradient.flatten()])
 
 
 def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:

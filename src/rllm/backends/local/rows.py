@@ -98,11 +98,8 @@ def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS, stem_saved: int | None
         row_tokens: see `ROW_TOKENS`.
         stem_saved: see `STEM_SAVED`; `None`: there are no stems.
     """
-    lengths = torch.tensor([node.length for node in tree.nodes])
-    starts, offsets = (torch.tensor([getattr(node, name) for node in tree.nodes]) for name in ("start", "offset"))
-    ids, places = torch.tensor(tree.ids), torch.arange(len(tree.ids))
-    depths = places + (offsets - starts).repeat_interleave(lengths)  # [T] position of each token in its sequences
-    stops = torch.tensor(tree.stops()).repeat_interleave(lengths)  # [T] where the subtree of its node ends
+    ids = torch.tensor(tree.ids)
+    depths, stops = depths_and_stops(tree)
     for rows in _batches(cut_rows(tree, row_tokens)):
         stems = () if stem_saved is None else _stems(tree, rows, stem_saved)
         first, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
@@ -121,6 +118,14 @@ def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS, stem_saved: int | None
             real=kept,
             tokens=tokens.flatten()[kept],
         )
+
+
+def depths_and_stops(tree: TokenTree) -> tuple[Tensor, Tensor]:
+    """[T] each: a token's position in its sequences, and where the subtree of its node ends."""
+    lengths = torch.tensor([node.length for node in tree.nodes])
+    starts, offsets = (torch.tensor([getattr(node, name) for node in tree.nodes]) for name in ("start", "offset"))
+    depths = torch.arange(len(tree.ids)) + (offsets - starts).repeat_interleave(lengths)
+    return depths, torch.tensor(tree.stops()).repeat_interleave(lengths)
 
 
 def _mask(tokens: Tensor, stops: Tensor, seen: Tensor) -> Tensor:

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rllm.algorithms.tree import build_tree
+from rllm.backends.local.forward import choose_forward, separate_hidden_states
+from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.inference.local.attention import use_grouped_attention
+
+from .conftest import in_float64
+
+Make = Callable[..., Any]
+SEQUENCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7)
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uncompiled() -> Iterator[None]:
+    """FlexAttention without a GPU writes all scores down, and says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*grad attribute of a Tensor that is not a leaf", category=UserWarning
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def exact_model(make_model: Make) -> Any:
+    model = in_float64(make_model("Llama")).model
+    use_grouped_attention(model)
+    return model
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(SEQUENCES, st.sampled_from([1, 4, 1000]))
+def test_any_tree_has_the_states_of_its_sequences(exact_model: Any, sequences: list[list[int]], min_saved: int) -> None:
+    tree = build_tree(sequences, min_saved=min_saved)
+    with torch.no_grad():
+        whole, apart = whole_tree_states(exact_model, tree), separate_hidden_states(exact_model, tree)
+        torch.testing.assert_close(whole, apart, atol=1e-10, rtol=0)
+        read = torch.arange(len(tree.ids)) % 3 == 0
+        some = whole_tree_states(exact_model, tree, read=read)
+        torch.testing.assert_close(some[read], apart[read], atol=1e-10, rtol=0)
+
+
+@pytest.mark.slow
+def test_more_tokens_than_a_block_are_seen_across_blocks(exact_model: Any) -> None:
+    tree = build_tree([[*range(3, 100), *[token] * 90] for token in range(3, 6)])
+    assert len(tree.ids) > 256
+    with torch.no_grad():
+        torch.testing.assert_close(
+            whole_tree_states(exact_model, tree), separate_hidden_states(exact_model, tree), atol=1e-10, rtol=0
+        )
+
+
+def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch has the gradients on a CPU, too, but does not offer what is that slow.
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    tree = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [8], [8, 1, 1, 1]], min_saved=1)
+    pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def gradients(states: Tensor) -> Tensor:
+        weights = list(exact_model.parameters())
+        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad((states * pull).sum(), weights)])
+
+    found = gradients(whole_tree_states(exact_model, tree))
+    expected = gradients(separate_hidden_states(exact_model, tree))
+    assert (found - expected).norm() <= 1e-10 * expected.norm()
+
+
+@ON_CUDA
+def test_it_is_what_a_gpu_runs(make_model: Make) -> None:
+    model = make_model("Qwen3").cuda().model
+    use_grouped_attention(model)
+    assert choose_forward(model) is whole_tree_states
