@@ -10,10 +10,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
@@ -21,6 +22,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import RolloutError, TokenMismatchError
 from rllm.store.base import TraceStore
+from rllm.threads import OneThread
 from rllm.tracking.base import Trackers
 from rllm.trainer import rng
 from rllm.trainer.assemble import Assembled, Teacher, assemble
@@ -44,6 +46,7 @@ from rllm.trainer.resume import newest_session
 from rllm.trainer.roles import Roles
 from rllm.types import Episode
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -81,6 +84,8 @@ class TrainingLoop:
     """What a checkpoint of the last whole step keeps beside the weights."""
     _score: float | None = field(default=None, init=False)
     """The metric `keep_best` of the last evaluation."""
+    _thread: OneThread = field(default_factory=OneThread, init=False)
+    """Where the backend works: always the same, which keeps its memory, and whose helpers stay with it."""
 
     async def run(self) -> None:
         """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it."""
@@ -97,6 +102,7 @@ class TrainingLoop:
         finally:
             if self._is_whole:
                 await self.save()
+            self._thread.close()
 
     async def step(self) -> None:
         """One training step. Once its update has begun it is finished, also when the run is being stopped."""
@@ -109,7 +115,7 @@ class TrainingLoop:
         """Update the weights on these episodes, publish them, and tell."""
         leave_out(episodes, self.config.filters, uniform=self.config.rollout.resample_rounds > 0)
         with _timed(times, "assemble"):
-            assembled = await asyncio.to_thread(
+            assembled = await self._beside(
                 assemble,
                 episodes,
                 self.algorithm,
@@ -123,9 +129,9 @@ class TrainingLoop:
         ages = staleness(episodes, self.backend.weight_version)
         self._is_whole = False
         with _timed(times, "update"):
-            update = await asyncio.to_thread(self.backend.update, assembled.batch, self.algorithm)
+            update = await self._beside(self.backend.update, assembled.batch, self.algorithm)
         with _timed(times, "publish"):
-            version = await asyncio.to_thread(self.backend.publish)
+            version = await self._beside(self.backend.publish)
         self.steps_done += 1
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
@@ -149,7 +155,7 @@ class TrainingLoop:
         if self.val_data:
             started = time.perf_counter()
             episodes = await self._roll_out("evaluate", eval_attempts(self.val_data, self.config, step=self.steps_done))
-            metrics = await asyncio.to_thread(self.judge.of_evaluation, episodes)
+            metrics = await self._beside(self.judge.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
             self._score = score_of(metrics, self.config.keep_best)
             self.trackers.log(self.steps_done, metrics)
@@ -161,7 +167,7 @@ class TrainingLoop:
 
     async def save(self) -> None:
         """Keep the weights and all that is needed to go on from the last whole step."""
-        await _to_the_end(asyncio.to_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
+        await _to_the_end(self._beside(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
 
     async def _take_down(self) -> None:
         """Hold fast what a checkpoint of this moment says beside the weights. What is drawn and stored from here on is of
@@ -177,7 +183,7 @@ class TrainingLoop:
 
     async def _last_session(self) -> str | None:
         """The newest session before the first one of a step that is still to be done."""
-        return await asyncio.to_thread(newest_session, self.store)
+        return await self._beside(newest_session, self.store)
 
     def _owes_evaluation(self) -> bool:
         """Whether the policy as it is should have been evaluated, and was not before the run was stopped."""
@@ -223,13 +229,17 @@ class TrainingLoop:
 
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         """Keep beside each trace what became of it."""
-        failed = await asyncio.to_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
+        failed = await self._beside(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
         logprobs = _logprobs_by_step(assembled, update)
         explained = [replace(credit, trainer_logprobs=logprobs.get(credit.trace_id)) for credit in assembled.credits]
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
         await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
         if self.batch_log is not None:
-            await asyncio.to_thread(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
+            await self._beside(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
+
+    async def _beside(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """What the function returns, called beside the event loop."""
+        return await self._thread.run(partial(function, *args, **kwargs), name="rllm trainer")
 
     def _due(self, every: int) -> bool:
         return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)
