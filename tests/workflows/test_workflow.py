@@ -91,8 +91,9 @@ async def test_rewards_are_summed_discounted_and_given_a_bonus_for_rising() -> N
     assert [step.reward for step in bonus.steps] == [0.0, 1.5, 0.25]
 
 
-async def test_what_is_unscored_stays_so() -> None:
-    episode = await run(Scripted(), lambda workflow: workflow.commit(trajectory=Trajectory(steps=[Step()])))
+@pytest.mark.parametrize("shaping", [{}, {"gamma": 0.5}, {"reward_bonus_coeff": 0.5}])
+async def test_what_is_unscored_stays_so(shaping: dict[str, float]) -> None:
+    episode = await run(Scripted(**shaping), lambda workflow: workflow.commit(trajectory=Trajectory(steps=[Step()])))
     assert episode.trajectories[0].final_reward() is None
     assert not episode.is_correct
     assert episode.metrics == {}

@@ -27,7 +27,7 @@ from rllm.algorithms.returns import discounted
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutTimeout, StoreError, TokenMismatchError
 from rllm.inference.engine import InferenceEngine
 from rllm.threads import in_thread
-from rllm.types import Episode, Task, TerminationReason, Trajectory
+from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
 
 __all__ = ["TerminationEvent", "TerminationReason", "Workflow"]
 
@@ -210,7 +210,10 @@ class Workflow(ABC):
             trajectory.reward = reward
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Shape the rewards of the steps, as `reward_bonus_coeff` and `gamma` say. Override to change that."""
+        """Shape the rewards of the steps, as `reward_bonus_coeff` and `gamma` say; where no step is scored there is nothing to
+        shape. Override to change that."""
+        if not any(is_scored(step.reward) for step in trajectory.steps):
+            return
         raw = [float(step.reward or 0.0) for step in trajectory.steps]
         if self.reward_bonus_coeff > 0.0:
             for step, before, now in zip(trajectory.steps[1:], raw, raw[1:], strict=False):
