@@ -53,6 +53,20 @@ async def test_every_task_is_rolled_out_n_times_and_reported(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text()) == report.to_dict()
 
 
+async def test_a_seed_gives_each_rollout_its_own(tmp_path):
+    class Seeds(Answering):
+        async def rollout(self, attempt: Attempt) -> Episode:
+            seen[attempt.task_id, attempt.index] = attempt.sampling["seed"]
+            return await super().rollout(attempt)
+
+    seen: dict[tuple[str, int], int] = {}
+    await run(Seeds(), tmp_path / "one", num_rollouts=3, sampling={"seed": 7})
+    first, seen = seen, {}
+    assert len(set(first.values())) == 6
+    await run(Seeds(), tmp_path / "other", num_rollouts=3, sampling={"seed": 7})
+    assert seen == first
+
+
 async def test_the_same_call_again_makes_nothing_and_reports_the_same_numbers(tmp_path):
     first = await run(Answering(a1=0.0), tmp_path, num_rollouts=2)
     again = Answering()

@@ -16,6 +16,7 @@ from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.outcome import Outcome, with_costs
 from rllm.evaluation.report import Report, report_on
+from rllm.inference.seeds import derived_seed
 from rllm.types import Episode
 
 
@@ -94,7 +95,8 @@ class Evaluation:
             identity: what is evaluated, such as `{"agent": ..., "model": ...}`; dataset and sampling are added.
             num_rollouts: rollouts of each row.
             limit: how many of the first rows are used; all by default.
-            sampling: parameters imposed on every model call, whatever the agent asks for.
+            sampling: parameters imposed on every model call, whatever the agent asks for. A `seed` is that of the whole
+                evaluation: each rollout gets one that follows from it.
 
         Raises:
             ConfigError: if the folder is of another evaluation or in use, or the dataset or a setting is wrong.
@@ -202,15 +204,22 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
         if first != row and to_json(dataset[first], sort_keys=True) != to_json(task, sort_keys=True):
             raise ConfigError(f"rows {first} and {row} of the dataset have the same id {task_id!r}: make ids unique")
         for _ in range(num_rollouts):
+            index = next_index[task_id]
             attempts.append(
                 Attempt(
                     task=task,
                     task_id=task_id,
-                    index=next_index[task_id],
-                    sampling=sampling,
+                    index=index,
+                    sampling=_seeded(sampling, task_id, index),
                     trainable=False,
                     split="eval",
                 )
             )
             next_index[task_id] += 1
     return attempts
+
+
+def _seeded(sampling: Mapping[str, Any], task_id: str, index: int) -> Mapping[str, Any]:
+    """With a seed of its own for each rollout, or those of a task would all say the same."""
+    seed = sampling.get("seed")
+    return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "eval", task_id, index)}
