@@ -3,6 +3,8 @@
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
 Properties are tried on the same examples in each run, which may take as long as they like; `RLLM_EXAMPLES` says on how many.
 Bytecode is kept, whatever the environment says: hundreds of processes are started, and each would compile rllm anew.
+One certificate is trusted, which is nobody's: a client reads all that are, for longer than most tests take, and each test has
+a client of its own.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
 
@@ -12,11 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("certificate.pem"))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 settings.register_profile(
@@ -37,9 +41,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -78,9 +78,9 @@ def as_a_program():
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if modules.get(name) is not module and file and Path(file).is_relative_to(Path.cwd()):
+        for name in [name for name, module in sys.modules.items() if modules.get(name) is not module]:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).is_relative_to(Path.cwd()):
                 del sys.modules[name]
 
 

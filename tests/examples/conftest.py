@@ -28,9 +28,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
         monkeypatch.syspath_prepend(EXAMPLES / name)
         return import_module(module)
 
+    others = set(sys.modules)
     yield load
-    for name, module in list(sys.modules.items()):
-        if EXAMPLES in Path(getattr(module, "__file__", None) or "/").parents:
+    for name in sys.modules.keys() - others:
+        if EXAMPLES in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
             del sys.modules[name]
 
 

@@ -6,8 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import typer
+from typer.main import get_command
 
 from rllm import __version__
 from rllm.cli.config import config
@@ -96,9 +98,13 @@ def main() -> None:
         _run()
 
 
+_command_of = cache(get_command)
+"""Made once, for those who run several command lines in a process."""
+
+
 def _run() -> None:
     try:
-        app()
+        _command_of(app)()
     except ConfigError as error:
         _fail(error, code=2)
     except RLLMError as error:
