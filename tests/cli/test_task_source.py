@@ -50,6 +50,12 @@ def test_what_is_not_there_is_named(source, split, said):
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("source", ["-", ""])
+def test_what_cannot_be_a_name_is_told_of_the_option(source):
+    with pytest.raises(ConfigError, match="^--data: "):
+        read_tasks(source, None, option="--data")
+
+
 def test_a_file_has_no_splits(home):
     (home / "tasks.jsonl").write_text('{"question": "c"}\n')
     with pytest.raises(ConfigError, match=r"--split test: 'tasks.jsonl' is a file, which has no splits$"):

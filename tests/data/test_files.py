@@ -79,6 +79,13 @@ def test_both_forms_of_arrow(tmp_path: Path, new: Any) -> None:
         ("t.jsonl", '{"n": 1}\n\n\n7\n', r"t\.jsonl, line 4: row 1 of dataset 't' is 7: use an object"),
         ("t.jsonl", '{"n": 1}\n{"n": "\xe4"}\n'.encode("latin-1"), r"t\.jsonl, line 2 cannot be read.*as UTF-8"),
         ("t.jsonl", '{"n": ' + "1" * 5000 + "}", r"t\.jsonl, line 1 cannot be read"),
+        (
+            "t.jsonl",
+            '{\n "n": 1\n}\n',
+            r"t\.jsonl, line 1, column 2 is not valid JSON: .*; a \.jsonl file has one object a line",
+        ),
+        ("t.jsonl", '{"n": 1},\n{"n": 2}\n', r"t\.jsonl, line 1, column 9 is not valid JSON: .* has one object a line"),
+        ("t.jsonl", '[{"n": 1}]\n', r"t\.jsonl, line 1 is a list; .*, and a \.json file a list of objects"),
         ("t.json", "[{]", r"t\.json, column 3 is not valid JSON"),
         ("t.json", '[{"n": 1},\n {"n": }]', r"t\.json, line 2, column 8 is not valid JSON"),
         ("t.json", '{"n": 1}\n{"n": 2}\n', r"line 2, column 1.*one object a line is called \.jsonl"),

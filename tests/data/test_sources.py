@@ -63,6 +63,10 @@ def test_a_function_that_gives_no_rows_is_named(function: Any, told: str) -> Non
 @pytest.mark.parametrize(
     ("source", "told"),
     [
+        ("", "'' names no data: name a file"),
+        ("hf:", "'hf:' names no data"),
+        ("https://data.example/tasks.jsonl", "'https://data.example/tasks.jsonl' is an address: download the file"),
+        ("data/shop.py:rows", "a function of rows is named by its module, as in 'shop:rows'"),
         ("countdown", "'countdown' is no file or folder that is there.*DatasetRegistry.load_dataset"),
         ("absent_module:tasks", "there is no module 'absent_module'"),
         ("rllm.types:tasks", "module 'rllm.types' has no 'tasks'"),

@@ -42,7 +42,8 @@ def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
     if path.exists() or path.suffix.lower() in READERS or not _NAME.fullmatch(source):
         with concerning(option):
             return Dataset.load(source, split=split)
-    splits = DatasetRegistry.get_dataset_splits(source)
+    with concerning(option):
+        splits = DatasetRegistry.get_dataset_splits(source)
     if not splits:
         made_by = f"; python -m {PREPARED_BY[source]} makes it" if source in PREPARED_BY else ""
         names = ", ".join(DatasetRegistry.get_dataset_names()) or "none"

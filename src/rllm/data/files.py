@@ -50,7 +50,21 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _json_lines(path: Path) -> Iterator[Located]:
-    return ((where, _parse(line.rstrip(), where)) for where, line in _lines(path) if line.strip())
+    return ((where, _object(line.rstrip(), where)) for where, line in _lines(path) if line.strip())
+
+
+def _object(line: str, where: str) -> Any:
+    """What a line holds. One that is a part of something larger is told of the format."""
+    remedy = "; a .jsonl file has one object a line, and a .json file a list of objects"
+    try:
+        value = _parse(line, where)
+    except ConfigError as error:
+        if line.strip() in ("[", "{") or line.endswith(("},", "],")):
+            raise ConfigError(f"{error}{remedy}") from error
+        raise
+    if isinstance(value, list):
+        raise ConfigError(f"{where} is a list{remedy}")
+    return value
 
 
 def _json_list(path: Path) -> Iterator[Located]:

@@ -26,6 +26,7 @@ def rows_of(source: Source, *, split: str | None, subset: str | None) -> list[Ta
         _has_no_subsets(source, subset)
         return _rows_of_function(source)
     text, path = str(source), Path(source).expanduser()
+    _check_name(text)
     if text.startswith(_HUB_PREFIX):
         return _rows_of_hub(text.removeprefix(_HUB_PREFIX), split, subset)
     if path.is_dir():
@@ -43,6 +44,18 @@ def rows_of(source: Source, *, split: str | None, subset: str | None) -> list[Ta
         "Hugging Face datasets ('hf:org/name'), or a function of rows ('package.module:function'); "
         "what DatasetRegistry keeps is read by DatasetRegistry.load_dataset"
     )
+
+
+def _check_name(text: str) -> None:
+    """Refuse what looks like a name of data and cannot be one."""
+    if text in ("", _HUB_PREFIX):
+        raise ConfigError(f"{text!r} names no data: name a file, such as tasks.jsonl, or a dataset")
+    if "://" in text:
+        raise ConfigError(f"{text!r} is an address: download the file, and name it here")
+    module, dot_py, function = text.partition(".py:")
+    if dot_py:
+        module = Path(module).name
+        raise ConfigError(f"{text!r}: a function of rows is named by its module, as in '{module}:{function}'")
 
 
 def name_of(source: Source) -> str:
