@@ -11,6 +11,7 @@ from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.filters import leave_out, num_informative
+from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, TerminationReason, Trajectory, TrajectoryGroup
 
 from .conftest import RunTrainer, ask
@@ -53,6 +54,7 @@ def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() 
     frozen = [episode_of(1.0, task="frozen"), episode_of(0.0, task="frozen", trainable=False)]
     assert [num_informative(group) for group in (alike, different, roles, frozen)] == [0, 1, 1, 0]
     assert num_informative([*alike, *different, *roles, *frozen]) == 2
+    assert num_informative(roles, {"judge": Role(trainable=False)}) == 0
     leave_out(episodes := [*alike, *different], FilterConfig(), uniform=True)
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
@@ -82,6 +84,21 @@ def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "rollout": rollout}, agent=agent)
     assert len(run.words) == 3 * 2 * 2
     assert run.lines[-1]["dropped/zero_variance"] == 12
+
+
+def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTrainer) -> None:
+    def agent(word: str, base_url: str) -> float:
+        turns[word] = turns.get(word, 0) + 1
+        is_cut = turns[word] % 2 == 0
+        ask(base_url, word * 50 if is_cut else word)
+        return float(is_cut)
+
+    turns: dict[str, int] = {}
+    rollout = {"group_size": 2, "max_concurrent": 1, "max_tokens": 40, "resample_rounds": 2}
+    config = {"num_steps": 1, "tasks_per_step": 2, "rollout": rollout, "filters": {"truncated": True}}
+    run = run_trainer(config, agent=agent)
+    assert run.lines[-1]["dropped/truncated"] == 6
+    assert len(run.words) == 3 * 2 * 2, "rewards differ in every group, but only those of answers that are left out"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rllm.trainer.config.schema import FilterConfig
+from rllm.trainer.roles import Roles
 from rllm.trainer.shares import ZERO_VARIANCE
 from rllm.types import Episode, Trajectory
 
@@ -35,9 +36,11 @@ def leave_out(episodes: Sequence[Episode], filters: FilterConfig, *, uniform: bo
                     trajectory.info[LEFT_OUT] = ZERO_VARIANCE
 
 
-def num_informative(episodes: Sequence[Episode]) -> int:
-    """How many tasks have a role whose rewards differ."""
-    return len({task for (task, _), members in _by_role(episodes).items() if _differ(members)})
+def num_informative(episodes: Sequence[Episode], roles: Roles | None = None) -> int:
+    """How many tasks have a role that learns and whose rewards differ."""
+    frozen = {name for name, role in (roles or {}).items() if not role.trainable}
+    groups = _by_role(episodes).items()
+    return len({task for (task, name), members in groups if name not in frozen and _differ(members)})
 
 
 def _by_role(episodes: Sequence[Episode]) -> dict[tuple[str, str], list[Trajectory]]:

@@ -198,7 +198,8 @@ class TrainingLoop:
         """What a step is trained on: the rollouts of its tasks, and of others where those have nothing to teach."""
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
-            missing = self.config.tasks_per_step - num_informative(episodes)
+            leave_out(episodes, self.config.filters)
+            missing = self.config.tasks_per_step - num_informative(episodes, self.roles)
             if missing <= 0:
                 break
             more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
