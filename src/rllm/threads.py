@@ -87,13 +87,18 @@ class OneThread:
         self._worker: _Worker | None = None
         self._closed = False
 
-    async def run(self, function: Callable[[], T], *, name: str) -> T:
-        """As `in_thread`, when all functions before it have returned."""
+    async def run(self, function: Callable[[], T], *, name: str, timeout_s: float | None = None) -> T:
+        """As `in_thread`, when all functions before it have returned.
+
+        Raises:
+            TimeoutError: if it has not returned `timeout_s` seconds after its turn came; its thread is left behind.
+        """
         async with self._places.one(name):
             worker = self._worker or _Worker.start(shared=False)
             self._worker = None
             try:
-                return await _result_of(function, worker, name)
+                async with asyncio.timeout(timeout_s):
+                    return await _result_of(function, worker, name)
             finally:
                 if worker.is_at(function) or self._worker is not None or self._closed:
                     worker.end()  # once it is back, if it ever comes back

@@ -106,3 +106,25 @@ async def test_coroutines_may_make_and_close_it() -> None:
     async with environment_of(Async, {"start": 3}, BlockingCalls()) as env:
         assert isinstance(env, Async)
     assert closed == [3]
+
+
+@pytest.mark.parametrize("calls", [{"one_thread": True}, {"max_workers": 1}])
+async def test_one_that_has_to_wait_for_its_turn_is_closed_all_the_same(
+    calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 0.5)
+    shared, release, busy = BlockingCalls(**calls), threading.Event(), threading.Event()
+    Slow.go.set()
+
+    def step() -> None:
+        busy.set()
+        release.wait(60)
+
+    async with environment_of(Slow, {"start": 1}, shared):
+        stepping = asyncio.create_task(shared.call(step, name="the step of another"))
+        await in_thread(busy.wait, name="watcher")
+        asyncio.get_running_loop().call_later(0.8, release.set)
+    await stepping
+    assert Slow.was_closed.is_set()
+    assert not caplog.records
+    shared.close()

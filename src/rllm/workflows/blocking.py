@@ -24,17 +24,23 @@ class BlockingCalls:
         self._places = Places(max_workers, patience_s=patience_s)
         self._one = OneThread(patience_s=patience_s) if one_thread else None
 
-    async def call(self, function: Callable[..., Any], *args: Any, name: str) -> Any:
-        """The function's result, or what it raised. `name` is what messages call it while it hangs."""
+    async def call(self, function: Callable[..., Any], *args: Any, name: str, timeout_s: float | None = None) -> Any:
+        """The function's result, or what it raised. `name` is what messages call it while it hangs.
+
+        Raises:
+            TimeoutError: if it takes longer than `timeout_s` seconds; to wait for its turn does not count.
+        """
         if inspect.iscoroutinefunction(function):
-            return await function(*args)
+            async with asyncio.timeout(timeout_s):
+                return await function(*args)
         call = partial(function, *args)
         if self._one is not None:
-            result = await self._one.run(call, name=name)
+            result = await self._one.run(call, name=name, timeout_s=timeout_s)
         else:
-            async with self._places.one(name):
+            async with self._places.one(name), asyncio.timeout(timeout_s):
                 result = await in_thread(call, name=name)
-        return await result if inspect.isawaitable(result) else result
+        async with asyncio.timeout(timeout_s):
+            return await result if inspect.isawaitable(result) else result
 
     def close(self) -> None:
         """Let the threads end. Repeatable."""

@@ -17,7 +17,7 @@ from rllm.workflows.blocking import BlockingCalls
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-"""How long an environment may take to close."""
+"""How long an environment may take to close, once its turn has come."""
 
 
 @asynccontextmanager
@@ -70,7 +70,6 @@ async def _close(env: BaseEnv, calls: BlockingCalls) -> None:
         return
     name = f"{type(env).__name__}.close"
     try:
-        async with asyncio.timeout(CLOSE_S):
-            await calls.call(env.close, name=name)
+        await calls.call(env.close, name=name, timeout_s=CLOSE_S)
     except Exception as error:
         logger.warning("%s failed (%s: %s); the rollout is not affected", name, type(error).__name__, error)
