@@ -33,23 +33,36 @@ class Slow(Countdown):
         self.was_closed.set()
 
 
+class SlowAsync(Slow):
+    """Is closed by a coroutine."""
+
+    @staticmethod
+    def from_dict(info: Any) -> Countdown:
+        Slow.from_dict(info)
+        return SlowAsync(info["start"])
+
+    async def close(self) -> None:  # type: ignore[override]
+        super().close()
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     for event in (Slow.go, Slow.begun, Slow.was_closed):
         event.clear()
 
 
-async def have(calls: BlockingCalls, had: asyncio.Event | None = None) -> None:
-    async with environment_of(Slow, {"start": 1}, calls):
+async def have(calls: BlockingCalls, had: asyncio.Event | None = None, kind: type[Slow] = Slow) -> None:
+    async with environment_of(kind, {"start": 1}, calls):
         if had is not None:
             had.set()
         await asyncio.sleep(3600)
 
 
+@pytest.mark.parametrize("kind", [Slow, SlowAsync])
 @pytest.mark.parametrize("one_thread", [False, True])
-async def test_one_that_is_made_too_late_is_closed(one_thread: bool) -> None:
+async def test_one_that_is_made_too_late_is_closed(one_thread: bool, kind: type[Slow]) -> None:
     calls = BlockingCalls(one_thread=one_thread)
-    having = asyncio.create_task(have(calls))
+    having = asyncio.create_task(have(calls, kind=kind))
     await in_thread(Slow.begun.wait, name="watcher")
     having.cancel()
     await asyncio.wait({having})

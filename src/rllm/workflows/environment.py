@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -52,7 +52,7 @@ async def _made(env_class: type[BaseEnv], row: Mapping[str, Any], calls: Blockin
         made.append(env)
         if abandoned.is_set():
             with suppress(IndexError):
-                made.pop().close()
+                _close_in_thread(made.pop())
         return env
 
     try:
@@ -62,6 +62,16 @@ async def _made(env_class: type[BaseEnv], row: Mapping[str, Any], calls: Blockin
         with suppress(IndexError):
             await _close(made.pop(), calls)
         raise
+
+
+def _close_in_thread(env: BaseEnv) -> None:
+    closing: Any = env.close()  # type: ignore[func-returns-value]
+    if inspect.isawaitable(closing):
+        asyncio.run(_finished(closing))
+
+
+async def _finished(closing: Awaitable[object]) -> None:
+    await closing
 
 
 async def _close(env: BaseEnv, calls: BlockingCalls) -> None:
