@@ -154,6 +154,28 @@ def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceSt
     assert [trace.id for trace in store.by_session("s")] == ["b"]
 
 
+def test_what_is_refused_begins_no_session_and_harms_nothing_that_is_written_with_it(store: TraceStore):
+    gone = SessionRef()
+    store.add([trace_of("a")], session=gone).result()
+    store.delete("s")
+    kept, refused = [], []
+    for number in range(3):
+        kept.append(store.add([trace_of(f"{number}", "t")]))
+        refused.append(store.add([trace_of(f"{number}")], session=gone))
+    assert [write.exception(60) for write in kept] == [None] * 3
+    assert {type(write.exception(60)) for write in refused} == {SessionDeletedError}
+    assert store.session("s") is None
+    assert [trace.id for trace in store.by_session("t")] == ["0", "1", "2"]
+
+
+def test_what_a_trainer_says_of_a_session_that_was_deleted_is_passed_over(store: TraceStore):
+    store.add([trace_of("a"), trace_of("a", "t")]).result()
+    store.delete("s")
+    store.annotate([credit_of("a"), credit_of("a", session_id="t")]).result()
+    assert store.session("s") is None
+    assert store.credits("t") == [credit_of("a", session_id="t")]
+
+
 def test_a_reference_learns_its_session_from_the_first_write_or_by_looking(store: TraceStore):
     first, found = SessionRef(), store.session("s")
     assert found is None

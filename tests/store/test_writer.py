@@ -104,6 +104,22 @@ def test_a_job_that_fails_takes_back_its_own_changes_only(writer: GroupCommitWri
     assert do(writer, values).result(60) == [1, 2]
 
 
+def test_a_job_that_is_refused_fails_alone_and_nothing_is_done_again(writer: GroupCommitWriter):
+    together = []
+
+    def insert_but_seven(connection: sqlite3.Connection, payloads: list[int]) -> list[int | StoreError | None]:
+        together.append(payloads)
+        return [StoreError("no sevens") if payload == 7 else insert(payload)(connection) for payload in payloads]
+
+    pause = Pause(writer)
+    first, refused, last = (writer.submit(insert_but_seven, value) for value in (1, 7, 2))
+    pause.release()
+    assert (first.result(60), last.result(60)) == (1, 2)
+    with pytest.raises(StoreError, match="no sevens"):
+        refused.result(60)
+    assert together == [[1, 7, 2]]
+
+
 def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCommitWriter):
     pause = Pause(writer)
     for value in range(MAX_WAITING):

@@ -42,11 +42,12 @@ class SessionRef:
         if self.number is None and write.exception() is None:
             self.number = write.result()
 
-    def check(self, session_id: str, number: int | None) -> None:
-        """Raise `SessionDeletedError` where the session of this id is by now another one, which has this number."""
-        if self.number not in (None, number):
-            self.is_gone = True
-            raise SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: nothing more is added to it")
+    def refusal(self, session_id: str, number: int | None) -> SessionDeletedError | None:
+        """Why nothing is added where the session of this id has this number by now, or is not there; `None` if it is this one."""
+        if self.number in (None, number):
+            return None
+        self.is_gone = True
+        return SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: nothing more is added to it")
 
 
 class TraceStore(Protocol):
@@ -102,7 +103,8 @@ class TraceStore(Protocol):
         ...
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        """Keep what the trainer decided about steps; the last word on a (trace, training step) pair stands."""
+        """Keep what the trainer decided about steps; the last word on a (trace, training step) pair stands. What is said of a
+        session that is not there, because it was deleted, is passed over."""
         ...
 
     def credits(self, session_id: str) -> list[StepCredit]:

@@ -11,7 +11,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
-from rllm.errors import SessionDeletedError, StoreError
+from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.turns import draft_of, pack
 from rllm.types import StepCredit, Trace
@@ -43,10 +43,8 @@ class MemoryTraceStore:
             self._check_open()
             if session is not None and traces:
                 found = self._sessions.get(traces[0].session_id)
-                try:
-                    session.check(traces[0].session_id, found.number if found else None)
-                except SessionDeletedError as error:
-                    return _done(error)
+                if refused := session.refusal(traces[0].session_id, found.number if found else None):
+                    return _done(refused)
             for trace in traces:
                 added_to = self._session(trace.session_id)
                 added_to.traces[trace.id] = trace
@@ -104,7 +102,8 @@ class MemoryTraceStore:
         with self._lock:
             self._check_open()
             for credit in credits:
-                self._session(credit.session_id).credits[credit.trace_id, credit.training_step] = credit
+                if session := self._sessions.get(credit.session_id):
+                    session.credits[credit.trace_id, credit.training_step] = credit
         return _done()
 
     def credits(self, session_id: str) -> list[StepCredit]:

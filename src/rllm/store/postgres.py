@@ -289,21 +289,25 @@ class PostgresConnection:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[TupleRow]:
         return self._connection.execute(_placed(statement), [_storable(value) for value in values], binary=True)
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
-        began = {_storable(name): created_at for name, created_at in sessions.items()}
+    def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
+        sought = {_storable(name): created_at for name, created_at in sessions.items()}
         seqs: dict[str, int] = {}
-        while missing := [name for name in began if name not in seqs]:
-            self._connection.execute(
-                "INSERT INTO sessions (id, created_at) SELECT * FROM unnest(%s::text[], %s::float8[]) "
-                "ON CONFLICT (id) DO NOTHING",
-                [missing, [began[name] for name in missing]],
+        while sought:
+            new = {name: created_at for name, created_at in sought.items() if created_at is not None}
+            if new:
+                self._connection.execute(
+                    "INSERT INTO sessions (id, created_at) SELECT * FROM unnest(%s::text[], %s::float8[]) "
+                    "ON CONFLICT (id) DO NOTHING",
+                    [list(new), list(new.values())],
+                )
+            seqs.update(
+                self._connection.execute(
+                    "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [list(sought)]
+                )
             )
             # One that another process deletes between the two statements is missing again.
-            found = self._connection.execute(
-                "SELECT id, seq FROM sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [missing]
-            )
-            seqs.update(found)
-        return {name: seqs[_storable(name)] for name in sessions}
+            sought = {name: created_at for name, created_at in new.items() if name not in seqs}
+        return {name: seqs[_storable(name)] for name in sessions if _storable(name) in seqs}
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]

@@ -40,9 +40,9 @@ class SqlConnection(Protocol):
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
+    def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
         """Create the sessions that are not there yet, and keep other writers from all of them; the values are when they
-        began, in Unix seconds. Returns the `seq` of each."""
+        began, in Unix seconds, `None` for one that is not to be created. Returns the `seq` of each that is there."""
         ...
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
@@ -179,20 +179,42 @@ class _Adding:
 
     def __call__(
         self, connection: SqlConnection, batches: list[tuple[list[Draft], SessionRef | None]]
-    ) -> list[int | None]:
-        now = time.time()
-        drafts = [draft for batch, _ in batches for draft in batch]
-        seqs = connection.ensure_sessions({draft.session_id: now for draft in drafts})
-        numbers = [seqs[batch[0].session_id] if batch else None for batch, _ in batches]
-        for (batch, session), number in zip(batches, numbers, strict=True):
-            if batch and session is not None:
-                session.check(batch[0].session_id, number)
+    ) -> list[int | StoreError | None]:
+        seqs = connection.ensure_sessions(_sessions_of(batches))
+        results = [_number_or_refusal(batch, session, seqs) for batch, session in batches]
+        added = (batch for (batch, _), result in zip(batches, results, strict=True) if isinstance(result, int))
+        drafts = list(chain.from_iterable(added))
         packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts], seqs)
         if not connection.insert_traces([_row(item, seqs[item.draft.session_id], base) for item, base in packed]):
             for draft in drafts:
                 _put(connection, draft, seqs[draft.session_id])
         self._known.learn(item for item, _ in packed)
-        return numbers
+        return results
+
+
+def _sessions_of(batches: Sequence[tuple[list[Draft], SessionRef | None]]) -> dict[str, float | None]:
+    """The sessions of what is added, for `ensure_sessions`: one that is known by its number was there, and is not made anew."""
+    now = time.time()
+    wanted: dict[str, float | None] = {}
+    for batch, session in batches:
+        for draft in batch:
+            if session is None or session.number is None:
+                wanted[draft.session_id] = now
+            else:
+                wanted.setdefault(draft.session_id, None)
+    return wanted
+
+
+def _number_or_refusal(
+    batch: list[Draft], session: SessionRef | None, seqs: Mapping[str, int]
+) -> int | StoreError | None:
+    """The number of the session that traces are added to, `None` for no traces; or why they are not added."""
+    if not batch:
+        return None
+    session_id = batch[0].session_id
+    number = seqs.get(session_id)
+    refused = None if session is None else session.refusal(session_id, number)
+    return refused or number
 
 
 def _checked(
@@ -230,17 +252,17 @@ def _put(connection: SqlConnection, draft: Draft, session: int) -> None:
 
 
 def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:
-    now = time.time()
     # The last word stands, and a statement may not say two about the same.
     latest = {row[:3]: row for row in chain.from_iterable(batches)}
-    connection.ensure_sessions({row[0]: now for row in latest.values()})
+    there = connection.ensure_sessions({session_id: None for session_id, *_ in latest})
     for row in latest.values():
-        connection.execute(rows.UPSERT_CREDIT, row)
+        if row[0] in there:
+            connection.execute(rows.UPSERT_CREDIT, row)
     return [None] * len(batches)
 
 
 def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[int]:
-    began: dict[str, float] = {}
+    began: dict[str, float | None] = {}
     for session_id, _, created_at in sessions:
         began.setdefault(session_id, created_at)
     seqs = connection.ensure_sessions(began)

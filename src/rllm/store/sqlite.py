@@ -156,15 +156,15 @@ class SqliteConnection:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)
 
-    def ensure_sessions(self, sessions: Mapping[str, float]) -> Mapping[str, int]:
-        seqs: dict[str, int] = {}
-        for chunk in _chunks(list(sessions.items())):
+    def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
+        for chunk in _chunks([item for item in sessions.items() if item[1] is not None]):
             rows_of = ", ".join(["(?, ?)"] * len(chunk))
             self.execute(
                 f"INSERT INTO sessions (id, created_at) VALUES {rows_of} ON CONFLICT (id) DO NOTHING",
                 list(chain.from_iterable(chunk)),
             )
-            names = [name for name, _ in chunk]
+        seqs: dict[str, int] = {}
+        for names in _chunks(list(sessions)):
             seqs.update(
                 self.execute(f"SELECT id, seq FROM sessions WHERE id IN ({', '.join('?' * len(names))})", names)
             )

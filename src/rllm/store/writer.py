@@ -8,21 +8,21 @@ interpreter's lock and may wait milliseconds for it when another thread is busy.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from rllm.errors import SessionDeletedError, StoreError
+from rllm.errors import StoreError
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 P = TypeVar("P")
 T = TypeVar("T")
 
-Work: TypeAlias = Callable[[C, list[P]], list[T]]
-"""Does several jobs of one kind: a connection and their payloads, to a result for each."""
+Work: TypeAlias = Callable[[C, list[P]], Sequence[T | StoreError]]
+"""Does several jobs of one kind: a connection and their payloads, to a result for each, or why it was not done."""
 
 MAX_WAITING = 2048
 """Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
@@ -120,7 +120,7 @@ class GroupCommitWriter(Generic[C]):
         try:
             results = self._database.transact(lambda connection: _do_all(connection, batch))
         except Exception as error:
-            if len(batch) > 1 and (isinstance(error, SessionDeletedError) or not self._database.is_at_fault(error)):
+            if len(batch) > 1 and not self._database.is_at_fault(error):
                 # The storage is well, so one of these jobs is at fault: let it fail alone.
                 for job in batch:
                     self._commit([job])
@@ -129,7 +129,10 @@ class GroupCommitWriter(Generic[C]):
                 job.done.set_exception(self._database.named(error))
             return
         for job, result in zip(batch, results, strict=True):
-            job.done.set_result(result)
+            if isinstance(result, StoreError):
+                job.done.set_exception(result)
+            else:
+                job.done.set_result(result)
 
 
 def _do_all(connection: Any, batch: list[_Job]) -> list[Any]:
