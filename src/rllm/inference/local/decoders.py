@@ -60,8 +60,8 @@ def choose_decoder(
         )
 
     @cache
-    def plain(ids: tuple[int, ...]) -> torch.Tensor:
-        return plain_logits(original or model, list(ids))
+    def probe() -> _Probe:
+        return _Probe(original or model)
 
     candidates: list[Callable[[], Decoder]] = []
     if has_full_attention(model):
@@ -71,9 +71,8 @@ def choose_decoder(
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():
-                vocabulary = (original or model).get_input_embeddings().num_embeddings
                 decoder = build()
-                exact = all(check(decoder, plain, vocabulary, products) for check in (_is_exact, _has_exact_stems))
+                exact = all(check(decoder, probe(), products) for check in (_is_exact, _has_exact_stems))
         except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
@@ -110,34 +109,43 @@ def _cache_shape(model: Any) -> CacheShape:
     )
 
 
-_Plain = Callable[[tuple[int, ...]], torch.Tensor]
+class _Probe:
+    """A few ragged sequences, and the logits of a plain forward pass over each."""
+
+    def __init__(self, model: Any) -> None:
+        vocabulary = model.get_input_embeddings().num_embeddings
+        self.prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
+        self.sequences = [list(prompt) for prompt in self.prompts]
+        for index, sequence in enumerate(self.sequences):
+            for _ in range(_PROBE_STEPS - 1):
+                sequence.append((sequence[-1] + 1 + index) % vocabulary)
+        self.logits = [  # [T, vocabulary] of each
+            model(input_ids=torch.tensor([sequence], device=model.device), use_cache=False).logits[0]
+            for sequence in self.sequences
+        ]
 
 
-def _is_exact(decoder: Decoder, plain: _Plain, vocabulary: int, products: torch.dtype | None) -> bool:
-    """Whether a few ragged sequences give the logits of plain forward passes."""
-    prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
-    order = [added.index for added in decoder.add(prompts)]
-    sequences = [prompts[index] for index in order]
-    exact = len(sequences) == len(prompts)
-    for _ in range(_PROBE_STEPS):
-        logits = decoder.step([sequence[-1] for sequence in sequences])
-        expected = torch.cat([plain(tuple(sequence)) for sequence in sequences])
+def _is_exact(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> bool:
+    """Whether the sequences, token by token, give the logits of plain forward passes."""
+    order = [added.index for added in decoder.add(probe.prompts)]
+    exact = len(order) == len(probe.prompts)
+    for step in range(_PROBE_STEPS):
+        places = [(index, len(probe.prompts[index]) - 1 + step) for index in order]
+        logits = decoder.step([probe.sequences[index][place] for index, place in places])
+        expected = torch.stack([probe.logits[index][place] for index, place in places])
         tolerance = _TOLERANCE.get(products or logits.dtype, 5e-2) * expected.abs().max().clamp(min=1e-6)
         exact = exact and bool((logits - expected).abs().max() <= tolerance)
-        # What follows a prompt is the same for every decoder, so each plain pass is made once for all of them.
-        following = [(sequence[-1] + 1 + index) % vocabulary for sequence, index in zip(sequences, order, strict=True)]
-        sequences = [[*sequence, token] for sequence, token in zip(sequences, following, strict=True)]
     decoder.clear()
     return exact
 
 
-def _has_exact_stems(decoder: Decoder, plain: _Plain, vocabulary: int, products: torch.dtype | None) -> bool:
+def _has_exact_stems(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> bool:
     """Likewise where prompts as short as those of the probe are stems, if the decoder has any."""
     if not isinstance(decoder, SlotDecoder) or decoder.stem_tokens is None:
         return True
     usual, decoder.stem_tokens = decoder.stem_tokens, _PROBE_STEM_TOKENS
     try:
-        return _is_exact(decoder, plain, vocabulary, products)
+        return _is_exact(decoder, probe, products)
     finally:
         decoder.stem_tokens = usual
 
