@@ -78,7 +78,7 @@ class ListedEpisode:
     rewards: dict[str, float | None]
     """By role; none of an episode that has not ended."""
     error: str | None
-    """The kind of error that it failed with."""
+    """The kind of error that it failed with; `unreadable` where what was noted of its end is of another form than ours."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,16 +92,25 @@ def latest_episodes(store: TraceStore, *, limit: int) -> list[ListedEpisode]:
 
 def _listed(session: SessionInfo) -> ListedEpisode:
     about = session.metadata
-    outcome = about.get(OUTCOME_KEY) or {}
+    rewards, error = _ending(about.get(OUTCOME_KEY) or {})
     step, split = about.get("training_step"), str(about.get("split", ""))
     return ListedEpisode(
         episode_id=_episode_id(session),
         session_id=session.id,
         split=split,
         step=step + 1 if step is not None and split == "train" else step,
-        rewards={path["name"]: path.get("reward") for path in outcome.get("trajectories") or ()},
-        error=(outcome.get("error") or {}).get("type"),
+        rewards=rewards,
+        error=error,
     )
+
+
+def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
+    """Rewards by role and the kind of error that an outcome tells, which may be of a program other than ours."""
+    try:
+        rewards = {path["name"]: path.get("reward") for path in outcome.get("trajectories") or ()}
+        return rewards, (outcome.get("error") or {}).get("type")
+    except (KeyError, TypeError, AttributeError):
+        return {}, "unreadable"
 
 
 def explain(store: TraceStore, episode: str) -> ExplainedEpisode:

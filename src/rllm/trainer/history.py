@@ -11,7 +11,7 @@ from typing import IO, Any
 import orjson
 
 from rllm.engine.episode_log import EpisodeLog, to_json
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.files import whole_lines
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
@@ -89,7 +89,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
 
     Raises:
         ConfigError: if the folder is of no run and of no evaluation.
-        StoreError: if the traces cannot be read.
+        StoreError: if the traces, or what was noted of a rollout's end, cannot be read.
     """
     url = store_of(folder)
     with closing(open_store(url, read_only=True)) as store:
@@ -102,8 +102,8 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
         else:
             known = {**(tasks or {}), **read_tasks(folder)}
             for session in every_session(store, oldest_first=True):
-                if isinstance(session.metadata.get(OUTCOME_KEY), Mapping):
-                    yield _episode(session, store, known)
+                if session.metadata.get(OUTCOME_KEY) is not None:
+                    yield _fill(_read_episode(session, known, url), store)
 
 
 def store_of(folder: Path) -> str:
@@ -128,13 +128,23 @@ def store_of(folder: Path) -> str:
     return str(folder / STORE)
 
 
-def _episode(session: SessionInfo, store: TraceStore, tasks: Mapping[Key, Any]) -> Episode:
+def _read_episode(session: SessionInfo, tasks: Mapping[Key, Any], url: str) -> Episode:
+    try:
+        return _episode(session, tasks)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"session {session.id!r}: what was noted of its rollout's end ({OUTCOME_KEY}) is of another form than ours "
+            f"({type(error).__name__}: {error}); to go on without it, rllm traces delete {session.id} --store {url}"
+        ) from error
+
+
+def _episode(session: SessionInfo, tasks: Mapping[Key, Any]) -> Episode:
     about, outcome = session.metadata, session.metadata[OUTCOME_KEY]
     split, task_id = str(about.get("split", "")), str(about.get("task_id", ""))
     info: dict[str, Any] = {name: about[name] for name in ("split", "training_step") if name in about}
     if outcome.get("error"):
-        info["error"] = outcome["error"]
-    episode = Episode(
+        info["error"] = {name: str(outcome["error"].get(name, "")) for name in ("type", "message", "traceback")}
+    return Episode(
         task_id=task_id,
         index=int(about.get("index") or 0),
         session_id=session.id,
@@ -145,7 +155,6 @@ def _episode(session: SessionInfo, store: TraceStore, tasks: Mapping[Key, Any]) 
         info=info,
         trajectories=[_trajectory(path) for path in outcome.get("trajectories") or ()],
     )
-    return _fill(episode, store)
 
 
 def _trajectory(told: Mapping[str, Any]) -> Trajectory:
