@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from typing import Any
 
@@ -128,3 +130,21 @@ def test_a_gateway_elsewhere_is_asked_for_sessions_and_traces(served: GatewaySer
     with pytest.raises(InferenceError, match="cannot be reached") as unreached:
         RemoteGateway(url=f"http://127.0.0.1:{free_port()}", api_key="secret").check()
     assert unreached.value.status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(200, "answered no JSON to GET /healthz, so it is no gateway"), (502, "answered 502 to GET")]
+)
+def test_a_proxy_in_the_place_of_the_gateway_is_told(status: int, told: str) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(("a" + "é" * 200).encode())  # its 200th byte is half a letter
+
+        def log_message(self, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Page) as proxy:
+        threading.Thread(target=proxy.handle_request).start()
+        with pytest.raises(InferenceError, match=told):
+            RemoteGateway(url=f"http://127.0.0.1:{proxy.server_port}", api_key=None).check()

@@ -91,10 +91,20 @@ class RemoteGateway:
             connection.close()
         if response.status >= 300:
             raise InferenceError(
-                f"the gateway {self.url} answered {response.status} to {method} {path}: {answer[:200].decode()}",
+                f"the gateway {self.url} answered {response.status} to {method} {path}: {_start_of(answer)}",
                 status_code=response.status,
             )
-        return orjson.loads(answer)
+        try:
+            return orjson.loads(answer)
+        except orjson.JSONDecodeError as error:
+            raise InferenceError(
+                f"{self.url} answered no JSON to {method} {path}, so it is no gateway of ours: {_start_of(answer)}; see that nothing, "
+                "such as a proxy, stands between the nodes and the trainer"
+            ) from error
+
+
+def _start_of(answer: bytes) -> str:
+    return answer[:200].decode(errors="replace")
 
 
 class GatewayEngine(RecordedEngine):
