@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,18 +19,11 @@ from .conftest import in_float64
 
 Make = Callable[..., Any]
 SEQUENCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7)
+pytestmark = [  # without a GPU, FlexAttention writes all scores down, and says so
+    pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def uncompiled() -> Iterator[None]:
-    """FlexAttention without a GPU writes all scores down, and says so."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile", category=UserWarning)
-        warnings.filterwarnings(
-            "ignore", message=".*grad attribute of a Tensor that is not a leaf", category=UserWarning
-        )
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ A token attends to those before it whose subtree has not ended, as within a row 
 2024) is told this as a block mask: it skips blocks of pairs in which nobody may attend to anybody, and never writes the
 scores down, so that nothing is copied and no row has to be short.
 
-Shapes: T tokens of the tree, rounded up to whole blocks.
+Shapes: T tokens of the tree, H query heads, G key heads, D head size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rllm.backends.local.last_mlp import last_mlp, only_for
 from rllm.backends.local.rows import depths_and_stops
 
 _BLOCK = 128
-"""Tokens of a block; lengths are whole blocks, so that kernels are compiled for few of them."""
+"""Tokens of a block."""
 
 
 def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
@@ -32,50 +32,56 @@ def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor |
     For models whose attention takes `Above`.
     """
     device = next(model.parameters()).device
-    num_tokens = len(tree.ids)
-    padding = -num_tokens % _BLOCK
     depths, stops = depths_and_stops(tree)
-    ids, depths, stops = (
-        pad(values, (0, padding)).unsqueeze(0).to(device) for values in (torch.tensor(tree.ids), depths, stops)
-    )
-    stops[:, num_tokens:] = num_tokens + padding  # padding sees padding
-    read_here = torch.arange(num_tokens) if read is None else read.nonzero().flatten()
+    ids = torch.tensor([tree.ids], device=device)
+    read_here = torch.arange(len(tree.ids)) if read is None else read.nonzero().flatten()
     mlp = None if read is None else last_mlp(model)
     with nullcontext() if mlp is None else only_for(read_here.to(device), ids.shape, mlp):
         output = model(
             input_ids=ids,
-            position_ids=depths,
+            position_ids=depths.unsqueeze(0).to(device),
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # taken as it is, and not read
             use_cache=False,
-            above=_InTree(stops[0], num_tokens),
+            above=_WithinTree(stops.to(device)),
         )
-    states: Tensor = output.last_hidden_state[0, :num_tokens]
+    states: Tensor = output.last_hidden_state[0]
     return states
 
 
-class _InTree:
-    """Attention within a tree; see `Above`."""
+class _WithinTree:
+    """Attention within a tree; see `Above`. Padding makes lengths powers of two, so that few kernels are compiled."""
 
-    def __init__(self, stops: Tensor, num_tokens: int) -> None:
-        """`stops`: [T] where the subtree of each token ends; from `num_tokens` on they are padding."""
-        length = len(stops)
+    def __init__(self, stops: Tensor) -> None:
+        """`stops`: [T] where the subtree of each token ends."""
+        length = max(_BLOCK, 1 << (len(stops) - 1).bit_length())
+        self._padding = length - len(stops)
+        ends = torch.arange(1, length + 1, device=stops.device)  # padding sees itself
+        ends[: len(stops)] = stops
 
         def sees(_batch: Tensor, _head: Tensor, token: Tensor, earlier: Tensor) -> Tensor:
-            return (earlier <= token) & (token < stops[earlier])
+            return (earlier <= token) & (token < ends[earlier])
 
-        self._mask: BlockMask = create_block_mask(sees, None, None, length, length, device=stops.device)
+        self._mask: BlockMask = create_block_mask(
+            sees, None, None, length, length, device=stops.device, BLOCK_SIZE=_BLOCK
+        )
 
     def attend(
-        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+        self,
+        layer: int,
+        query: Tensor,  # [1, H, T, D]
+        keys: Tensor,  # [1, G, T, D]
+        values: Tensor,  # [1, G, T, D]
+        mask: Tensor | None,
+        scale: float,
     ) -> Tensor:
-        dtype = values.dtype  # under autocast, norms leave queries and keys in a wider one
+        """[1, H, T, D]"""
+        # Under autocast, norms leave queries and keys in a wider format than values.
+        padded = (pad(states.to(values.dtype), (0, 0, 0, self._padding)) for states in (query, keys, values))
         attention = _compiled() if query.device.type == "cuda" else flex_attention
-        outcome: Tensor = attention(
-            query.to(dtype), keys.to(dtype), values, block_mask=self._mask, scale=scale, enable_gqa=True
-        )
-        return outcome
+        outcome: Tensor = attention(*padded, block_mask=self._mask, scale=scale, enable_gqa=True)
+        return outcome[:, :, : query.shape[2]]
 
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=False)
