@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rllm.engine.recorded import RecordedEngine, imposed
-from rllm.errors import ConfigError, InferenceError, StoreError
+from rllm.errors import ConfigError, InferenceError, SessionDeletedError, StoreError
 from rllm.sdk import session, trajectory
 from rllm.sdk.context import Session
 from rllm.store.base import TraceStore
@@ -170,6 +170,17 @@ async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
     with Session(name="s") as around, pytest.raises(StoreError, match="closed"):
         await engine.get_model_response(ask("fig"))
     assert around.llm_calls == []
+
+
+async def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceStore) -> None:
+    engine = RecordedEngine(ScriptedEngine(shout), store=store)
+    with Session(name="s") as around:
+        await engine.get_model_response(ask("fig"))
+        store.delete("s")
+        with session(nested=True), pytest.raises(SessionDeletedError, match="'s' was deleted meanwhile"):
+            await engine.get_model_response(ask("gum"))
+    assert store.session("s") is None
+    assert said(around.llm_calls) == ["FIG"]
 
 
 async def test_what_the_engine_knows_besides_is_there_but_nothing_that_would_sample_unrecorded() -> None:

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from rllm.gateway.config import GatewayConfig
+from rllm.store.memory import MemoryTraceStore
 
 from .held import HeldEngine
 
@@ -49,6 +50,22 @@ def test_a_deleted_response_is_gone_for_clients_and_its_trace_stays(served):
         say(client, "and twice that?", previous_response_id=given.id)
     [trace] = served.store.by_session("s")
     assert (trace.id, trace.response["content"], len(trace.logprobs)) == (given.id, "four", len(trace.response_ids))
+
+
+def test_deleting_a_response_of_a_session_that_goes_meanwhile_leaves_nothing(serve):
+    class Vanishing(MemoryTraceStore):
+        def trace(self, session_id, trace_id):
+            found = super().trace(session_id, trace_id)
+            self.delete(session_id)  # by another gateway, at this very moment
+            return found
+
+    served = serve(["four"], store=Vanishing())
+    client = served.client("s")
+    given = say(client, "two and two?")
+    with pytest.raises(openai.APIStatusError, match="was deleted meanwhile") as gone:
+        client.responses.delete(given.id)
+    assert gone.value.status_code == 410
+    assert served.store.session("s") is None
 
 
 def test_nobody_is_shown_what_is_not_theirs(serve):

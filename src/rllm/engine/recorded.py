@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,8 +24,8 @@ from rllm.ids import new_id
 from rllm.inference.continued import continued_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.seeds import CallSeeds
-from rllm.sdk.context import Frame, Session, current_frame
-from rllm.store.base import TraceStore
+from rllm.sdk.context import Call, Frame, Session, current_frame
+from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call
 from rllm.types import DRIFT_KEY, Message, Trace
 
@@ -50,6 +51,8 @@ class RecordedEngine:
         self.store = store
         self.model = model
         self._conversations: WeakKeyDictionary[Session, Conversations] = WeakKeyDictionary()
+        self._refs: WeakKeyDictionary[Session, SessionRef] = WeakKeyDictionary()
+        """Which sessions of the store they are, so that nothing begins one anew that was deleted."""
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
@@ -60,6 +63,7 @@ class RecordedEngine:
             ConfigError: if several answers are asked for at once.
             TokenMismatchError: if the engine's ids and log-probabilities contradict each other.
             InferenceError: what the engine raises; the failed call is kept too.
+            SessionDeletedError: if somebody has deleted the session from the store.
         """
         if params.get("n") not in (None, 1):
             raise ConfigError(
@@ -95,7 +99,7 @@ class RecordedEngine:
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:
             failed = failed_trace(request, error=f"{type(error).__name__}: {error}", call_id=call_id, **shared)
-            await self._keep(failed, call.traces)
+            await self._keep(failed, frame, call)
             record_call([failed], error_type=type(error).__name__)
             raise
         trace = trace_from_output(
@@ -111,15 +115,16 @@ class RecordedEngine:
         )
         if drift := known.drift_of(said, output.prompt_ids):
             trace.metadata[DRIFT_KEY] = drift
-        await self._keep(trace, call.traces)
+        await self._keep(trace, frame, call)
         record_call([trace])
         known.add(said, trace)
         return replace(output, id=call_id)
 
-    async def _keep(self, trace: Trace, calls: list[Trace]) -> None:
+    async def _keep(self, trace: Trace, frame: Frame, call: Call) -> None:
         if self.store is not None:
-            await asyncio.wrap_future(self.store.add([trace]))
-        calls.append(trace)
+            ref = self._refs.setdefault(_filed_by(frame), SessionRef())
+            await asyncio.wrap_future(self.store.add([trace], session=ref))
+        call.traces.append(trace)
 
     def __getattr__(self, name: str) -> Any:
         # What else the engine has, such as its `tokenizer`; nothing that would sample unrecorded.
@@ -141,6 +146,12 @@ def _with_imposed(
 def _queued(output: ModelOutput) -> dict[str, float]:
     """How long the engine let the call wait, as far as it says so."""
     return {name: float(output.metrics[name]) for name in ("queue_s",) if name in output.metrics}
+
+
+def _filed_by(frame: Frame) -> Session:
+    """The session that gave its name to the calls that are made here."""
+    *_, outermost = takewhile(lambda around: around.name == frame.name, frame)
+    return outermost.session
 
 
 def _metadata(frame: Frame) -> dict[str, Any]:

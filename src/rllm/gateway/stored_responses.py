@@ -68,7 +68,8 @@ class StoredResponses:
 
     async def _delete(self, trace: Trace) -> dict[str, Any]:
         hidden = replace(trace, metadata={**trace.metadata, _DELETED_KEY: True})
-        await self._gateway.writes.wait(self._gateway.store.add([hidden]))
+        session = await self._sessions.get(trace.session_id)
+        await self._gateway.writes.wait(self._gateway.store.add([hidden], session=session.ref))
         return {"id": trace.id, "object": "response", "deleted": True}
 
     async def _found(self, request: Request) -> Trace:
