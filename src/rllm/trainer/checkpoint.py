@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -137,7 +138,8 @@ def damage_of(checkpoint: Path) -> ConfigError | None:
 
 
 def score_of(metrics: Mapping[str, float], name: str | None) -> float | None:
-    """The metric by which the best checkpoint is chosen, if one is: the higher the better, so that of `-name` is negated.
+    """The metric by which the best checkpoint is chosen, if one is: the higher the better, so that of `-name` is negated; `None`
+    where it is no number, which nothing would ever be higher than.
 
     Raises:
         ConfigError: if an evaluation does not have it.
@@ -148,7 +150,8 @@ def score_of(metrics: Mapping[str, float], name: str | None) -> float | None:
     if metric not in metrics:
         known = ", ".join(other for other in metrics if other.startswith("eval/"))
         raise ConfigError(f"keep_best={name!r} is not among the metrics of an evaluation: use one of {known}")
-    return metrics[metric] if metric == name else -metrics[metric]
+    value = metrics[metric] if metric == name else -metrics[metric]
+    return None if math.isnan(value) else value
 
 
 def _step_of(checkpoint: Path) -> int:
