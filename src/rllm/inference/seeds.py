@@ -22,7 +22,8 @@ def derived_seed(*parts: Any) -> int:
 class CallSeeds:
     """The seeds of a session's calls: the n-th call that asks the same is drawn alike in every run, and unlike the others.
 
-    Calls of one session that ask the same at the same time are interchangeable: the first to arrive is the first.
+    Calls of one session that ask the same at the same time cannot be told apart: the first to arrive is the first, and over
+    HTTP that may be the other one in the next run. Together they say the same in every run.
     """
 
     def __init__(self) -> None:
