@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -283,22 +283,23 @@ class Gateway:
         check_not_deleted(call.session)
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self.store.add(stored, session=call.session.ref)
-        remember = [step for trace in traces for step in call.keeping(trace)]
-        return self._kept(write, self._counting(call, stored), remember, problem)
+        steps = [self._counting(call, stored)]
+        if problem is None:
+            steps += [step for trace in traces for step in call.keeping(trace)]
+        return self._kept(call, write, steps, problem)
 
     async def _kept(
-        self,
-        write: Future[None],
-        count: Callable[[], None],
-        remember: list[Callable[[], None]],
-        problem: RLLMError | None,
+        self, call: ModelCall, write: Future[None], steps: Sequence[Callable[[], None]], problem: RLLMError | None
     ) -> None:
-        await self.writes.wait(write)
-        count()
+        try:
+            await self.writes.wait(write)
+        except asyncio.CancelledError:  # The client has left, and what came of its call is kept all the same.
+            self._leave(call, write, steps)
+            raise
+        for step in steps:
+            step()
         if problem is not None:
             raise problem
-        for step in remember:
-            step()
 
     def _keep_unawaited(self, call: ModelCall, traces: list[Trace]) -> None:
         """Store the trace of a call that nobody waits for any more."""
@@ -306,14 +307,18 @@ class Gateway:
             return
         if self._redact is not None:
             traces, _ = redacted(traces, self._redact)
-        write = self.store.add(traces, session=call.session.ref)
-        write.add_done_callback(_log_failure)
-        call.left = asyncio.create_task(self._counted(write, self._counting(call, traces)))
+        self._leave(call, self.store.add(traces, session=call.session.ref), [self._counting(call, traces)])
 
-    async def _counted(self, write: Future[None], count: Callable[[], None]) -> None:
+    def _leave(self, call: ModelCall, write: Future[None], steps: Sequence[Callable[[], None]]) -> None:
+        """Have these steps follow a write that nobody waits for any more."""
+        write.add_done_callback(_log_failure)
+        call.left = asyncio.create_task(self._followed(write, steps))
+
+    async def _followed(self, write: Future[None], steps: Sequence[Callable[[], None]]) -> None:
         with suppress(RLLMError):  # it is logged
             await self.writes.wait(write)
-            count()
+            for step in steps:
+                step()
 
     def _counting(self, call: ModelCall, traces: list[Trace]) -> Callable[[], None]:
         """What counts traces that are durable, once it is called; it has a hold of them only where calls are observed."""
@@ -341,4 +346,4 @@ def _reason(error: Exception) -> str:
 
 def _log_failure(write: Future[None]) -> None:
     if not write.cancelled() and (error := write.exception()):
-        logger.error("the trace of an aborted call was not stored: %s", error)
+        logger.error("the trace of a call whose client has left was not stored: %s", error)
