@@ -67,5 +67,7 @@ def test_an_outcome_of_another_form_is_named_with_its_session(tmp_path: Path, ou
         store.open_session("odd", {"split": "train", "task_id": "a", OUTCOME_KEY: outcome}).result()
         (listed,) = latest_episodes(store, limit=5)
     assert listed.episode_id == "a:0"
-    with pytest.raises(StoreError, match=r"session 'odd': .* of another form than ours .*rllm traces delete odd --store "):
+    with pytest.raises(
+        StoreError, match=r"session 'odd': .* of another form than ours .*rllm traces delete odd --store "
+    ):
         list(stored_episodes(tmp_path))
