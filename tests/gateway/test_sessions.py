@@ -66,6 +66,20 @@ def test_a_session_id_may_hold_what_a_url_escapes(serve):
     assert len(served.store.by_session("täsk+1:0")) == 1
 
 
+@pytest.mark.parametrize("path", [PLAIN, "/sessions/t%C3%A4sk/v1/chat/completions"])
+def test_a_header_names_a_session_as_the_url_does(serve, path):
+    served = serve()
+    answer = served.post(path, headers={"x-rllm-session": "täsk".encode()})
+    assert answer.headers["x-rllm-session"] == "täsk"
+    assert len(served.store.by_session("täsk")) == 1
+
+
+def test_a_header_in_an_older_encoding_is_read_too(serve):
+    served = serve()
+    served.post(PLAIN, headers={"x-rllm-session": b"t\xe4sk"})
+    assert len(served.store.by_session("täsk")) == 1
+
+
 @pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257])
 def test_an_id_that_cannot_stand_in_a_url_is_refused(refusing, session_id):
     with pytest.raises(ConfigError, match="session id"):

@@ -153,6 +153,13 @@ def test_the_key_of_a_gateway_that_has_one() -> None:
     assert environment("http://gw:1", api_key="secret")["OPENAI_API_KEY"] == "secret"
     assert environment("http://gw:1/sessions/s", api_key="secret")["ANTHROPIC_API_KEY"] == "secret:rllm-s"
     assert environment("http://gw:1")["OPENAI_API_KEY"] == "rllm"
+    assert environment("http://gw:1/behind", api_key="secret")["OPENAI_API_KEY"] == "secret"
+
+
+def test_a_session_that_no_header_can_name_is_named_by_the_url_alone() -> None:
+    variables = environment("http://gw:1/sessions/t%C3%A4sk", api_key="secret")
+    assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == "secret"
+    assert environment("http://gw:1/sessions/t%C3%A4sk")["OPENAI_API_KEY"] == "rllm"
 
 
 def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:

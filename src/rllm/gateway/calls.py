@@ -249,7 +249,7 @@ class _Answer:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.session_id is not None:
-            headers.append((SESSION_HEADER.encode(), self.session_id.encode("latin-1", "replace")))
+            headers.append((SESSION_HEADER.encode(), self.session_id.encode()))
         self.status = status
         self.began = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -172,4 +172,9 @@ def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
 
 
 def _text(headers: Mapping[bytes, bytes], name: str) -> str:
-    return headers.get(name.encode(), b"").decode("latin-1")
+    """A header as URLs are read, in UTF-8; some clients still write the older encoding."""
+    value = headers.get(name.encode(), b"")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -78,12 +78,12 @@ def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key_for(path: str, api_key: str | None) -> str:
-    """A key that every client accepts, and that names the session once more."""
+    """A key that every client accepts, and that names the session once more, where it can stand in a header."""
     _, separator, session = path.rpartition("/sessions/")
-    named = f"rllm-{unquote(session)}" if separator else "rllm"
+    named = f"rllm-{unquote(session)}" if separator and unquote(session).isascii() else ""
     if api_key is None:
-        return named
-    return f"{api_key}:{named}" if separator and not api_key.startswith(SESSION_KEY_PREFIX) else api_key
+        return named or "rllm"
+    return f"{api_key}:{named}" if named and not api_key.startswith(SESSION_KEY_PREFIX) else api_key
 
 
 def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
