@@ -45,6 +45,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(scope="session")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `cache_dir` of tiny policies, of which all processes of the tests make each once."""
+    folder = tmp_path_factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "policies"
+
+
 @pytest.fixture
 async def pass_time() -> AsyncIterator[Callable[[float], None]]:
     """Puts the event loop's clock forward by so many seconds: what waits for a deadline meets it at once.

@@ -30,14 +30,14 @@ def agent(question, answer):
 
 
 @pytest.fixture(scope="session")
-def policy(tmp_path_factory):
+def policy(policies):
     """A model that speaks nonsense, made in a second."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),
         lambda seed: speech(seed=seed),
         recipe=SMALL,
-        cache_dir=tmp_path_factory.mktemp("policy"),
+        cache_dir=policies,
     )
 
 

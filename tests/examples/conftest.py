@@ -50,12 +50,12 @@ def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
-def nonsense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nonsense(policies: Path) -> Path:
     """A real model that says anything, made in a second."""
     recipe = TinyPolicyRecipe(
         hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=1, habit_steps=1, batch_size=2
     )
-    return tiny_policy(_talk, _talk, recipe=recipe, cache_dir=tmp_path_factory.mktemp("policy"))
+    return tiny_policy(_talk, _talk, recipe=recipe, cache_dir=policies)
 
 
 def _talk(seed: int) -> Iterator[list[dict[str, str]]]:

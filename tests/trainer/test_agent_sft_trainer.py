@@ -39,12 +39,12 @@ TRAIN, HELD_OUT = ROWS[:8], ROWS[8:]
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(policies: Path) -> Path:
     return tiny_policy(
         lambda seed: speech(seed=seed),
         lambda seed: speech(seed=seed),
         recipe=RECIPE,
-        cache_dir=tmp_path_factory.mktemp("policy"),
+        cache_dir=policies,
     )
 
 

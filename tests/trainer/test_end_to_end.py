@@ -36,14 +36,14 @@ QUESTIONS = [{"question": f"How many {item} are left?"} for item in ("figs", "li
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(policies: Path) -> Path:
     """A model that has heard a few conversations of the demo's clerk."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),
         lambda seed: speech(seed=seed),
         recipe=RECIPE,
-        cache_dir=tmp_path_factory.mktemp("policy"),
+        cache_dir=policies,
     )
 
 

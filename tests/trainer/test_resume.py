@@ -44,8 +44,8 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mortal_run.policy(tmp_path_factory.mktemp("policy"))
+def model(policies: Path) -> Path:
+    return mortal_run.policy(policies)
 
 
 class Lives:

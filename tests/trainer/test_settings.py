@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -344,6 +345,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def built(folder: Path, *overrides: str) -> LocalBackend:
     backend = LocalBackend.from_config(load_config([f"model.path={folder}", *overrides]))
     backend.close()

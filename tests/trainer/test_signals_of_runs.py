@@ -53,8 +53,8 @@ def badly_judged(question: str, base_url: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mortal_run.policy(tmp_path_factory.mktemp("policy"))
+def model(policies: Path) -> Path:
+    return mortal_run.policy(policies)
 
 
 def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: Mapping[str, Any]) -> dict[str, float]:

@@ -65,11 +65,13 @@ def make_agent() -> Callable[..., list[Trajectory]]:
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Path:
     """Two steps of two tasks, four rollouts each, with an evaluation before and after; the second update has two epochs."""
     folder = tmp_path_factory.mktemp("viewer")
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
-    policy = tiny_policy(lambda seed: speech(seed=seed), lambda seed: speech(seed=seed), recipe=SMALL, cache_dir=folder)
+    policy = tiny_policy(
+        lambda seed: speech(seed=seed), lambda seed: speech(seed=seed), recipe=SMALL, cache_dir=policies
+    )
     rows = [{"id": f"row/{name}", "question": f"How many {name}?"} for name in ("figs", "limes", "plums")]
     AgentTrainer(
         agent_run_func=make_agent(),
