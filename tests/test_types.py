@@ -220,6 +220,7 @@ def test_steps_have_ids_of_their_own() -> None:
         ("plain", "plain"),
         (None, ""),
         ([{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "text", "text": None}, {"type": "text", "text": 5}, "stray"], "5"),
         ([], ""),
     ],
 )

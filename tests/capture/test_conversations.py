@@ -215,6 +215,7 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
     odd: Any = [
         "text",
         {"role": "assistant", "tool_calls": ["x", {"function": None}]},
+        {"role": "assistant", "tool_calls": 5},
         {"role": "user", "content": ["a"]},
     ]
     assert after_one_answer().prior_of(Said.of(odd, None)) is None

@@ -22,6 +22,8 @@ CHAT = "/sessions/s/v1/chat/completions"
         ('{"messages": "hi"}', "JSON string"),
         ('{"messages": ["hi"]}', "messages[0]='hi'"),
         ('{"messages": [{"content": "hi"}]}', "'role'"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "'messages[0].content' is a JSON number"),
+        ('{"messages": [{"role": "user"}], "max_completion_tokens": "x"}', "max_completion_tokens='x'"),
         ('{"messages": [{"role": "user"}], "n": 0}', "n=0"),
         ('{"messages": [{"role": "user"}], "n": true}', "n=True"),
         ('{"messages": [{"role": "user"}], "stream": "yes"}', "stream='yes'"),

@@ -326,7 +326,9 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def _tool_calls(message: Message) -> list[Mapping[str, Any]]:
-    calls = message.get("tool_calls") or ()
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return []
     return [item for item in calls if isinstance(item, Mapping) and isinstance(item.get("function"), Mapping)]
 
 

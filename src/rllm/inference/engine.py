@@ -46,8 +46,8 @@ class SamplingParams:
                     values[name] = convert(request[name])
                 except (TypeError, ValueError) as error:
                     raise ConfigError(f"{name}={request[name]!r}: {error}") from error
-        if request.get("max_completion_tokens") is not None:
-            values["max_tokens"] = _integer(request["max_completion_tokens"])
+        if (limit := values.pop("max_completion_tokens", None)) is not None:
+            values["max_tokens"] = limit
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +83,7 @@ _REQUEST_FIELDS: dict[str, Any] = {
     "top_p": _number,
     "top_k": _integer,
     "max_tokens": _integer,
+    "max_completion_tokens": _integer,
     "stop": _strings,
     "stop_token_ids": lambda value: tuple(_integer(item) for item in value),
     "seed": _integer,

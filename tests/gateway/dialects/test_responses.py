@@ -256,7 +256,7 @@ def test_an_item_can_be_referred_to():
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"input": None}, "'messages' is empty"),
+        ({"input": None}, "'input' is missing or empty"),
         ({"input": 3}, "'input' is a JSON number"),
         ({"input": ["hi"]}, "input[0]='hi'"),
         ({"input": [{"type": "hologram"}]}, "hologram"),
@@ -288,3 +288,11 @@ def test_an_unknown_previous_response_has_the_code_that_clients_know():
     with pytest.raises(GatewayError, match="resp_x") as refused:
         chat(previous_response_id="resp_x")
     assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_reasoning_whose_text_is_none_costs_no_answer():
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": 5}, {"type": "reasoning_text"}]}
+    [answer, _] = chat(input=[thought, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])[
+        "messages"
+    ]
+    assert answer == {"role": "assistant", "reasoning_content": "5", "content": "a"}

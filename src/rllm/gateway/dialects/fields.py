@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_CHOICES = 128
+_CONTENT = (str, list, type(None))
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "stream": bool,
@@ -124,3 +125,6 @@ def _check_messages(messages: Any) -> None:
             raise invalid(
                 f"messages[{position}]={repr(message)[:80]}: use an object with a 'role'", f"messages[{position}]"
             )
+        if not isinstance(message.get("content"), _CONTENT):
+            place = f"messages[{position}].content"
+            raise invalid(f"'{place}' is a JSON {kind_of(message['content'])}: send a text or a list of parts", place)

@@ -19,7 +19,7 @@ from rllm.gateway.dialects.responses_output import (
     output_items,
 )
 from rllm.gateway.errors import GatewayError
-from rllm.types import Message, Trace
+from rllm.types import Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
 """In a trace's metadata: whether its first message is the request's `instructions`, which a continuation leaves behind."""
@@ -117,6 +117,8 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     messages += _history(asked.get("previous_response_id"), earlier)
     reader = _InputReader(earlier)
     messages += reader.messages(asked.get("input"))
+    if not messages:
+        raise invalid("'input' is missing or empty: send a text or a list of items", "input")
     chat["messages"] = messages
     if asked.get("max_output_tokens") is not None:
         chat["max_tokens"] = asked["max_output_tokens"]
@@ -245,7 +247,7 @@ def _thought(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item; of the places where it may stand, clients keep one or another."""
     for name in ("content", "summary"):
         parts = item.get(name)
-        if isinstance(parts, list) and (text := "".join(part.get("text") or "" for part in objects(parts, name))):
+        if isinstance(parts, list) and (text := text_of({"content": objects(parts, name)})):
             return text
     carried = item.get("encrypted_content")
     return carried.removeprefix(ENCRYPTED) if isinstance(carried, str) and carried.startswith(ENCRYPTED) else ""
