@@ -33,6 +33,7 @@ from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.trainer import rng
+from rllm.trainer.activations import fit_to_memory
 from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
@@ -147,6 +148,7 @@ class AgentTrainer:
                 with concerning(name):
                     self.door.check(data)
         check_model(self.config)
+        fit_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")

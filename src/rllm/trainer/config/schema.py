@@ -191,7 +191,8 @@ class OptimConfig(Section):
     num_epochs: PositiveInt = 1
     """Times that each batch is gone through."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens in one forward and backward pass; bounds the memory and never changes the result."""
+    """Tokens in one forward and backward pass; bounds the memory and never changes the result. Unless it is set, on a CPU no
+    more than a quarter of main memory has room for."""
     autocast: bool = False
     """Whether the trainer's matrix products are done in bfloat16 for weights of more bits; the sampler's are not."""
     offload: bool = False
