@@ -75,6 +75,12 @@ def test_the_best_of_each_task_are_taken() -> None:
         sampled_from([{"messages": []}], reward_threshold=None, best_per_task=1)
 
 
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_a_reward_that_is_no_number_is_named_with_its_row(threshold: float | None) -> None:
+    with pytest.raises(ConfigError, match="row 1: reward='high': use a number, or leave it out"):
+        sampled_from([{"reward": None}, {"reward": "high"}], reward_threshold=threshold, best_per_task=None)
+
+
 def test_a_store_gives_what_its_run_was_trained_on() -> None:
     store = open_store("memory:")
 

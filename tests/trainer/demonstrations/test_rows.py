@@ -127,6 +127,12 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
         ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids behind no prompt_ids"),
         ({"steps": [{"prompt_ids": [1]}]}, "steps hold no response_ids"),
+        ({"steps": "all"}, "row 0: steps='all': use a list of objects with prompt_ids and response_ids"),
+        (
+            {"steps": [{"prompt_ids": ["a"], "response_ids": [1]}]},
+            r"steps\[0\].prompt_ids: use a list of whole numbers",
+        ),
+        ({"steps": [{"prompt_ids": [-3], "response_ids": [1]}]}, r"steps\[0\] has the token id -3, and"),
         ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model knows"),
     ],
 )

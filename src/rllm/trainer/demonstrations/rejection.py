@@ -80,8 +80,13 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
     """The rows that earned at least so much; of those at most so many of each task, the best, of equal ones the first.
 
     Raises:
-        ConfigError: if rows have no reward, or none is left.
+        ConfigError: if rows have no reward, or one that is no number, or none is left.
     """
+    for number, row in enumerate(rows):
+        if not isinstance(row.get("reward"), int | float | None):
+            raise ConfigError(
+                f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out where nobody judged"
+            )
     if reward_threshold is None and best_per_task is None:
         return list(rows)
     key = "reward_threshold" if reward_threshold is not None else "best_per_task"

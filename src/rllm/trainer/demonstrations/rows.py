@@ -99,22 +99,24 @@ class _Reader:
             raise ConfigError(f"row {number}: {error}") from error
         return Demonstration(shown=tuple(shown), name=str(row.get("name", "agent")), reward=row.get("reward"))
 
-    def _sampled(self, steps: Sequence[Mapping[str, Any]]) -> list[Shown]:
+    def _sampled(self, steps: Any) -> list[Shown]:
         """The steps' own tokens; all answers of an agent count, unless only its last one is wanted."""
+        if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
+            raise ConfigError(f"steps={steps!r:.80}: use a list of objects with prompt_ids and response_ids")
         shown = []
         for place, step in enumerate(steps):
-            prompt, answer = step.get("prompt_ids") or [], step.get("response_ids") or []
+            prompt, answer = _ids(step, "prompt_ids", place), _ids(step, "response_ids", place)
             if not answer:
                 continue
             if not prompt:
                 raise ConfigError(f"steps[{place}] has response_ids behind no prompt_ids: give it the prompt's")
-            largest = max(max(prompt), max(answer))
-            if largest >= self._of.num_ids or min(min(prompt), min(answer)) < 0:
+            least, most = min(min(prompt), min(answer)), max(max(prompt), max(answer))
+            if least < 0 or most >= self._of.num_ids:
                 raise ConfigError(
-                    f"steps[{place}] has the token id {largest}, and the model knows {self._of.num_ids}: another model "
+                    f"steps[{place}] has the token id {least if least < 0 else most}, and the model knows {self._of.num_ids}: another model "
                     "sampled it; leave 'steps' out to have the messages rendered for this one"
                 )
-            shown.append(Shown(array("i", [*prompt, *answer]), ((len(prompt), len(prompt) + len(answer)),)))
+            shown.append(Shown(prompt + answer, ((len(prompt), len(prompt) + len(answer)),)))
         if not shown:
             raise ConfigError("steps hold no response_ids: there is nothing to learn")
         return shown[-1:] if self._config.train_on == "last" else shown
@@ -146,6 +148,13 @@ class _Reader:
             _compare(self._parser, messages, tools)
         wanted = [place in learned for place in answers]
         return [_whole(self._parser, messages[: learned[-1] + 1], tools, wanted[: answers.index(learned[-1]) + 1])]
+
+
+def _ids(step: Mapping[str, Any], name: str, place: int) -> array[int]:
+    try:
+        return array("i", step.get(name) or ())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"steps[{place}].{name}: use a list of whole numbers, the ids of tokens ({error})") from error
 
 
 def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> None:
