@@ -58,9 +58,10 @@ def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
         for path in episode.trajectories if not episode.failed else ():
             about = {"task_id": plain_task_id(episode.task_id), "name": path.name, "reward": path.final_reward()}
             steps = [step for step in path.steps if step.chat_completions]
-            for step in steps[-1:] if path.is_cumulative() else steps:
+            is_one = path.is_cumulative()
+            for step in steps[-1:] if is_one else steps:
                 messages = step.chat_completions
-                if not path.is_cumulative():
+                if not is_one:
                     messages = [_unlearned(message) for message in messages[:-1]] + messages[-1:]
                 tools = {"tools": step.info[TOOLS_KEY]} if TOOLS_KEY in step.info else {}
                 yield {"messages": messages, **tools, **about}
