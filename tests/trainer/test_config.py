@@ -32,6 +32,9 @@ from rllm.trainer.config.load import layers_of
         (["num_epochs=true"], "num_epochs=True: this setting is neither true nor false"),
         ({"num_steps": 0}, "num_steps=0: input should be greater than 0"),
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
+        (["trackers=wandb"], "trackers='wandb': input should be a valid list; write it as [wandb]"),
+        (["optim_lr=1"], "optim_lr is not a setting; did you mean 'optim.lr'?"),
+        (["run_dir="], "run_dir='': it names no folder; leave it out for runs/<time>"),
         ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),
         (["optim.lr"], "'optim.lr' lacks its value: use key=value"),
         (["=3"], "'=3' lacks its key: use key=value"),
@@ -127,6 +130,7 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
         ("- a\n- b\n", "holds a list: use `key: value` lines"),
         ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "run.yaml, line 3, column 1 is not valid YAML: seed is there twice"),
         ("optim: {lr: 1, lr: 1}\n", "lr is there twice"),
+        ("model: {path: {{ folder }}}\n", "run.yaml, line 1, column 16 is not valid YAML: a key must be text"),
         ("seeed: 3\n", "run.yaml, line 1: seeed is not a setting; did you mean 'seed'?"),
         ("seed: 3\noptim.lr: 1\n", "run.yaml, line 2: optim.lr is not a setting; write it as `optim: {lr: ...}`"),
         ("optim: &optim\n  lr: fast\ncritic: *optim\n", "run.yaml, line 2: critic.lr='fast'"),
@@ -142,6 +146,13 @@ def test_a_yaml_file_that_is_wrong(tmp_path: Path, content: str | None, told: st
     with pytest.raises(ConfigError) as caught:
         load_config(str(path))
     assert told in str(caught.value)
+
+
+def test_a_yaml_file_of_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"# \xe9\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml cannot be read: .*; save the file as UTF-8"):
+        load_config(path)
 
 
 def test_a_mistake_is_told_with_the_place_whose_word_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

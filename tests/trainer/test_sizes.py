@@ -17,6 +17,9 @@ def test_sizes_in_words() -> None:
         "32 tasks x 8 rollouts = 256 episodes a step, 4 updates of 128 episodes",
         "100 steps x 32 tasks = 2 times through the 1600 tasks",
     ]
+    assert in_words(load_config(["num_steps=1000", "tasks_per_step=2"]), 2)[1].endswith(
+        "= 1,000 times through the 2 tasks"
+    )
     assert in_words(load_config(SIZES), 1600)[0] == "32 tasks x 8 rollouts = 256 episodes a step, 1 update"
 
 

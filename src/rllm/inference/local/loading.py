@@ -122,9 +122,9 @@ def choose_device(device: str = "auto") -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"device={device!r}: use auto, cpu, cuda, cuda:N or mps") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}: this torch finds no CUDA GPU; use device=auto or device=cpu")
+        raise ConfigError(f"device={device!r}: this torch finds no CUDA GPU; use auto or cpu")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device={device!r}: this torch finds no Apple GPU; use device=auto or device=cpu")
+        raise ConfigError(f"device={device!r}: this torch finds no Apple GPU; use auto or cpu")
     return chosen
 
 

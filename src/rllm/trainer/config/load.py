@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rllm.errors import ConfigError
+from rllm.trainer.config.environment import from_environment, tell_misspelt
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import Translated, from_upstream, without_omegaconf
 from rllm.trainer.config.upstream_keys import TABLE, Sets
@@ -24,7 +24,6 @@ from rllm.trainer.config.yaml_file import read_settings
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT_PREFIX = "RLLM__"
 _MAPPING, _OVERRIDES = "config", "key=value"
 
 ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
@@ -93,7 +92,8 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     elif source is not None:
         raise ConfigError(f"config={source!r}: use a mapping, a YAML path, or a list of key=value")
     if not isinstance(source, TrainConfig):
-        layers.append(Layer(name="environment", values=_applied(_from_environment())))
+        tell_misspelt(_all_keys())
+        layers.append(Layer(name="environment", values=_applied(from_environment())))
     _tell_repeated(overrides)
     layers.append(Layer(name=_OVERRIDES, values=_applied(overrides)))
     return layers
@@ -126,12 +126,6 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def _from_environment() -> list[str]:
-    """`RLLM__OPTIM__LR=1e-5` as `optim.lr=1e-5`."""
-    found = sorted((name, value) for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX))
-    return [f"{name.removeprefix(ENVIRONMENT_PREFIX).lower().replace('__', '.')}={value}" for name, value in found]
 
 
 def _applied(overrides: Iterable[str]) -> dict[str, Any]:
@@ -224,7 +218,9 @@ def _explain(error: Any, origins: Mapping[str, str], layers: Sequence[Layer]) ->
         return f"{place}{path} is not a setting; {_hint(error['loc'])}"
     if path in origins:
         path = f"{origins[path]}, here {path}"
-    return f"{place}{path}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    value = error["input"]
+    remedy = f"; write it as [{value}]" if error["type"] == "list_type" and isinstance(value, str) else ""
+    return f"{place}{path}={value!r}: {error['msg'][0].lower()}{error['msg'][1:]}{remedy}"
 
 
 def _place(key: str, layers: Sequence[Layer]) -> str:
@@ -256,6 +252,9 @@ def _hint(path: tuple[Any, ...]) -> str:
     section, dot, rest = key.partition(".")
     if dot:
         return f"write it as `{section}: {{{rest}: ...}}`"
+    flat = {item.replace(".", "_"): item for item in _all_keys()}
+    if len(path) == 1 and key in flat:
+        return f"did you mean {flat[key]!r}?"
     if meant := did_you_mean(key, known, ".".join(map(str, path[:-1]))):
         return meant
     elsewhere = [f"{section}.{key}" for section in _known_keys(()) if key in _known_keys((section,))]
@@ -268,6 +267,14 @@ def did_you_mean(key: str, known: Iterable[str], section: str = "") -> str | Non
     """The closest of the keys that a section knows, asked for by its whole name; `None` if none is close."""
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
+
+
+def _all_keys() -> list[str]:
+    """Every setting that can be set by its name alone, sections left out."""
+    sections = {section: _known_keys((section,)) for section in _known_keys(())}
+    return [f"{section}.{key}" for section, keys in sections.items() for key in keys] + [
+        key for key, keys in sections.items() if not keys
+    ]
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:

@@ -348,3 +348,11 @@ class TrainConfig(Section):
     the run's metrics.jsonl, is always among them."""
     project: str = "rllm"
     """What trackers file the run under; its name there is that of its folder."""
+
+    @field_validator("run_dir", mode="before")
+    @classmethod
+    def _names_a_folder(cls, value: Any) -> Any:
+        """Nothing would be the current folder."""
+        if value == "":
+            raise PydanticCustomError("empty", "It names no folder; leave it out for runs/<time>")
+        return value

@@ -39,11 +39,12 @@ def num_episodes(config: TrainConfig) -> int:
 
 def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     """What the sizes mean: episodes and updates of a step, and how often the tasks are gone through."""
+    times = config.num_steps * config.tasks_per_step / num_tasks
     told = [
         f"{config.tasks_per_step} tasks x {config.rollout.group_size} rollouts = {num_episodes(config)} episodes a step, "
         f"{_updates(config)}",
-        f"{config.num_steps} steps x {config.tasks_per_step} tasks = {config.num_steps * config.tasks_per_step / num_tasks:.3g} "
-        f"times through the {num_tasks} tasks",
+        f"{config.num_steps} steps x {config.tasks_per_step} tasks = "
+        f"{f'{times:.3g}' if times < 1000 else f'{times:,.0f}'} times through the {num_tasks} tasks",
     ]
     if config.tasks_per_step > num_tasks:
         told.append(_more_than_there_are(config, num_tasks))

@@ -28,7 +28,9 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         raise ConfigError(f"{path}{place} is not valid YAML: {said}; `rllm config` shows such a file") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: {error}; save the file as UTF-8") from error
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values or {}, dict):
         raise ConfigError(f"config={str(path)!r} holds a {type(values).__name__}: use `key: value` lines")
@@ -41,6 +43,8 @@ class _OneValueEach(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
             seen.add(key.value)
