@@ -39,3 +39,24 @@ async def test_a_failed_write_raises_where_it_is_waited_for_and_a_cancelled_wait
     with pytest.raises(StoreError, match="disk full"):
         await others[0]
     await others[1]
+
+
+def test_a_write_that_ends_after_its_event_loop_keeps_no_later_one_waiting():
+    writes, left = DurableWrites(), Future()
+
+    async def leave():
+        leaver = asyncio.create_task(writes.wait(left))
+        await asyncio.sleep(0)
+        assert not leaver.done()
+
+    asyncio.run(leave())
+    left.set_result(None)
+
+    async def wait():
+        later = Future()
+        waiting = asyncio.create_task(writes.wait(later))
+        await asyncio.sleep(0)
+        later.set_result(None)
+        await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(wait())

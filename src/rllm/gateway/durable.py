@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
 
 
 class DurableWrites:
@@ -38,14 +37,14 @@ class DurableWrites:
         self._done.append((waiter, write))
         if not self._waking:
             self._waking = True
-            # A loop that has ended leaves nobody who waits.
-            with suppress(RuntimeError):
+            try:
                 waiter.get_loop().call_soon_threadsafe(self._settle)
+            except RuntimeError:  # The loop has ended, and leaves nobody who waits.
+                self._waking = False
 
     def _settle(self) -> None:
-        self._waking = (
-            False  # Before the queue is emptied: what is appended from here on asks for a wake-up of its own.
-        )
+        # Before the queue is emptied: what is appended from here on asks for a wake-up of its own.
+        self._waking = False
         while self._done:
             waiter, write = self._done.popleft()
             if waiter.done():  # Cancelled: the client left.
