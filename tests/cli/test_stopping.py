@@ -19,12 +19,12 @@ ENDED_BY_ITS_AGENT = """
 import itertools, os, signal
 from openai import OpenAI
 
-client = OpenAI()
 calls = itertools.count()
 
 
 def agent(question, answer):
-    client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}], max_tokens=4)
+    with OpenAI() as client:  # closed here, since nobody else knows when the run has ended
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}], max_tokens=4)
     if next(calls) == 0:  # a second signal could come when nobody listens any more, and end the tests
         os.kill(os.getpid(), signal.SIGTERM)
     return 1.0
