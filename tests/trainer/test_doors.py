@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ def test_an_agent_in_an_environment(tmp_path: Path) -> None:
     found = metrics(tmp_path / "run")
     assert found["rollout/calls_per_episode"] == 2
     assert found["rollout/num_failed"] == 0
+
+
+def test_as_many_environments_step_at_a_time_as_rollouts_are_under_way(tmp_path: Path) -> None:
+    together = threading.Barrier(80)
+
+    class Together(TwoTurns):
+        def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+            together.wait(60)
+            return super().step(action)
+
+        @staticmethod
+        def from_dict(info: Any) -> TwoTurns:
+            return Together(info["word"])
+
+    rollout = {"group_size": 40, "max_tokens": 64, "max_concurrent": 80, "timeout_s": 2400, "num_retries": 0}
+    trained(tmp_path, {"rollout": rollout}, agent_class=Echo, env_class=Together)
+    assert metrics(tmp_path / "run")["rollout/num_failed"] == 0
 
 
 def test_every_call_is_in_the_store_with_what_was_imposed(tmp_path: Path) -> None:

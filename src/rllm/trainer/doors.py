@@ -122,6 +122,7 @@ class AgentEnvDoor(Door):
             env_args=self.env_args,
             rollout_engine=around.recorded,
             capture=around.capture,
+            max_workers=around.rollout.max_concurrent,
             trajectory_timeout=around.rollout.timeout_s,
             **steps,
         )
