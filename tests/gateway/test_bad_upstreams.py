@@ -44,6 +44,8 @@ WRONG = {
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n", 502, "does not speak HTTP"),
     "HTML": (HTML, 502, "<html>"),
     "an error page": (http(500, b"<html>oops</html>"), 500, "oops"),
+    "a status that HTTP does not know": (http(999, {"error": {"message": "go away"}}), 502, "go away"),
+    "an error in the place of an answer": (http(200, {"error": {"message": "no credits"}}), 502, "no credits"),
     "empty": (EMPTY, 502, "not JSON"),
     "half a JSON object": (http(200, b'{"choices": ['), 502, "not JSON"),
     "a JSON list": (http(200, b"[]"), 502, "not a JSON object"),

@@ -252,6 +252,14 @@ async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_t
         assert [batch async for batch in upstream.stream(UpstreamCall(id="c", request=request))] == [[{"a": 1}]]
 
 
+async def test_an_error_that_is_null_is_none():
+    events = b'data: {"error":null,"a":1}\n\ndata: [DONE]\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
+    async with Server([head + events]).upstream() as upstream:
+        call = UpstreamCall(id="c", request={**REQUEST, "stream": True})
+        assert [batch async for batch in upstream.stream(call)] == [[{"error": None, "a": 1}]]
+
+
 async def test_a_prompt_without_room_for_any_answer_is_refused():
     server = Server([REFUSED], [REFUSED])
     async with server.upstream() as upstream:

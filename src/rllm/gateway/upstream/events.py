@@ -64,7 +64,7 @@ def _parse(payload: bytes) -> dict[str, Any]:
         raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
     if not isinstance(chunk, dict):
         raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {payload[:80]!r}")
-    if "error" not in chunk:
+    if not chunk.get("error"):
         check_answer(chunk)
     return chunk
 

@@ -118,7 +118,7 @@ class HTTPUpstream:
             return await self.complete(shorter)
         if answer.status == 200 and not call.logprob_details and (plain := parse_plain_answer(body)):
             return plain
-        parsed = _json_object(answer.status, body, answer.headers)
+        [parsed] = _without_error([_json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
         if call.prompt_ids is None or self._tokens is None:
             return parsed
@@ -247,12 +247,12 @@ def _json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[s
     return answer
 
 
-def _without_error(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """These chunks; raises `UpstreamError` if one of them is an error that the upstream reports inside the stream."""
-    for chunk in chunks:
-        if "error" in chunk:
-            raise _reported(chunk["error"], 502)
-    return chunks
+def _without_error(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These answers or chunks; raises `UpstreamError` if one of them is an error that the upstream reports in their place."""
+    for answer in answers:
+        if error := answer.get("error"):
+            raise _reported(error, 502)
+    return answers
 
 
 def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:
@@ -275,12 +275,12 @@ def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> Upstr
 
 
 def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
-    """The upstream's error answer; a redirect or the like becomes 502, because the agent cannot act on it."""
+    """The upstream's error answer; a redirect, or a status that HTTP does not know, becomes 502: no agent can act on it."""
     try:
         answer = orjson.loads(body)
     except ValueError:
         answer = None
-    shown = status if status >= 400 else 502
+    shown = status if 400 <= status < 600 else 502
     if isinstance(answer, dict) and (error := _error_in(answer)):
         refusal = _reported(error, shown)
     else:
