@@ -8,6 +8,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from rllm.engine.checked import check_episode
 from rllm.engine.failures import why_failed
+from rllm.engine.runner import Attempt, failed_episode
 from rllm.errors import AgentError
 from rllm.types import Episode, Step, TerminationReason, Trajectory
 
@@ -19,7 +20,7 @@ def checked(**fields: Any) -> Episode:
 
 
 def test_what_can_be_meant_in_one_way_only_is_put_right() -> None:
-    step = Step(info=None, chat_completions=[ChatCompletionMessage(role="assistant", content="4")])  # type: ignore[arg-type, list-item]
+    step = Step(info=None, logprobs=None, chat_completions=[ChatCompletionMessage(role="assistant", content="4")])  # type: ignore[arg-type, list-item]
     episode = checked(
         is_correct=np.bool_(True),
         termination_reason="env_done",
@@ -30,6 +31,7 @@ def test_what_can_be_meant_in_one_way_only_is_put_right() -> None:
     assert episode.is_correct is True
     assert episode.termination_reason is TerminationReason.ENV_DONE
     assert episode.metrics == {"turns": 2.0}
+    assert step.logprobs == []
     assert (episode.info, episode.trajectories[0].info, step.info) == ({}, {}, {})
     assert step.chat_completions == [{"role": "assistant", "content": "4"}]
     assert type(episode.trajectories[0].reward) is float
@@ -59,9 +61,20 @@ def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
             {"trajectories": [Trajectory(steps=[Step(chat_completions=["4"])])]},  # type: ignore[list-item]
             "the message in chat_completions of a step of trajectory 'agent' '4': use a dict with a role",
         ),
+        (
+            {"trajectories": [Trajectory(steps=[Step(id=None)])]},
+            "the id of a step of trajectory 'agent' None: use a text",
+        ),
         ({"trajectories": [Trajectory(reward=np.datetime64("2026-01-01"))]}, "the reward on trajectory 'agent' "),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_understood_is_named(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(AgentError, match=f"solve returned {told}"):
         checked(**fields)
+
+
+def test_a_failed_rollout_keeps_what_has_the_form_of_a_trajectory_whatever_it_earned() -> None:
+    sound = Trajectory(reward=float("nan"), steps=[Step(reward="much")])  # type: ignore[arg-type]
+    odd = [Trajectory(steps=None), Trajectory(uid=[1]), Trajectory(steps=[Step(chat_completions=["4"])])]  # type: ignore[arg-type, list-item]
+    attempt = Attempt(task={}, task_id="t", trajectories=[sound, *odd])
+    assert failed_episode(attempt, AgentError("no")).trajectories == [sound]

@@ -65,3 +65,9 @@ def test_a_reward_that_is_no_number_is_kept_as_none(reward: object) -> None:
     told = outcome_of(Episode(trajectories=[Trajectory(name="solver", steps=[step])]), {})
     (path,) = told["trajectories"]
     assert (path["reward"], path["steps"]) == (None, [{"id": "a"}])
+
+
+def test_a_tool_call_of_another_form_names_no_tool() -> None:
+    answer = {"role": "assistant", "tool_calls": ["count", {"function": {"name": "search"}}]}
+    told = outcome_of(Episode(trajectories=[Trajectory(steps=[Step(chat_completions=[answer])])]), {})
+    assert told["trajectories"][0]["tools"] == ["search"]

@@ -36,13 +36,35 @@ def check_episode(episode: Episode, agent: str) -> None:
 def check_trajectories(trajectories: Any, agent: str) -> None:
     """As `check_episode`, for trajectories and their steps."""
     for trajectory in _items(trajectories, Trajectory, "trajectories of its episode", agent):
-        name = f"trajectory {trajectory.name!r}"
-        trajectory.info = _mapping(trajectory.info, f"info of {name}", agent)
-        _check_reward(trajectory, name, agent)
-        for step in _items(trajectory.steps, Step, f"steps of {name}", agent):
-            step.info = _mapping(step.info, f"info of a step of {name}", agent)
-            step.chat_completions = _messages(step.chat_completions, f"chat_completions of a step of {name}", agent)
-            _check_reward(step, name, agent)
+        _check_form(trajectory, agent)
+        scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
+        for item in scored:
+            if is_scored(item.reward):
+                item.reward = checked_reward_of(item.reward, f"reward on trajectory {trajectory.name!r}", agent)
+
+
+def has_form(trajectory: Trajectory) -> bool:
+    """Whether a trajectory can be kept on the record of a failed rollout; what it earned does not count there."""
+    try:
+        _check_form(trajectory, "")
+    except AgentError:
+        return False
+    return True
+
+
+def _check_form(trajectory: Trajectory, agent: str) -> None:
+    """All but the rewards."""
+    trajectory.name = str(trajectory.name or "agent")
+    name = f"trajectory {trajectory.name!r}"
+    trajectory.uid = _id(trajectory.uid, f"uid of {name}", agent)
+    trajectory.info = _mapping(trajectory.info, f"info of {name}", agent)
+    for step in _items(trajectory.steps, Step, f"steps of {name}", agent):
+        step.id = _id(step.id, f"id of a step of {name}", agent)
+        step.info = _mapping(step.info, f"info of a step of {name}", agent)
+        step.chat_completions = _messages(step.chat_completions, f"chat_completions of a step of {name}", agent)
+        for field in ("prompt_ids", "response_ids", "logprobs"):
+            if getattr(step, field) is None:
+                setattr(step, field, [])
 
 
 def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
@@ -69,11 +91,6 @@ def is_number(value: Any) -> bool:
     return getattr(value, "shape", None) == () and hasattr(value, "item") and isinstance(value.item(), int | float)
 
 
-def _check_reward(item: Trajectory | Step, name: str, agent: str) -> None:
-    if is_scored(item.reward):
-        item.reward = checked_reward_of(item.reward, f"reward on {name}", agent)
-
-
 def _name_error(info: dict[str, Any]) -> None:
     """An error in the form that `Episode.info` says; there is none where the agent says that there is nothing."""
     error = info.get("error")
@@ -86,6 +103,12 @@ def _name_error(info: dict[str, Any]) -> None:
         "message": str(told.get("message", error)),
         "traceback": str(told.get("traceback", "")),
     }
+
+
+def _id(value: Any, what: str, agent: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(what, value, "a text, such as the id of the model's response", agent)
+    return value
 
 
 def _reason(reason: Any, agent: str) -> TerminationReason | None:

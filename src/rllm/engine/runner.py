@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
+from rllm.engine.checked import has_form
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.turns import Turns
 from rllm.engine.under_way import UnderWay
@@ -314,7 +315,7 @@ def failed_episode(attempt: Attempt, error: RolloutError) -> Episode:
         termination_reason=next(
             (reason for kind, reason in _REASONS.items() if isinstance(error, kind)), TerminationReason.ERROR
         ),
-        trajectories=list(attempt.trajectories),
+        trajectories=list(filter(has_form, attempt.trajectories)),
         info={
             "error": {
                 "type": type(error).__name__,

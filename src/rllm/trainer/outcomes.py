@@ -89,4 +89,5 @@ def _is_finite(item: Trajectory | Step) -> bool:
 def _tools_of(step: Step) -> list[str]:
     """The tools that the answer calls."""
     answer = step.chat_completions[-1] if step.chat_completions else {}
-    return [str((call.get("function") or {}).get("name")) for call in answer.get("tool_calls") or ()]
+    calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
+    return [str((call.get("function") or {}).get("name")) for call in calls]
