@@ -6,8 +6,8 @@ and the next prompt is made of the tokens that are known and of what is new.
 
 What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
 were never JSON come back in any form); its content is the same but for white space around it, or is left out beside the tool
-calls, or there was none, of which LiteLLM makes a remark. Its reasoning, and whatever else clients add or leave out, is ignored. All other messages must be the same word for word,
-and so must the tools.
+calls, or there was none, of which LiteLLM makes a remark. Its reasoning, and whatever else clients add or leave out, is ignored.
+All other messages must be the same word for word, and so must the tools.
 
 An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
 """

@@ -36,8 +36,8 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     """The tokens of one choice of a chat completion, in the shape that vLLM gives them, or SGLang.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in SGLang's
-    answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries of `logprobs.content`, or the bare numbers of
-    `logprobs.token_logprobs`.
+    answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries of
+    `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`.
 
     Raises:
         TokenMismatchError: if what is there contradicts itself. What is not there makes a `problem` instead.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -26,6 +24,7 @@ from rllm.gateway.upstream.connection import (
     UnreachableError,
 )
 from rllm.gateway.upstream.events import parse_events
+from rllm.gateway.upstream.refusals import json_object, refusal_of, start_of, without_error
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.shape import check_answer, check_models
 from rllm.gateway.upstream.token_prompts import TokenPrompts
@@ -40,12 +39,6 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 }
 
 _DONE = b"[DONE]"
-_TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
-"""How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""
-_BUSY = (429, 502, 503, 504)
-"""What servers, and proxies before them, answer while they cannot do what was asked."""
-_FOR_GOOD = ("insufficient_quota", "billing_hard_limit_reached")
-"""Codes that come with status 429 and that no waiting helps against."""
 _NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the dialects put before the random part of a call's id."""
@@ -118,7 +111,7 @@ class HTTPUpstream:
             return await self.complete(shorter)
         if answer.status == 200 and not call.logprob_details and (plain := parse_plain_answer(body)):
             return plain
-        [parsed] = _without_error([_json_object(answer.status, body, answer.headers)])
+        [parsed] = without_error([json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
         if call.prompt_ids is None or self._tokens is None:
             return parsed
@@ -145,7 +138,7 @@ class HTTPUpstream:
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
-                        yield as_chat(_without_error(parse_events(payloads, logprob_details=call.logprob_details)))
+                        yield as_chat(without_error(parse_events(payloads, logprob_details=call.logprob_details)))
         except OSError as error:
             raise self._named(error) from error
         if shorter is not None:
@@ -159,7 +152,7 @@ class HTTPUpstream:
                 body = await answer.read()
         except OSError as error:
             raise self._named(error) from error
-        listed = _json_object(answer.status, body, answer.headers)
+        listed = json_object(answer.status, body, answer.headers)
         check_models(listed)
         return listed.get("data") or []
 
@@ -230,93 +223,20 @@ def normalized_base_url(url: str) -> str:
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 
 
-def _json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
-    """The body of a successful answer.
-
-    Raises:
-        UpstreamError: if the status says otherwise, or if it is not a JSON object.
-    """
-    if status != 200:
-        raise _refusal(status, body, headers)
-    try:
-        answer = orjson.loads(body)
-    except ValueError as error:
-        raise UpstreamError(f"the upstream's answer is not JSON ({error}); it begins with {_start_of(body)}") from error
-    if not isinstance(answer, dict):
-        raise UpstreamError(f"the upstream's answer is not a JSON object; it begins with {_start_of(body)}")
-    return answer
-
-
-def _without_error(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """These answers or chunks; raises `UpstreamError` if one of them is an error that the upstream reports in their place."""
-    for answer in answers:
-        if error := answer.get("error"):
-            raise _reported(error, 502)
-    return answers
-
-
 def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:
     """The call again, for as long an answer as there is room for; `None` if its limit was not what was refused.
 
     Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not fit.
     """
     limits = call.request.keys() & {"max_tokens", "max_completion_tokens"}
-    if not limits or status == 200 or _refusal(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:
+    if not limits or status == 200 or refusal_of(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:
         return None
     return replace(call, request={name: value for name, value in call.request.items() if name not in limits})
 
 
 def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
     if status != 200:
-        return _refusal(status, body, headers)
+        return refusal_of(status, body, headers)
     return UpstreamError(
-        f"the upstream answered a streaming request with something else, which begins with {_start_of(body)}"
+        f"the upstream answered a streaming request with something else, which begins with {start_of(body)}"
     )
-
-
-def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
-    """The upstream's error answer; a redirect, or a status that HTTP does not know, becomes 502: no agent can act on it."""
-    try:
-        answer = orjson.loads(body)
-    except ValueError:
-        answer = None
-    shown = status if 400 <= status < 600 else 502
-    if isinstance(answer, dict) and (error := _error_in(answer)):
-        refusal = _reported(error, shown)
-    else:
-        refusal = UpstreamError(f"the upstream answered with status {status} and {_start_of(body)}", status_code=shown)
-    if status in _BUSY and refusal.details.get("code") not in _FOR_GOOD:
-        refusal.fault, refusal.retry_after_s = "refused", _retry_after_s(headers.get("retry-after"))
-    return refusal
-
-
-def _error_in(answer: dict[str, Any]) -> Any:
-    """What a refusal says, under OpenAI's name or FastAPI's; SGLang's is all of the answer."""
-    return answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
-
-
-def _retry_after_s(header: str | None) -> float | None:
-    """The `Retry-After` header in seconds, which may be a number of them or a date (RFC 9110, section 10.2.3)."""
-    if header is None:
-        return None
-    try:
-        return float(min(int(header), 86_400)) if header.isdecimal() else _seconds_until(header)
-    except ValueError:
-        return None
-
-
-def _seconds_until(date: str) -> float:
-    return max(parsedate_to_datetime(date).timestamp() - time.time(), 0.0)
-
-
-def _reported(error: Any, status: int) -> UpstreamError:
-    """An OpenAI error object as an exception; a too long prompt gets the code by which clients recognise it."""
-    details = dict(error) if isinstance(error, dict) else {"message": str(error)}
-    message = str(details.get("message") or error)
-    if status in (400, 413, 422) and (details.get("param") == "input_tokens" or _TOO_LONG.search(message)):
-        details["code"] = CONTEXT_OVERFLOW
-    return UpstreamError(message, status_code=status, details=details)
-
-
-def _start_of(body: bytes) -> str:
-    return repr(body[:120].decode(errors="replace"))
