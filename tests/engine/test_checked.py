@@ -41,6 +41,7 @@ def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
     assert why_failed(checked(info={"error": "the browser died"})) == "AgentError: the browser died"
     assert why_failed(checked(info={"error": {"type": "Lost", "message": "no page"}})) == "Lost: no page"
     assert not checked(info={"error": None}).failed
+    assert checked(info={"warnings": "slow"}).info["warnings"] == ["slow"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ MAX_REWARD = 1e30
 def check_episode(episode: Episode, agent: str) -> None:
     """Give each field the type that it has in `rllm.types`.
 
-    Numbers become floats. A `termination_reason` and an `info["error"]` may be texts, and a message an object of a client
+    Numbers become floats. A `termination_reason`, `info["error"]` and `info["warnings"]` may be texts, and a message an object of a client
     that tells its fields (`model_dump`).
 
     Raises:
@@ -28,6 +28,8 @@ def check_episode(episode: Episode, agent: str) -> None:
     check_trajectories(episode.trajectories, agent)
     episode.info = _mapping(episode.info, "info of its episode", agent)
     _name_error(episode.info)
+    if not isinstance(episode.info.get("warnings", []), list):
+        episode.info["warnings"] = [str(episode.info["warnings"])]
     episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
     episode.is_correct = bool(_number(episode.is_correct or 0, "is_correct of its episode", "True or False", agent))
     episode.termination_reason = _reason(episode.termination_reason, agent)
