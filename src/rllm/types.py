@@ -412,7 +412,7 @@ def text_of(message: Mapping[str, Any]) -> str:
         return content
     if not content:
         return ""
-    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
 
 
 def _reward_or_none(reward: float | None) -> float | None:

@@ -271,12 +271,12 @@ def _nothing() -> None:
 
 
 def _is_answer(message: Message) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "assistant"
+    return isinstance(message, dict) and message.get("role") == "assistant"
 
 
 def _essence(message: Message) -> tuple[str, ...]:
     """What of a message must be the same to be the same message."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return (_as_text(message),)
     if not _is_answer(message):
         return (str(message.get("role")), _content(message), str(message.get("tool_call_id")))
@@ -293,12 +293,12 @@ def _content(message: Message) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         return text_of(message)
     return _as_text(
         [
             {name: value for name, value in part.items() if name != "cache_control"}
-            if isinstance(part, Mapping)
+            if isinstance(part, dict)
             else part
             for part in parts
         ]
@@ -329,7 +329,7 @@ def _tool_calls(message: Message) -> list[Mapping[str, Any]]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return []
-    return [item for item in calls if isinstance(item, Mapping) and isinstance(item.get("function"), Mapping)]
+    return [item for item in calls if isinstance(item, dict) and isinstance(item.get("function"), dict)]
 
 
 def _parsed(arguments: Any) -> Any:

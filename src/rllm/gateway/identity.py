@@ -172,8 +172,10 @@ def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
 
 
 def _text(headers: Mapping[bytes, bytes], name: str) -> str:
-    """A header as URLs are read, in UTF-8; some clients still write the older encoding."""
-    value = headers.get(name.encode(), b"")
+    """A header as URLs are read, in UTF-8; some clients still write the older encoding. Empty where it is missing."""
+    value = headers.get(name.encode())
+    if value is None:
+        return ""
     try:
         return value.decode()
     except UnicodeDecodeError:
