@@ -175,6 +175,7 @@ def test_the_score_of_an_evaluation() -> None:
     assert score_of(metrics, None) is None
     assert score_of(metrics, "eval/reward") == 2.0
     assert score_of(metrics, "-eval/reward") == -2.0, "the lower the better"
+    assert score_of(metrics, "eval/reward/judge", is_known=True) is None, "of this role nothing was judged this time"
     assert score_of({"eval/loss": float("nan")}, "-eval/loss") is None, "else it would stay the best for ever"
     with pytest.raises(
         ConfigError, match="is not among the metrics of an evaluation: use one of eval/accuracy, eval/reward"

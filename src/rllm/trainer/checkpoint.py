@@ -137,17 +137,20 @@ def damage_of(checkpoint: Path) -> ConfigError | None:
     return None
 
 
-def score_of(metrics: Mapping[str, float], name: str | None) -> float | None:
+def score_of(metrics: Mapping[str, float], name: str | None, *, is_known: bool = False) -> float | None:
     """The metric by which the best checkpoint is chosen, if one is: the higher the better, so that of `-name` is negated; `None`
-    where it is no number, which nothing would ever be higher than.
+    where it is no number, which nothing would ever be higher than, or where an evaluation lacks it and earlier ones did not
+    (`is_known`), as that of a role of which nothing could be judged.
 
     Raises:
-        ConfigError: if an evaluation does not have it.
+        ConfigError: if an evaluation does not have it, and none had.
     """
     if name is None:
         return None
     metric = name.removeprefix("-")
     if metric not in metrics:
+        if is_known:
+            return None
         known = ", ".join(other for other in metrics if other.startswith("eval/"))
         raise ConfigError(f"keep_best={name!r} is not among the metrics of an evaluation: use one of {known}")
     value = metrics[metric] if metric == name else -metrics[metric]

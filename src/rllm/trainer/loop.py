@@ -157,7 +157,8 @@ class TrainingLoop:
             episodes = await self._roll_out("evaluate", eval_attempts(self.val_data, self.config, step=self.steps_done))
             metrics = await self._beside(self.judge.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
-            self._score = score_of(metrics, self.config.keep_best)
+            is_known = self.checkpoints.best_score() is not None
+            self._score = score_of(metrics, self.config.keep_best, is_known=is_known)
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
             await keep_outcomes(self.store, episodes)
