@@ -153,7 +153,7 @@ def _check_provider(provider: str) -> None:
 
 
 def _with_placeholder_key(options: dict[str, Any]) -> dict[str, Any]:
-    if _CREDENTIALS.isdisjoint(options) and not os.environ.get("OPENAI_API_KEY"):
+    if not any(options.get(name) for name in _CREDENTIALS) and not os.environ.get("OPENAI_API_KEY"):
         return {**options, "api_key": "EMPTY"}
     return options
 
