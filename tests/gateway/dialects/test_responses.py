@@ -1,6 +1,8 @@
 """OpenAI's responses in terms of chat completions, case by case."""
 
 import pytest
+from openai.types.responses import Response
+from pydantic import TypeAdapter
 
 from rllm.gateway.dialects.responses import INSTRUCTIONS_KEY, refers_to, to_chat
 from rllm.gateway.dialects.responses_output import from_chat
@@ -296,3 +298,13 @@ def test_reasoning_whose_text_is_none_costs_no_answer():
         "messages"
     ]
     assert answer == {"role": "assistant", "reasoning_content": "5", "content": "a"}
+
+
+def test_log_probabilities_are_as_openai_types_them():
+    other = {"token": "b", "logprob": -1.5, "bytes": [98]}
+    entry = {"token": "token_id:7", "logprob": -0.5, "bytes": None, "top_logprobs": [other, {**other, "bytes": None}]}
+    asked = {"include": ["message.output_text.logprobs"]}
+    shown = answer({"content": "a"}, asked=asked, logprobs={"content": [entry]})
+    [item] = TypeAdapter(Response).validate_python(shown).output
+    [logprob] = item.content[0].logprobs
+    assert (logprob.bytes, [token.bytes for token in logprob.top_logprobs]) == ([], [[98], []])

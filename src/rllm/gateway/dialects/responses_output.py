@@ -168,7 +168,14 @@ def _add_logprobs(items: list[dict[str, Any]], choice: Mapping[str, Any], asked:
         return
     for item in items:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            item["content"][0]["logprobs"] = (choice.get("logprobs") or {}).get("content") or []
+            entries = (choice.get("logprobs") or {}).get("content") or ()
+            item["content"][0]["logprobs"] = [_logprob(entry) for entry in entries]
+
+
+def _logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat completion's entry; here the bytes of a token are always a list, and those that nobody knows are none."""
+    others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
+    return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
