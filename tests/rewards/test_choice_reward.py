@@ -65,7 +65,10 @@ def test_no_choice_earns_0_and_says_so() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [{}, {"ground_truth": 7, "choices": CHOICES}, {"ground_truth": "Madrid", "choices": CHOICES}, {"answer": 1.5}],
+    [
+        *({}, {"ground_truth": 7, "choices": CHOICES}, {"ground_truth": "Madrid", "choices": CHOICES}, {"answer": 1.5}),
+        {"ground_truth": "27", "choices": list(range(30))},  # there is no letter for it
+    ],
 )
 def test_a_task_without_a_usable_ground_truth_is_an_error_and_not_0(task: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="the multiple-choice reward needs"):

@@ -109,6 +109,7 @@ def test_a_wrong_answer_in_its_tags_can_earn_something() -> None:
         ({"target": 1}, "nums"),
         ({"target": "x", "nums": [1]}, "target"),
         ({"target": 1, "nums": "x"}, "nums"),
+        ({"target": 1, "nums": ["1/0"]}, "nums"),
     ],
 )
 def test_a_task_that_lacks_something_is_an_error_and_not_0(task: dict[str, Any], field: str) -> None:

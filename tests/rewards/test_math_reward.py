@@ -126,6 +126,10 @@ def test_a_task_without_a_ground_truth_is_an_error_and_not_0(task: dict[str, Any
         math_reward_fn(task, r"\boxed{4}")
 
 
+def test_what_only_looks_like_a_number_is_a_ground_truth_as_text() -> None:
+    assert math_reward_fn({"ground_truth": "1..2e5"}, r"\boxed{1..2e5}").reward == 1.0
+
+
 def test_what_it_needs_is_told_at_the_first_answer_and_not_in_the_midst_of_a_run() -> None:
     hidden = "import sys; sys.modules['math_verify'] = None\n"
     program = r"from rllm.rewards.reward_fn import math_reward_fn; math_reward_fn({'ground_truth': '4'}, r'\boxed{4}')"

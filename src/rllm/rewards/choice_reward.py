@@ -94,7 +94,7 @@ def _label(text: str) -> str | None:
 
 
 def _letter_of_text(text: str, choices: Sequence[str]) -> str | None:
-    """The letter of the choice that this is the text of."""
-    texts = [normalize(choice) or choice.strip() for choice in choices]
+    """The letter of the choice that this is the text of, among those for which there are letters."""
+    texts = [normalize(choice) or choice.strip() for choice in choices[: len(LETTERS)]]
     text = normalize(text) or text.strip()
     return LETTERS[texts.index(text)] if text in texts else None

@@ -83,5 +83,5 @@ def _fault(answer: str | None, truth: Mapping[str, Any]) -> str | None:
 def _fraction(value: Any, field: str) -> Fraction:
     try:
         return Fraction(str(value))
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         raise RewardError(f"{NAME} needs numbers in the task's {field!r}, not {value!r:.200}") from None

@@ -77,7 +77,7 @@ class RewardMathFn:
 def _gold(text: str) -> str:
     boxed = last_boxed(text)
     gold = text.strip() if boxed is None else boxed
-    if re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]{1,3}", gold):  # a float of Python, such as 1e-07
+    if re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}", gold):  # a float of Python, such as 1e-07
         gold = format(Decimal(gold), "f")
     if not gold or (gold.lstrip("+-") in ("nan", "inf")):
         raise RewardError(
