@@ -131,7 +131,7 @@ class _Reader:
         answers = [
             place for place, message in enumerate(messages) if isinstance(message, dict) and is_assistant(message)
         ]
-        learned = [place for place in answers if messages[place].get("weight", 1)]
+        learned = [place for place in answers if _counts(messages[place], place)]
         learned = learned[-1:] if self._config.train_on == "last" else learned
         if not learned:
             raise ConfigError(
@@ -163,6 +163,16 @@ def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any
             "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did (without "
             "their reasoning, say), so the policy learns behind another past than an engine will send it; use stepwise"
         )
+
+
+def _counts(answer: Mapping[str, Any], place: int) -> bool:
+    """Whether an answer is to be learned, which its `weight` says, as OpenAI's fine-tuning has it."""
+    weight = answer.get("weight", 1)
+    if weight not in (0, 1):
+        raise ConfigError(
+            f"messages[{place}].weight={weight!r}: use 1 for an answer to learn, or 0 for one to read only"
+        )
+    return bool(weight)
 
 
 def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:
