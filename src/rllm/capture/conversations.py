@@ -297,9 +297,7 @@ def _content(message: Message) -> str:
         return text_of(message)
     return _as_text(
         [
-            {name: value for name, value in part.items() if name != "cache_control"}
-            if isinstance(part, dict)
-            else part
+            {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, dict) else part
             for part in parts
         ]
     )
