@@ -122,7 +122,7 @@ def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said)
         ('{"question": "a", "answer": "b", "hint": "c"}\n', "does not take the column 'hint'"),
         ('{"question": "a", "answer": "b"}\n\n{"question": "a"}\n', "row 1 of tasks: agent needs 'answer'"),
         ('{"question": ' + "1" * 5000 + "}\n", "tasks.jsonl, line 1 cannot be read"),
-        ("[1]\n", "row 0 of dataset 'tasks' is [1]"),
+        ("[1]\n", "tasks.jsonl, line 1 is a list"),
     ],
 )
 def test_bad_data_is_named(work, fails, content, said):
