@@ -21,7 +21,7 @@ from rllm.testing.scripted import TURN_END
 
 from ..ports import free_port
 
-PROGRAMS = str(Path(__file__).with_name("programs.py"))
+UPSTREAM, AGENTS = (str(Path(__file__).with_name(f"program_{name}.py")) for name in ("upstream", "agents"))
 TIMEOUT_S = 300
 NUM_RUNS = int(os.environ.get("RLLM_KILL_RUNS", "1"))
 """Each with an order and times of its own; `make test-kills` has 100."""
@@ -83,12 +83,12 @@ class Run:
         self.rng = rng
         self.database = folder / "traces.db"
         ports = [free_port() for _ in range(2)]
-        self.upstreams = [self._started(stack, Process(PROGRAMS, "upstream", str(port))) for port in ports]
+        self.upstreams = [self._started(stack, Process(UPSTREAM, str(port))) for port in ports]
         port = free_port()
         replicas = [word for other in ports for word in ("--upstream", f"http://127.0.0.1:{other}/v1")]
         store = ("--store", f"sqlite:///{self.database}")
         self.gateway = self._started(stack, Process("-m", "rllm", "gateway", *replicas, "--port", str(port), *store))
-        self.agents = self._started(stack, Agents(PROGRAMS, "agents", f"http://127.0.0.1:{port}", "run1"))
+        self.agents = self._started(stack, Agents(AGENTS, f"http://127.0.0.1:{port}", "run1"))
         self.disasters = [
             partial(self.restart, self.gateway),
             partial(self.restart, self.agents),

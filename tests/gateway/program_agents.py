@@ -1,14 +1,10 @@
-"""The three processes of a run under load, for tests that kill them: `python programs.py upstream PORT | agents URL NAME`."""
+"""Agents that call for ever, until they are killed: `python program_agents.py URL NAME`."""
 
 import asyncio
 import re
 import sys
-import threading
 
 import httpx
-
-from rllm.testing.scripted import ScriptedEngine
-from rllm.testing.scripted_server import ScriptedServer
 
 NUM_AGENTS = 8
 
@@ -16,13 +12,6 @@ NUM_AGENTS = 8
 def say(*words):
     sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
-
-
-def upstream(port):
-    """An inference server that repeats what it is told, until it is killed."""
-    with ScriptedServer(ScriptedEngine(lambda messages: f"answer to {messages[-1]['content']}"), port=int(port)):
-        say("ready")
-        threading.Event().wait()
 
 
 async def agent(client, session_id):
@@ -46,5 +35,4 @@ async def agents(url, name):
 
 
 if __name__ == "__main__":
-    role, *arguments = sys.argv[1:]
-    upstream(*arguments) if role == "upstream" else asyncio.run(agents(*arguments))
+    asyncio.run(agents(*sys.argv[1:]))
