@@ -80,6 +80,16 @@ def test_a_boundary_is_silent_otherwise() -> None:
     assert value == 1
 
 
+def test_an_error_that_cannot_be_told_is_told_by_its_arguments() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("nothing to say")
+
+    with pytest.raises(EnvError, match=r"env\.step raised Mute: \(7,\)"), boundary(EnvError, "env.step"):
+        raise Mute(7)
+    assert first_line(Mute("a")) == "('a',)"
+
+
 def test_the_first_line_of_an_error() -> None:
     assert first_line(ValueError("\n no such file\nTraceback ...")) == "no such file"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

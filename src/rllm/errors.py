@@ -126,7 +126,7 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     except RLLMError:
         raise
     except Exception as cause:
-        raise error(f"{where} raised {type(cause).__name__}: {cause}") from cause
+        raise error(f"{where} raised {type(cause).__name__}: {_said_by(cause)}") from cause
 
 
 @contextmanager
@@ -140,4 +140,12 @@ def concerning(what: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its kind where it says nothing; for a message that has more to say itself."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return _said_by(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _said_by(error: BaseException) -> str:
+    """Its message; of a user's exception whose `__str__` raises in turn, the arguments."""
+    try:
+        return str(error)
+    except Exception:
+        return repr(error.args)

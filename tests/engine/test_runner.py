@@ -215,6 +215,7 @@ def test_impossible_settings_are_named(setting: dict[str, float]) -> None:
     [
         (SystemExit(3), r"rollout task:0:0 called sys.exit\(3\): return a value, or raise"),
         (ConfigError("map='?': draw one"), r"rollout task:0:0: map='\?': draw one"),
+        (pytest.fail.Exception("2 tests failed"), "rollout task:0:0 raised Failed: 2 tests failed"),
     ],
 )
 async def test_a_rollout_that_would_end_everything_ends_only_itself(error: BaseException, said: str) -> None:
