@@ -20,6 +20,7 @@ from rllm.cli.explain import explain
 from rllm.cli.export import export
 from rllm.cli.gateway import gateway
 from rllm.cli.init import init
+from rllm.cli.left_threads import tell_of_left_threads
 from rllm.cli.rescore import rescore
 from rllm.cli.resuming import Resumable
 from rllm.cli.run import run
@@ -94,8 +95,11 @@ def main() -> None:
         from typer import rich_utils
 
         rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
-    with signals_like_ctrl_c():
-        _run()
+    try:
+        with signals_like_ctrl_c():
+            _run()
+    finally:
+        tell_of_left_threads()
 
 
 _command_of = cache(get_command)
@@ -117,7 +121,7 @@ def _run() -> None:
         sys.exit(CTRL_C)
 
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
 """What is wrong with a disk and not with a program."""
 
 
