@@ -107,9 +107,14 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
     with suppress(OSError):
         if _identity(path) == file:
             return
+    remedy = (
+        ""
+        if path.is_absolute()
+        else "; if an agent has changed the folder (os.chdir), name the store or the run by a path from /"
+    )
     raise StoreError(
         f"trace store {str(path)!r} was deleted, moved or replaced while it was in use, so that nothing written to it is "
-        "kept: put it back, or begin again with a new one"
+        f"kept: put it back, or begin again with a new one{remedy}"
     )
 
 
