@@ -52,7 +52,7 @@ def test_what_is_not_there_is_named(source, split, said):
 
 @pytest.mark.parametrize("source", ["-", ""])
 def test_what_cannot_be_a_name_is_told_of_the_option(source):
-    with pytest.raises(ConfigError, match="^--data: "):
+    with pytest.raises(ConfigError, match=r"^--data: "):
         read_tasks(source, None, option="--data")
 
 
