@@ -67,6 +67,10 @@ def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
             "the id of a step of trajectory 'agent' None: use a text",
         ),
         ({"trajectories": [Trajectory(reward=np.datetime64("2026-01-01"))]}, "the reward on trajectory 'agent' "),  # type: ignore[arg-type]
+        (
+            {"trajectories": [Trajectory(reward=10**5000)]},
+            "the reward on trajectory 'agent' <a number too long to write>",
+        ),
     ],
 )
 def test_what_cannot_be_understood_is_named(fields: dict[str, Any], told: str) -> None:

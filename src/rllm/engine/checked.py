@@ -141,7 +141,7 @@ def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple
     for value in values:
         if not isinstance(value, kind):
             raise AgentError(
-                f"{agent} returned {reprlib.repr(value)} of type {type(value).__name__} among the {what}: use "
+                f"{agent} returned {_shown(value)} of type {type(value).__name__} among the {what}: use "
                 f"{kind.__name__}(...) for each"
             )
     return values
@@ -164,4 +164,11 @@ def _number(value: Any, what: str, remedy: str, agent: str) -> float:
 
 
 def _wrong(what: str, value: Any, remedy: str, agent: str) -> AgentError:
-    return AgentError(f"{agent} returned the {what} {reprlib.repr(value)}: use {remedy}")
+    return AgentError(f"{agent} returned the {what} {_shown(value)}: use {remedy}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "<a number too long to write>"
