@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -345,7 +345,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@cache
+@lru_cache(maxsize=2)  # most are compared with one and the same; each maps more than a gigabyte
 def built(folder: Path, *overrides: str) -> LocalBackend:
     backend = LocalBackend.from_config(load_config([f"model.path={folder}", *overrides]))
     backend.close()
