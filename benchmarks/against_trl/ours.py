@@ -45,9 +45,10 @@ def train(job: Job, watch: Watch) -> None:
 
 async def roll_out(backend: LocalBackend, workload: Workload, tasks: list[list[str]]) -> list[Episode]:
     """Every conversation `group_size` times."""
+    end_of_turn = backend.tokenizer.encode("<|im_end|>\n")
 
     async def converse(task_id: str, index: int, task: list[str]) -> Episode:
-        steps = await speak(backend, workload, task)
+        steps = await speak(backend, workload, task, end_of_turn)
         return Episode(task_id=task_id, index=index, task=task, trajectories=[Trajectory(steps=steps)])
 
     return await asyncio.gather(
@@ -59,10 +60,9 @@ async def roll_out(backend: LocalBackend, workload: Workload, tasks: list[list[s
     )
 
 
-async def speak(backend: LocalBackend, workload: Workload, task: list[str]) -> list[Step]:
+async def speak(backend: LocalBackend, workload: Workload, task: list[str], end_of_turn: list[int]) -> list[Step]:
     """One conversation: each turn's prompt is everything before it, to the token."""
     engine = backend.inference
-    end_of_turn = backend.tokenizer.encode("<|im_end|>\n")
     prompt: list[int] = []
     steps: list[Step] = []
     for question in task:
