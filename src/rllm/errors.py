@@ -20,6 +20,7 @@ what was wrong, the value seen, and the remedy. All of them survive pickling, be
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -141,6 +142,14 @@ def concerning(what: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its kind where it says nothing; for a message that has more to say itself."""
     return _said_by(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """A value that users gave, shortened, for a message about it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "<a number too long to write>"
 
 
 def _said_by(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rllm.data.rows import as_task
 from rllm.data.sources import name_of, rows_of
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.types import Task
 
 if TYPE_CHECKING:
@@ -172,11 +171,11 @@ class Dataset(Sequence[Task]):
 def _check_rows(data: Any) -> None:
     """Refuse what iterates into something else than rows."""
     if isinstance(data, str | bytes | Path) or (callable(data) and not isinstance(data, Iterable)):
-        raise ConfigError(f"Dataset({reprlib.repr(data)}): give it rows; files and functions are read by Dataset.load")
+        raise ConfigError(f"Dataset({shown(data)}): give it rows; files and functions are read by Dataset.load")
     if isinstance(data, Mapping):
-        raise ConfigError(f"Dataset({reprlib.repr(data)}): give it a list of rows, each an object")
+        raise ConfigError(f"Dataset({shown(data)}): give it a list of rows, each an object")
     if not isinstance(data, Iterable):
-        raise ConfigError(f"Dataset({reprlib.repr(data)}): give it a list of rows")
+        raise ConfigError(f"Dataset({shown(data)}): give it a list of rows")
     if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
         raise ConfigError(f"the generator {data.__name__!r} is used up: call its function again, or keep its dataset")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.types import Task
 
 _ATOMS = (type(None), bool, int, float, str)
@@ -19,7 +18,7 @@ def as_task(row: Any, where: str) -> Task:
         ConfigError: if it is no mapping; the message begins with `where`.
     """
     if not isinstance(row, Mapping):
-        raise ConfigError(f"{where} is {reprlib.repr(row)}: use an object with a field for each argument")
+        raise ConfigError(f"{where} is {shown(row)}: use an object with a field for each argument")
     return dict(row)
 
 
@@ -41,6 +40,6 @@ def json_value(value: Any, where: str) -> Any:
     if hasattr(value, "tolist"):
         return json_value(value.tolist(), where)
     raise ConfigError(
-        f"{where} is {reprlib.repr(value)}, and JSON has nothing of type {type(value).__name__!r}: "
+        f"{where} is {shown(value)}, and JSON has nothing of type {type(value).__name__!r}: "
         "make it text, a number, a list or an object"
     )

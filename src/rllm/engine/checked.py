@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from rllm.errors import AgentError
+from rllm.errors import AgentError, shown
 from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")
@@ -141,7 +140,7 @@ def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple
     for value in values:
         if not isinstance(value, kind):
             raise AgentError(
-                f"{agent} returned {_shown(value)} of type {type(value).__name__} among the {what}: use "
+                f"{agent} returned {shown(value)} of type {type(value).__name__} among the {what}: use "
                 f"{kind.__name__}(...) for each"
             )
     return values
@@ -164,11 +163,4 @@ def _number(value: Any, what: str, remedy: str, agent: str) -> float:
 
 
 def _wrong(what: str, value: Any, remedy: str, agent: str) -> AgentError:
-    return AgentError(f"{agent} returned the {what} {_shown(value)}: use {remedy}")
-
-
-def _shown(value: Any) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
-        return "<a number too long to write>"
+    return AgentError(f"{agent} returned the {what} {shown(value)}: use {remedy}")

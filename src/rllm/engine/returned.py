@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from rllm.engine.checked import check_episode, check_trajectories, checked_metrics, checked_reward_of, is_number
-from rllm.errors import AgentError, ConfigError
+from rllm.errors import AgentError, ConfigError, shown
 from rllm.types import Episode, Trajectory
 
 ACCEPTED = (
@@ -59,9 +58,7 @@ def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
     if isinstance(returned, list | tuple) and returned and all(isinstance(item, Trajectory) for item in returned):
         return list(returned)
     if isinstance(returned, str):
-        raise AgentError(f"{agent} returned {reprlib.repr(returned)}, which nothing scores: {HOW_TO_SCORE}")
+        raise AgentError(f"{agent} returned {shown(returned)}, which nothing scores: {HOW_TO_SCORE}")
     if not is_number(returned):
-        raise AgentError(
-            f"{agent} returned {reprlib.repr(returned)} of type {type(returned).__name__}: return {ACCEPTED}"
-        )
+        raise AgentError(f"{agent} returned {shown(returned)} of type {type(returned).__name__}: return {ACCEPTED}")
     return [Trajectory(reward=checked_reward_of(returned, "reward", agent))]

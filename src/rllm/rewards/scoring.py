@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rllm.errors import RewardError, RolloutError, boundary
+from rllm.errors import RewardError, RolloutError, boundary, shown
 from rllm.rewards.reward_types import RewardOutput
 from rllm.types import is_scored
 
@@ -53,7 +52,7 @@ def checked_reward(value: Any, name: str, error: type[RolloutError] = RewardErro
         value.close()
         raise error(f"{name} is a coroutine function: a reward function is an ordinary one, called in a thread")
     if not _is_number(value):
-        raise error(f"{name} returned {reprlib.repr(value)} of type {type(value).__name__}: return {ACCEPTED}")
+        raise error(f"{name} returned {shown(value)} of type {type(value).__name__}: return {ACCEPTED}")
     try:
         reward = float(value)
     except OverflowError:  # an integer beyond all floats

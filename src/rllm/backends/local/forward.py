@@ -9,7 +9,6 @@ shared prefixes to all that share them.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -124,7 +123,7 @@ def hidden_states(
         stems = [replace(stem, tokens=order[stem.tokens].to(device)) for stem in part.stems]
         past = tree_keys.past_of(above, stems, real)
         read_here = part.real if read is None else part.real[read[part.tokens]]
-        with nullcontext() if mlp is None else only_for(read_here.to(device), part.ids.shape, mlp):
+        with only_for(read_here.to(device), part.ids.shape, mlp):
             output = model(
                 input_ids=part.ids.to(device),
                 position_ids=part.positions.to(device),

@@ -28,10 +28,13 @@ def last_mlp(model: nn.Module) -> nn.Module | None:
 
 
 @contextmanager
-def only_for(tokens: Tensor, shape: Sequence[int], mlp: nn.Module) -> Iterator[None]:
-    """Inside, `mlp` gives zeros for all tokens of a pass, `shape` = (b, L), but these, which are numbered from 0 to b * L."""
+def only_for(tokens: Tensor, shape: Sequence[int], mlp: nn.Module | None) -> Iterator[None]:
+    """Inside, `mlp` gives zeros for all tokens of a pass, `shape` = (b, L), but these, which are numbered from 0 to b * L.
+
+    Where there is no such block, or few tokens to leave out, all of them are run.
+    """
     num_tokens = math.prod(shape)
-    if len(tokens) > _WORTH_IT * num_tokens:
+    if mlp is None or len(tokens) > _WORTH_IT * num_tokens:
         yield
         return
 

@@ -82,9 +82,7 @@ class Pass:
     ids: Tensor  # [b, L]
     positions: Tensor  # [b, L] how many tokens lie above each, wherever its row holds it
     mask: Tensor | None  # [b, 1, L, A + L] who may attend to whom; None: each token to those before it
-    above: (
-        Tensor | None
-    )  # [b, A] where the tokens above each row lie in the tree, unless they are in stems; then A is 0
+    above: Tensor | None  # [b, A] where the tokens above each row lie in the tree; None: there are none, or stems
     stems: tuple[Stem, ...]  # of all rows, or none
     real: Tensor  # [n] which of the b * L tokens are no padding
     tokens: Tensor  # [n] where these lie in the tree

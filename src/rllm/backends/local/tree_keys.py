@@ -91,10 +91,6 @@ class PassKeys(Cache):  # type: ignore[misc]
         return self.get_seq_length(layer_idx) + query_length, 0
 
 
-def _picked(states: Tensor, places: Tensor) -> Tensor:
-    return states.index_select(0, places).transpose(0, 1).unsqueeze(0)
-
-
 def _of_stem(states: Tensor, stem: Stem, dtype: torch.dtype) -> Tensor:
     """[1, H, A, D]"""
     return states.index_select(0, stem.tokens).transpose(0, 1).unsqueeze(0).to(dtype)

@@ -9,7 +9,6 @@ Shapes: T tokens of the tree, H query heads, G key heads, D head size.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -36,7 +35,7 @@ def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor |
     ids = torch.tensor([tree.ids], device=device)
     read_here = torch.arange(len(tree.ids)) if read is None else read.nonzero().flatten()
     mlp = None if read is None else last_mlp(model)
-    with nullcontext() if mlp is None else only_for(read_here.to(device), ids.shape, mlp):
+    with only_for(read_here.to(device), ids.shape, mlp):
         output = model(
             input_ids=ids,
             position_ids=depths.unsqueeze(0).to(device),

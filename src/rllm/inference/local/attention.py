@@ -52,7 +52,8 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """`transformers`' sdpa interface. Decoding (T = 1) lets the queries of a group stand as T = H / K of its own.
 
-    A model hands on what it does not know itself, so that `above` gets here from its caller. Autocast leaves it in float32 on a CPU, whose kernel takes twice as long for the gradients of bfloat16.
+    A model hands on what it does not know itself, so that `above` gets here from its caller. On a CPU, attention stays in
+    float32 under autocast: its kernel takes twice as long for the gradients of bfloat16.
     """
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
