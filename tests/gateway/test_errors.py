@@ -55,6 +55,13 @@ def test_unknown_paths_and_methods_answer_in_openais_shape(refusing):
     wrong = refusing.http.get(CHAT)
     assert wrong.status_code == 405
     assert "GET" in wrong.json()["error"]["message"]
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing):
+    wrong = refusing.http.put("/healthz")
+    assert wrong.status_code == 405
+    assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,7 +26,7 @@ def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     }.items():
         with open_store(url) as store:
             assert isinstance(store, SqliteTraceStore)
-            assert store.path == path
+            assert store.path == path.absolute()
         assert path.exists()
 
 

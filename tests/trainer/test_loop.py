@@ -364,6 +364,25 @@ def test_a_run_dir_that_is_a_file(run_trainer: RunTrainer, tmp_path: Path) -> No
     assert "cannot be created" in str(run.error)
 
 
+def test_an_agent_that_changes_the_folder_does_not_move_the_run(
+    run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "begun")
+
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        return float(len(word))
+
+    run = run_trainer({"run_dir": "run"}, agent=agent)
+    assert run.result is not None
+    assert run.result.checkpoint == tmp_path / "begun" / "run" / "checkpoints" / "step-000002"
+    assert run.result.checkpoint.is_dir()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
 class Misaligned(ScriptedBackend):
     """Reports fewer log-probabilities than there are tokens."""
 

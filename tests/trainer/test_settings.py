@@ -130,7 +130,7 @@ def largest_advantage(run: Run) -> float:
 Observe = Callable[[Run], Any]
 SEEN: dict[str, tuple[Any, Observe, Any]] = {
     # key: (value, what is looked at, what it then is); without the setting it must be something else
-    "run_dir": ("other", lambda run: run.result.run_dir if run.result else None, Path("other")),
+    "run_dir": ("other", lambda run: run.trainer.run_dir.name, "other"),
     "seed": (4, lambda run: set(run.words[:6]), {"kiwi", "papaya"}),
     "num_steps": (3, lambda run: len(run.backend.batches), 3),
     "num_epochs": (2, lambda run: len(run.backend.batches), 4),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rllm.cli.terminal import command
+from rllm.cli.terminal import command, from_here
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,11 +97,11 @@ def _kept(run_dir: Path, num_steps: int) -> str:
     from rllm.trainer.checkpoint import Checkpoints, read_state
     from rllm.trainer.run_folder import evaluations_of
 
-    latest = Checkpoints(run_dir, keep=1).latest()
+    shown, latest = from_here(run_dir), Checkpoints(run_dir, keep=1).latest()
     steps_done = 0 if latest is None else read_state(latest)["step"]
     if steps_done:
         return (
-            f"{steps_done} of {num_steps} steps are done and saved in {run_dir}; one that was under way is made again."
+            f"{steps_done} of {num_steps} steps are done and saved in {shown}; one that was under way is made again."
         )
     kept = "settings and first evaluation" if evaluations_of(run_dir) else "settings"
-    return f"No step was done yet, so nothing is learned; {run_dir} keeps its {kept}."
+    return f"No step was done yet, so nothing is learned; {shown} keeps its {kept}."

@@ -39,5 +39,10 @@ def command() -> str:
     started = Path(sys.argv[0])
     if started.name != "rllm":
         return f"{sys.executable} -m rllm"
+    return str(from_here(started))
+
+
+def from_here(path: Path) -> Path:
+    """The path as it is shorter to read and to type: relative to the current folder, where it lies below it."""
     here = Path.cwd()
-    return str(started.relative_to(here) if started.is_relative_to(here) else started)
+    return path.relative_to(here) if path.is_relative_to(here) else path

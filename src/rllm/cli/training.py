@@ -92,8 +92,10 @@ def carry_out(
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
     trainer.begun_as = dict(begun)
-    result = _trained(trainer, console, [begun["command"], "--resume", str(trainer.run_dir)])
-    console.print(f"\nTrained model: {result.checkpoint}", soft_wrap=True, markup=False)
+    shown = terminal.from_here(trainer.run_dir)  # Before any agent changes the folder.
+    result = _trained(trainer, console, shown, [begun["command"], "--resume", str(shown)])
+    model = shown / result.checkpoint.relative_to(trainer.run_dir)
+    console.print(f"\nTrained model: {model}", soft_wrap=True, markup=False)
     if outcome is not None:
         name, measure = outcome
         measured = measure(result.run_dir)
@@ -102,15 +104,15 @@ def carry_out(
                 f"{name}_before": measured[0] if measured else None,
                 f"{name}_after": measured[-1] if measured else None,
                 "seconds": time.perf_counter() - started,
-                "run_dir": str(result.run_dir),
+                "run_dir": str(shown),
             }
         )
 
 
-def _trained(trainer: AgentTrainer, console: Console, again: Sequence[str]) -> TrainResult:
+def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Sequence[str]) -> TrainResult:
     """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on."""
     try:
-        console.print(f"Run folder: {trainer.run_dir}", soft_wrap=True, markup=False)
+        console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
         with ExitStack() as shown:
             trainer.trackers = display(console, trainer)
             for tracker in trainer.trackers:  # nobody else closes them where the run does not begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -125,7 +124,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = error.detail.lower().replace(" ", "_")
-    return _error_response(request, GatewayError(error.status_code, message, code=code))
+    allow = (error.headers or {}).get("Allow")
+    return _error_response(request, GatewayError(error.status_code, message, code=code, allow=allow))
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
@@ -144,5 +144,6 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 def _error_response(request: Request, error: GatewayError) -> Response:
     """In the shape that this client reads."""
     shown = messages_output.error_to_dict(error) if is_anthropic(request) else error.to_dict()
-    headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
-    return Response(orjson.dumps(shown), status_code=error.status, headers=headers, media_type="application/json")
+    return Response(
+        orjson.dumps(shown), status_code=error.status, headers=error.headers(), media_type="application/json"
+    )

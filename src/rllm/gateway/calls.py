@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -78,7 +77,7 @@ class CallEndpoint:
             answer.status = _CLIENT_LEFT
         except Exception as error:
             shown = to_gateway_error(error)
-            await answer.whole(shown.status, self.dialect.render_error(shown), retry_after_s=shown.retry_after_s)
+            await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
             metrics.in_flight -= 1
             seconds = time.perf_counter() - started
@@ -116,7 +115,7 @@ class CallEndpoint:
                 raise GatewayError(
                     426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required"
                 )
-            raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed")
+            raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
         headers = headers_of(scope)
         caller = await caller_of(scope["path_params"].get("session_id"), headers, self.config, self.sessions)
         body = await read_body(scope, receive, self.config)
@@ -232,10 +231,10 @@ class _Answer:
         self.status = 500
         self.began = False
 
-    async def whole(self, status: int, body: bytes, *, retry_after_s: float | None = None) -> None:
+    async def whole(self, status: int, body: bytes, *, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`more` are further headers."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if retry_after_s is not None:
-            headers.append((b"retry-after", str(math.ceil(retry_after_s)).encode()))
+        headers += [(name.encode(), value.encode()) for name, value in more.items()]
         await self._start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeAlias
 
 from rllm.errors import (
@@ -32,6 +33,7 @@ class GatewayError(RLLMError):
         param: str | None = None,
         details: dict[str, Any] | None = None,
         retry_after_s: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,7 +43,13 @@ class GatewayError(RLLMError):
         self.details = details
         """What a client may act on beyond the code, in dialects that have a place for it."""
         self.retry_after_s = retry_after_s
-        """Goes to the `Retry-After` header."""
+        self.allow = allow
+        """The methods that would do, of an answer with status 405."""
+
+    def headers(self) -> dict[str, str]:
+        """What the answer's head says of it."""
+        headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
+        return headers if self.allow is None else {**headers, "allow": self.allow}
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}

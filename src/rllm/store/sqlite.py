@@ -32,7 +32,8 @@ class SqliteTraceStore(SqlTraceStore):
         """Open the file, or create it with its folders; `~` is the user's home.
 
         Args:
-            path: the SQLite file; SQLite keeps `-wal` and `-shm` files beside it while it is open.
+            path: the SQLite file; SQLite keeps `-wal` and `-shm` files beside it while it is open. An agent that changes the
+                folder (`os.chdir`) does not move it.
             read_only: never write; for looking into a run that is going on.
             timeout_s: how long to wait for another process's write lock, or for a place in the queue.
 
@@ -41,7 +42,7 @@ class SqliteTraceStore(SqlTraceStore):
             StoreError: if the file cannot be opened as a trace store of this version.
         """
         super().__init__()
-        self.path = Path(path).expanduser()
+        self.path = Path(path).expanduser().absolute()
         self._name = repr(str(self.path))
         self._timeout_s = timeout_s
         self._writer = None
@@ -107,14 +108,9 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
     with suppress(OSError):
         if _identity(path) == file:
             return
-    remedy = (
-        ""
-        if path.is_absolute()
-        else "; if an agent has changed the folder (os.chdir), name the store or the run by a path from /"
-    )
     raise StoreError(
         f"trace store {str(path)!r} was deleted, moved or replaced while it was in use, so that nothing written to it is "
-        f"kept: put it back, or begin again with a new one{remedy}"
+        f"kept: put it back, or begin again with a new one"
     )
 
 

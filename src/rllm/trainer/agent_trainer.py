@@ -153,7 +153,8 @@ class AgentTrainer:
         check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
-        self.run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
