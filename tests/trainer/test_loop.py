@@ -358,10 +358,27 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
     assert "num_steps=2: the run in" in str(run.error)
 
 
-def test_a_run_dir_that_is_a_file(run_trainer: RunTrainer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
+        ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
+        ({"store": "redis://there"}, "store='redis://there': there is no 'redis' trace store in this version"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_anything_begins(
+    settings: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
-    run = run_trainer({"run_dir": str(tmp_path / "taken")}, raises=ConfigError)
-    assert "cannot be created" in str(run.error)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        AgentTrainer(
+            agent_run_func=lambda word: 1.0,
+            train_dataset=TASKS,
+            config={"backend": BACKEND, "model": {"path": "scripted"}, **settings},
+        )
+    assert told.format(here=tmp_path) in str(caught.value)
 
 
 def test_an_agent_that_changes_the_folder_does_not_move_the_run(

@@ -100,8 +100,6 @@ def _kept(run_dir: Path, num_steps: int) -> str:
     shown, latest = from_here(run_dir), Checkpoints(run_dir, keep=1).latest()
     steps_done = 0 if latest is None else read_state(latest)["step"]
     if steps_done:
-        return (
-            f"{steps_done} of {num_steps} steps are done and saved in {shown}; one that was under way is made again."
-        )
+        return f"{steps_done} of {num_steps} steps are done and saved in {shown}; one that was under way is made again."
     kept = "settings and first evaluation" if evaluations_of(run_dir) else "settings"
     return f"No step was done yet, so nothing is learned; {shown} keeps its {kept}."

@@ -115,7 +115,9 @@ class CallEndpoint:
                 raise GatewayError(
                     426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required"
                 )
-            raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
+            raise GatewayError(
+                405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST"
+            )
         headers = headers_of(scope)
         caller = await caller_of(scope["path_params"].get("session_id"), headers, self.config, self.sessions)
         body = await read_body(scope, receive, self.config)

@@ -45,7 +45,7 @@ from rllm.trainer.history import TaskFile
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
-from rllm.trainer.run_folder import evaluations_of, in_use, keep_beginning
+from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
 from rllm.workflows.workflow import Workflow
 
@@ -155,6 +155,7 @@ class AgentTrainer:
         self._backend.check(self.config)
         run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
+        check_places(self.run_dir, self.config.store)
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}

@@ -11,11 +11,28 @@ import yaml
 
 from rllm.errors import ConfigError
 from rllm.files import lock, replace_text
+from rllm.store import path_of
 from rllm.trainer.config.yaml_file import read_settings
+from rllm.trainer.nodes import nearest_folder
 
 LOCK_FILE = ".lock"
 BEGUN_AS = "begun_as.yaml"
 _MAX_NAMED = 3
+
+
+def check_places(run_dir: Path, store: str | None) -> None:
+    """Refuse what can be neither the folder of a run nor its store; nothing is made yet.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    nearest = nearest_folder(str(run_dir))
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} cannot be created: {str(nearest)!r} is a file; choose another folder"
+        )
+    if store is not None and (path := path_of(store)) is not None and Path(path).expanduser().is_dir():
+        raise ConfigError(f"store={store!r} is a folder: name a file in it, such as {str(Path(path, 'traces.db'))!r}")
 
 
 @contextmanager
