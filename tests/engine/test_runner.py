@@ -3,14 +3,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import urllib.request
+from collections.abc import Callable
 from typing import Any
 
+import aiohttp
+import anthropic
+import httpx
+import openai
 import pytest
+import requests
 
 from rllm.engine import runner as runner_module
 from rllm.engine.runner import Attempt, RolloutRunner, is_transient
 from rllm.errors import AgentError, ConfigError, InferenceError, RolloutError, TokenMismatchError
 from rllm.types import Episode, TerminationReason
+
+from ..ports import free_port
 
 
 class Scripted:
@@ -124,9 +133,27 @@ def test_what_is_transient(error: InferenceError, transient: bool) -> None:
     assert is_transient(error) is transient
 
 
-def test_an_agent_error_caused_by_a_broken_connection_is_transient() -> None:
+async def ask_with_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        await session.get(url)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        urllib.request.urlopen,
+        httpx.get,
+        requests.get,
+        lambda url: asyncio.run(ask_with_aiohttp(url)),
+        lambda url: openai.OpenAI(base_url=url, api_key="-", max_retries=0).models.list(),
+        lambda url: anthropic.Anthropic(base_url=url, api_key="-", max_retries=0).models.list(),
+    ],
+)
+def test_an_agent_error_caused_by_a_lost_connection_is_transient(ask: Callable[[str], Any]) -> None:
+    with pytest.raises(Exception) as lost:  # noqa: PT011 - every client raises its own
+        ask(f"http://127.0.0.1:{free_port()}")
     error = AgentError("agent raised")
-    error.__cause__ = ConnectionResetError()
+    error.__cause__ = lost.value
     assert is_transient(error)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 import traceback
 import uuid
@@ -299,8 +298,27 @@ def _blames_a_server(error: BaseException) -> bool:
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return status >= 500 or status == 429
-    openai = sys.modules.get("openai")  # who raised one of its errors has imported it
-    return isinstance(error, ConnectionError) or (openai is not None and isinstance(error, openai.APIConnectionError))
+    reason = getattr(error, "reason", None)  # urllib's errors have one
+    return (
+        isinstance(error, ConnectionError)
+        or isinstance(reason, ConnectionError)
+        or any(
+            f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _LOST_CONNECTIONS for kind in type(error).__mro__
+        )
+    )
+
+
+_LOST_CONNECTIONS = {
+    "openai.APIConnectionError",
+    "anthropic.APIConnectionError",
+    "httpx.NetworkError",
+    "httpx.RemoteProtocolError",
+    "httpx2.NetworkError",
+    "httpx2.RemoteProtocolError",
+    "aiohttp.ClientConnectionError",
+    "requests.ConnectionError",
+}
+"""What clients raise that were not answered; by name, because none of them need be installed."""
 
 
 _REASONS: dict[type[RolloutError], TerminationReason] = {
