@@ -249,6 +249,13 @@ def test_later_places_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         load_config()
 
 
+def test_the_name_of_a_role_is_as_it_is_in_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM__ROLES__Solver__WEIGHT", "0.5")
+    monkeypatch.setenv("RLLM__roles__judge__trainable", "false")
+    config = load_config()
+    assert (config.roles["Solver"].weight, config.roles["judge"].trainable) == (0.5, False)
+
+
 def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("seed: 1\n")

@@ -16,7 +16,14 @@ _OTHERS = ("RLLM_STORE",)
 def from_environment() -> list[str]:
     """As `key=value`."""
     found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIX))
-    return [f"{name.removeprefix(_PREFIX).lower().replace('__', '.')}={value}" for name, value in found]
+    return [f"{_key(name.removeprefix(_PREFIX))}={value}" for name, value in found]
+
+
+def _key(name: str) -> str:
+    """Dotted; in small letters as all settings are, but for the name of a role, which is the user's own."""
+    section, *rest = name.split("__")
+    own = rest[:1] if section.lower() == "roles" else []
+    return ".".join([section.lower(), *own, *(part.lower() for part in rest[len(own) :])])
 
 
 def tell_misspelt(keys: Iterable[str]) -> None:
