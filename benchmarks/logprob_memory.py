@@ -49,7 +49,7 @@ def ours(model: Any, ids: Tensor) -> Tensor:
         TokenSequence(ids=row, spans=[StepSpan(step_id="", start=1, stop=LENGTH)], logprobs=[0.0] * (LENGTH - 1))
         for row in ids.tolist()
     ]
-    policy = Policy(model=model, trunk=Trunk.of(model.base_model))
+    policy = Policy.of(model, Trunk.of(model.base_model))
     return policy.logprobs(Batch.of(sequences))[0]
 
 

@@ -139,7 +139,7 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
     pull = torch.randn(2, batch.num_tokens, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def results(forward_pass: HiddenStates) -> tuple[Tensor, dict[str, Tensor]]:
-        policy = Policy(model=model, trunk=Trunk(module=model.base_model, hidden_states=forward_pass))
+        policy = Policy.of(model, Trunk(module=model.base_model, hidden_states=forward_pass))
         found = torch.stack(policy.logprobs(batch, entropy_gradient=True))
         return found, gradients(model, (found * pull).sum())
 

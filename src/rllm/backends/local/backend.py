@@ -89,7 +89,7 @@ class LocalBackend:
                 self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)
             else:
                 self._sampler = serve(loaded, self.adapter)
-        self.policy = Policy(model=self.model, trunk=trunk)
+        self.policy = Policy.of(self.model, trunk)
         self.optimizer = MasterAdamW(self.model, settings)
         self.reference = self._choose_reference(load_original, offload=reference_offload)
         self._critic: Critic | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch
+from rllm.backends.local.head import Head
 from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.backends.local.trunk import Trunk, in_parts
 
@@ -19,13 +20,22 @@ class Policy:
     model: Any
     trunk: Trunk
     """`model.base_model`, and how it is run."""
+    head: Head
+
+    @classmethod
+    def of(cls, model: Any, trunk: Trunk) -> Self:
+        """
+        Raises:
+            ConfigError: if it is not known how the model makes its logits.
+        """
+        return cls(model=model, trunk=trunk, head=Head.of(model))
 
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N] of the batch's tokens, and the entropies [N] of what they were drawn from."""
         with self.trunk.arithmetic():
             return logprobs_and_entropy(
                 self.trunk.before_tokens(batch),
-                self.model.get_output_embeddings(),
+                self.head,
                 batch.ids.to(self.trunk.device),
                 temperature=batch.temperature,
                 entropy=entropy,

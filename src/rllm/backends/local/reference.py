@@ -44,7 +44,7 @@ class FrozenCopy:
         model = self._load().model.to(self._like.model.dtype).requires_grad_(False)
         # With other kernels the untrained policy would differ from it, if only in the last bit.
         model.set_attn_implementation(self._like.model.config._attn_implementation)
-        return Policy(model=model, trunk=self._like.trunk.like(model.base_model))
+        return Policy.of(model, self._like.trunk.like(model.base_model))
 
 
 class WithoutAdapter:

@@ -15,7 +15,7 @@ class LocalTeacher:
 
     def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
         model = loaded.model.requires_grad_(False)
-        self._policy = Policy(model=model, trunk=Trunk.of(model.base_model))
+        self._policy = Policy.of(model, Trunk.of(model.base_model))
         self._max_tokens = micro_batch_tokens
 
     def score(self, batch: Batch) -> Tensor:

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rllm.algorithms.batch import Batch
+from rllm.backends.local.head import Head
+from rllm.backends.local.policy import Policy
+from rllm.backends.local.trunk import Trunk
+from rllm.errors import ConfigError
+
+from .conftest import LLAMA_SIZES, sequence_of
+
+SIZES = {**LLAMA_SIZES, "vocab_size": 300, "head_dim": 8, "max_position_embeddings": 64}
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def model_of(family: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **SPECIAL_IDS, **options})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "factor", "cap"),
+    [
+        ("llama", {}, 1.0, None),
+        ("granite", {"logits_scaling": 8.0}, 1 / 8, None),
+        ("hyperclovax", {"logits_scaling": 0.25}, 0.25, None),
+        ("cohere", {"logit_scale": 0.0625}, 0.0625, None),
+        ("gemma3_text", {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+    ],
+)
+def test_the_policy_has_the_models_own_logprobs(
+    family: str, options: dict[str, float], factor: float, cap: float | None
+) -> None:
+    model = model_of(family, **options)
+    ids = torch.randint(3, 300, (12,), generator=torch.Generator().manual_seed(0))
+    expected = model(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(1, ids[1:, None])[3:, 0]
+    policy = Policy.of(model, Trunk.of(model.base_model))
+    assert (policy.head.factor, policy.head.cap) == (factor, cap)
+    batch = Batch.of([sequence_of(ids[:4].tolist(), ids[4:].tolist())])
+    torch.testing.assert_close(policy.score(batch, 100), expected.detach(), atol=1e-5, rtol=0)
+
+
+def test_logits_are_scaled_and_bounded_with_their_gradient() -> None:
+    linear = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(linear.weight, 3.0)
+    hidden = torch.tensor([[2.0]], requires_grad=True)
+    logits = Head(linear=linear, factor=0.5, cap=4.0)(hidden)
+    logits.backward()
+    assert logits.item() == pytest.approx(4.0 * math.tanh(3.0 / 4.0))
+    assert hidden.grad is not None
+    assert hidden.grad.item() == pytest.approx(0.5 * 3.0 * (1 - math.tanh(3.0 / 4.0) ** 2))
+
+
+class Squared(LlamaForCausalLM):  # type: ignore[misc]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        return output.__class__(**{**output, "logits": output.logits.square()})
+
+
+def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Squared does something to its logits .* use backend=verl"):
+        Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
