@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
-from rllm.algorithms.batch import Batch
+from rllm.algorithms.batch import Aggregation, Batch
 from rllm.algorithms.losses import kl_divergence
 from rllm.errors import ConfigError
 
@@ -35,15 +35,17 @@ def check_batch(batch: Batch, algorithm: Algorithm) -> None:
         )
 
 
-def minibatches(batch: Batch, *, num_minibatches: int, num_epochs: int) -> Iterator[tuple[Batch, float]]:
+def minibatches(
+    batch: Batch, aggregation: Aggregation, *, num_minibatches: int, num_epochs: int
+) -> Iterator[tuple[Batch, float]]:
     """The part of each update, and what its loss counts. Neighbours, which share prefixes, stay together."""
     count = min(num_minibatches, len(batch))
     bounds = [len(batch) * part // count for part in range(count + 1)]
     for _ in range(num_epochs):
         for start, stop in itertools.pairwise(bounds):
             part = batch.select(range(start, stop))
-            # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own.
-            yield part, float(batch.weights.sum() / part.weights.sum())
+            # Weights are shares of the whole batch: scaled up, each minibatch is a mean of its own tokens or sequences.
+            yield part, batch.num_tokens / part.num_tokens if aggregation == "token-mean" else len(batch) / len(part)
 
 
 def aligned(batch: Batch, estimates: Tensor) -> Batch:

@@ -199,7 +199,7 @@ class LocalBackend:
         passes: list[Tensor] = []
         entropies: list[Tensor] = []
         times = {"num_minibatches": self.settings.num_minibatches, "num_epochs": self.settings.num_epochs}
-        for part, scale in minibatches(batch, **times):
+        for part, scale in minibatches(batch, algorithm.aggregation, **times):
             if critic is not None:
                 _, sums = critic.accumulate(part, algorithm, scale=scale)
                 judged.note(sums, critic.step())

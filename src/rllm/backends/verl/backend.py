@@ -192,7 +192,8 @@ class VerlBackend:
             batch = replace(batch, old_logprobs=self.score(batch))
         learnt, judged = Progress(name="policy"), Progress(name="critic")
         seen = batch.old_logprobs
-        for part, scale in minibatches(batch, num_minibatches=optim.num_minibatches, num_epochs=optim.num_epochs):
+        times = {"num_minibatches": optim.num_minibatches, "num_epochs": optim.num_epochs}
+        for part, scale in minibatches(batch, algorithm.aggregation, **times):
             part = replace(part, weights=part.weights * scale)
             if has_critic:
                 self._step("critic", part, judged)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from rllm.algorithms.batch import Aggregation, Batch
+from rllm.backends.updates import minibatches
+
+from .conftest import sequence_of
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "fixed_length", "weights"),
+    [
+        ("token-mean", None, [[1 / 3] * 3, [1.0]]),
+        ("seq-mean-token-mean", None, [[1 / 3] * 3, [1.0]]),
+        ("seq-mean-token-sum", None, [[1.0] * 3, [1.0]]),
+        ("fixed-length", 10, [[0.1] * 3, [0.1]]),
+    ],
+)
+def test_each_minibatch_is_the_named_mean_of_its_own(
+    aggregation: Aggregation, fixed_length: int | None, weights: list[list[float]]
+) -> None:
+    batch = Batch.of([sequence_of([1], [2, 3, 4]), sequence_of([1], [5])]).with_weights(aggregation, fixed_length)
+    parts = minibatches(batch, aggregation, num_minibatches=2, num_epochs=2)
+    assert [(part.weights * scale).tolist() for part, scale in parts] == [pytest.approx(row) for row in weights * 2]
+
+
+def test_what_was_cut_off_a_batch_counts_in_the_mean_of_every_minibatch() -> None:
+    """Two of four sequences teach nothing, so each minibatch is half of what it would be without them."""
+    answers = [[2, 3, 4], [5], [6, 7], [8, 9]]
+    whole = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights("seq-mean-token-sum")
+    batch = whole.select([0, 1])
+    parts = minibatches(batch, "seq-mean-token-sum", num_minibatches=2, num_epochs=1)
+    assert [(part.weights * scale).tolist() for part, scale in parts] == [[0.5] * 3, [0.5]]
