@@ -7,6 +7,8 @@ import pytest
 
 from rllm.algorithms.base import Algorithm
 from rllm.data.dataset import Dataset
+from rllm.errors import ConfigError
+from rllm.trainer.algorithm import check_fit
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
@@ -153,3 +155,10 @@ def test_the_greedy_rollout_is_compared_with_and_not_trained_on(run_trainer: Run
 def test_wrong_filters_are_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.partition("=")[0].replace(".", r"\.")):
         load_config([wrong])
+
+
+def test_a_task_with_one_rollout_cannot_be_replaced_for_being_alike() -> None:
+    settings = ["algorithm.name=reinforce", "rollout.resample_rounds=2"]
+    with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use a group_size of at least 2"):
+        check_fit(load_config([*settings, "rollout.group_size=1"]), demonstrates=False)
+    check_fit(load_config([*settings, "rollout.group_size=2"]), demonstrates=False)

@@ -65,6 +65,8 @@ def roles_of(*settings: str) -> dict[str, Role]:
 def test_roles_are_settings() -> None:
     roles = roles_of("roles.judge.weight=0.5", "roles.judge.estimator.name=rloo", "roles.coach.trainable=false")
     assert roles == {"judge": Role(weight=0.5, estimator=RLOO()), "coach": Role(trainable=False)}
+    settings = ("roles.judge.estimator.name=grpo", "roles.judge.estimator.normalize_std=false")
+    assert roles_of(*settings) == {"judge": Role(estimator=GRPO(normalize_std=False))}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,15 @@ def test_roles_are_settings() -> None:
         (["roles.judge.weight=0"], "roles.judge.weight=0: input should be greater than 0"),
         (["roles.judge.estimator.name=grp0"], "roles.judge.estimator.name='grp0' is not known"),
         (["roles.judge.estimator.name=ppo"], "it needs a critic"),
+        (
+            ["roles.judge.estimator.name=rloo", "roles.judge.estimator.kl_coef=0.1"],
+            "roles.judge.estimator.kl_coef=0.1 would have no effect: an estimator only credits, and everything else is as the "
+            "run's algorithm has it; set algorithm.kl_coef",
+        ),
+        (
+            ["roles.judge.estimator.name=grpo", "roles.judge.estimator.level=step"],
+            "roles.judge.estimator.level='step' would have no effect",
+        ),
         (["algorithm.name=ppo", "roles.judge.weight=0.5"], "roles.judge.weight: PPO credits single tokens"),
     ],
 )

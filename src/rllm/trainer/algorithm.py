@@ -17,6 +17,9 @@ from rllm.trainer.config.load import did_you_mean
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.roles import Role
 
+_OF_THE_RUN = frozenset(item.name for item in fields(Algorithm))
+"""Settings of the loss, and of what is credited as one."""
+
 
 def make_algorithm(config: TrainConfig) -> Algorithm:
     """The run's algorithm.
@@ -40,6 +43,12 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
                 f"roles.{name}.estimator={given.estimator!r}: an estimator credits rewards, and for {type(algorithm).__name__} "
                 "they count for nothing; leave it out"
             )
+        for key in given.estimator:
+            if key in _OF_THE_RUN:
+                raise ConfigError(
+                    f"roles.{name}.estimator.{key}={given.estimator[key]!r} would have no effect: an estimator only credits, and "
+                    f"everything else is as the run's algorithm has it; set algorithm.{key}, or leave it out"
+                )
         estimator = _made(given.estimator, f"roles.{name}.estimator", config) if given.estimator else None
         if algorithm.credits_tokens and (estimator is not None or given.weight != 1.0):
             key = "weight" if estimator is None else "estimator"
@@ -96,6 +105,11 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
             )
     else:
         _refuse_changes(config, _OF_DEMONSTRATIONS, "the policy rolls out, and is shown nothing")
+        if config.rollout.resample_rounds and config.rollout.group_size == 1:
+            raise ConfigError(
+                f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task (rollout.group_size=1) never "
+                "differs from others, so every task would be left out; use a group_size of at least 2, or leave it out"
+            )
     if not algorithm.needs_rewards:
         _refuse_changes(config, ("rollout.resample_rounds",), f"{name} does not compare rewards")
 
