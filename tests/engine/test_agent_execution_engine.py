@@ -773,6 +773,9 @@ class Abstract(BaseAgent):
         ({"env": dict}, "env_class=dict has no reset, step, from_dict"),
         ({"engine_name": "verl", "rollout_engine": None}, "engine_name='verl': use 'openai', or give rollout_engine"),
         ({"rollout_engine": None, "rollout_engine_args": {"modle": "x"}}, "rollout_engine_args=.*modle"),
+        ({"rollout_engine": "gpt-4"}, "rollout_engine='gpt-4': give an inference engine, such as OpenAIEngine"),
+        ({"agent_args": ["x"]}, r"agent_args=\['x'\]: give a mapping of names to values"),
+        ({"env_args": 3}, "env_args=3: give a mapping"),
         ({"max_steps": 0}, "max_steps=0: use a whole number of at least 1"),
         ({"max_prompt_length": True}, "max_prompt_length=True"),
         ({"n_parallel_agents": 0}, "max_concurrent=0: use at least 1"),
@@ -782,6 +785,13 @@ class Abstract(BaseAgent):
 def test_wrong_settings_are_named_before_anything_starts(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         engine_of(**settings)
+
+
+def test_settings_of_code_for_the_rllm_framework_are_taken() -> None:
+    named = {"model": "policy", "base_url": "http://127.0.0.1:9/v1"}
+    settings = {"tokenizer": object(), "chat_parser": object(), "config": {}, "api_retries": 5}
+    engine = engine_of(rollout_engine=None, rollout_engine_args=named, **settings)
+    assert engine.rollout_engine._client_settings["max_retries"] == 5
 
 
 async def test_a_task_must_be_a_mapping() -> None:

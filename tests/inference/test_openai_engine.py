@@ -56,6 +56,16 @@ async def test_an_answer_has_the_tokens_that_were_sampled(server: ScriptedServer
     assert output.metrics == {"prompt_tokens": len(sampled.prompt_ids), "completion_tokens": 5.0}
 
 
+async def test_settings_of_code_for_the_rllm_framework_are_taken_and_a_prompt_beyond_them_is_told(
+    server: ScriptedServer,
+) -> None:
+    known = {"tokenizer": object(), "max_model_length": 4096, "max_response_length": 8, "accumulate_reasoning": False}
+    prompt_length = (await answer(server, settings=known)).prompt_length
+    assert (await answer(server, settings={**known, "max_prompt_length": prompt_length})).text == "four"
+    with pytest.raises(PromptTooLongError, match=f"prompt has {prompt_length} tokens, and max_prompt_length=3"):
+        await answer(server, settings={**known, "max_prompt_length": 3})
+
+
 async def test_every_sampling_parameter_is_sent(server: ScriptedServer) -> None:
     settings = {"sampling_params": {"temperature": 0.5, "min_p": 0.1}, "max_response_length": 3}
     output = await answer(server, settings=settings, top_k=7, stop="x", response_format={"type": "text"}, user="me")

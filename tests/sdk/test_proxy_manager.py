@@ -41,7 +41,14 @@ def test_a_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: P
     manager = ProxyManager(proxy_port=0, admin_token="my-shared-secret")
     served = config(entry("small", "hosted_vllm/org/big", api_base=upstream.base_url, api_key="k"))
     database = tmp_path / "new" / "traces.db"
-    manager.start_proxy_subprocess(served, db_path=str(database), project="demo", add_return_token_ids=asks_for_ids)
+    manager.start_proxy_subprocess(
+        served,
+        db_path=str(database),
+        project="demo",
+        sync_tracer=False,
+        add_logprobs=True,
+        add_return_token_ids=asks_for_ids,
+    )
     try:
         url = manager.get_proxy_url(include_v1=True)
         assert url == f"{manager.get_proxy_url(include_v1=False)}/v1"

@@ -22,6 +22,7 @@ from rllm.engine.checked import check_trajectories
 from rllm.engine.complete import complete, warn
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.signature import check_arguments
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
@@ -63,10 +64,12 @@ class AgentExecutionEngine:
         trajectory_timeout: float | None = None,
         overlong_filter: bool = False,
         gamma: float = 0.2,
+        api_retries: int = 3,
         retry_limit: int = 3,
         capture: Capture | None = None,
         tokenizer: Any = None,
         chat_parser: Any = None,
+        config: Any = None,
     ) -> None:
         """Check the two classes; nothing is started.
 
@@ -78,6 +81,7 @@ class AgentExecutionEngine:
             env_args: see there.
             rollout_engine: the model; by default the one of `engine_name`.
             engine_name: `openai`: an `OpenAIEngine(**rollout_engine_args)`.
+            api_retries: its new tries of a call whose server was busy or out of reach.
             rollout_engine_args: see there.
             sampling_params: of every model call, such as `temperature`.
             n_parallel_agents: rollouts under way at a time.
@@ -94,14 +98,18 @@ class AgentExecutionEngine:
             capture: where model calls are kept; by default in memory, while the rollout takes.
             tokenizer: not needed; accepted because code for other frameworks passes it.
             chat_parser: likewise.
+            config: likewise.
 
         Raises:
             ConfigError: naming what does not fit, and the remedy.
         """
         check_agent_and_env(agent_class, env_class)
+        check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
         self.env_class, self.env_args = env_class, dict(env_args or {})
-        engine = rollout_engine if rollout_engine is not None else _engine(engine_name, rollout_engine_args or {})
+        engine = rollout_engine
+        if engine is None:
+            engine = _engine(engine_name, rollout_engine_args or {}, api_retries)
         self.rollout_engine = engine if isinstance(engine, RecordedEngine) else RecordedEngine(engine)
         self.sampling_params = dict(sampling_params or {})
         self.limits = Limits(
@@ -245,13 +253,13 @@ class AgentExecutionEngine:
 AsyncAgentExecutionEngine = AgentExecutionEngine
 
 
-def _engine(name: str, arguments: Mapping[str, Any]) -> InferenceEngine:
+def _engine(name: str, arguments: Mapping[str, Any], api_retries: int) -> InferenceEngine:
     if name != "openai":
         raise ConfigError(f"engine_name={name!r}: use 'openai', or give rollout_engine, any InferenceEngine")
     from rllm.inference.openai_engine import OpenAIEngine
 
     try:
-        return OpenAIEngine(**arguments)
+        return OpenAIEngine(**{"api_retries": api_retries, **arguments})
     except TypeError as error:
         raise ConfigError(f"rollout_engine_args={dict(arguments)!r}: {error}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 
 ID_COLUMNS = ("id", "task_id")
 """Columns that a function need not take."""
@@ -49,6 +49,13 @@ def check_signature(function: Callable[..., Any], columns: Collection[str]) -> N
         unknown = sorted(set(columns) - _named(parameters) - set(ID_COLUMNS))
         if unknown:
             raise ConfigError(f"{name} does not take the column {unknown[0]!r}: {seen}; add **kwargs to its parameters")
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Raise `ConfigError` if one of these is neither a mapping of names to values nor `None`."""
+    for name, value in arguments.items():
+        if not isinstance(value, Mapping | None):
+            raise ConfigError(f"{name}={shown(value)}: give a mapping of names to values")
 
 
 def check_rows(function: Callable[..., Any], data: Dataset) -> None:

@@ -40,10 +40,14 @@ class OpenAIEngine:
         api_key: str | None = None,
         sampling_params: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_prompt_length: int | None = None,
         max_response_length: int | None = None,
         api_retries: int = 3,
         timeout_s: float = 600.0,
         kind: Literal["vllm", "openai"] = "vllm",
+        tokenizer: Any = None,
+        max_model_length: int | None = None,
+        accumulate_reasoning: bool = False,
     ) -> None:
         """Nothing is sent before the first call.
 
@@ -53,16 +57,21 @@ class OpenAIEngine:
             api_key: by default `OPENAI_API_KEY`; local servers need none.
             sampling_params: defaults for every call.
             tools: default tools, in the OpenAI format.
+            max_prompt_length: tokens that a prompt may have, as the server counts them.
             max_response_length: default `max_tokens` of an answer.
             api_retries: new tries of a call whose server was busy or out of reach.
             timeout_s: the longest wait for an answer.
             kind: `vllm` asks for token ids; `openai` sends only what OpenAI itself knows.
+            tokenizer: not needed; accepted because code for other frameworks passes it.
+            max_model_length: likewise: the server knows its model's.
+            accumulate_reasoning: likewise: the server's chat template decides.
         """
         self.model = model
         self.tools = list(tools) if tools else None
         self.sampling_params = dict(sampling_params or {})
         if max_response_length is not None:
             self.sampling_params.setdefault("max_tokens", max_response_length)
+        self.max_prompt_length = max_prompt_length
         self._kind = kind
         if base_url is not None and not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url={base_url!r}: use an address such as http://127.0.0.1:8000/v1")
@@ -108,7 +117,13 @@ class OpenAIEngine:
             raise InferenceError(
                 f"{client.base_url} cannot be reached ({error.__cause__ or error}): see whether the server is running"
             ) from error
-        return output_of_answer(_parsed(response.content), {**_as_json(sampling), **others})
+        output = output_of_answer(_parsed(response.content), {**_as_json(sampling), **others})
+        length = output.metrics.get("prompt_tokens", output.prompt_length)
+        if self.max_prompt_length is not None and length > self.max_prompt_length:
+            raise PromptTooLongError(
+                f"the prompt has {length:g} tokens, and max_prompt_length={self.max_prompt_length}"
+            )
+        return output
 
     def _request(
         self,

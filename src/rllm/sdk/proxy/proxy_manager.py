@@ -72,6 +72,8 @@ class ProxyManager:
         project: str | None = None,
         snapshot_directory: str | None = None,
         *,
+        sync_tracer: bool = True,
+        add_logprobs: bool = True,
         add_return_token_ids: bool | None = None,
     ) -> None:
         """Start the gateway in front of the server that `config` names, and return once it answers.
@@ -82,6 +84,8 @@ class ProxyManager:
             db_path: the SQLite file for the traces; `None` is `$RLLM_HOME/traces.db`, or `~/.rllm/traces.db`.
             project: accepted for compatibility only: traces are filed by session.
             snapshot_directory: accepted for compatibility only: no copy of `config` is written.
+            sync_tracer: accepted for compatibility only: a response is sent once its trace is durable.
+            add_logprobs: accepted for compatibility only: they are always asked for.
             add_return_token_ids: whether to ask the server for token ids; `None` does so of any but OpenAI's own, which
                 refuses the question.
 
