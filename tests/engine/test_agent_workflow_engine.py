@@ -342,6 +342,8 @@ def test_a_constructor_that_raises_is_named_before_anything_starts() -> None:
         engine_of(Picky)
     with pytest.raises(ConfigError, match="Solve takes no argument 'max_trys'"):
         engine_of(Solve, workflow_args={"max_trys": 3})
+    with pytest.raises(ConfigError, match=r"workflow_args=\[3\]: give a mapping"):
+        engine_of(Solve, workflow_args=[3])
 
 
 async def test_a_workflow_may_end_itself_for_any_reason() -> None:

@@ -164,6 +164,21 @@ async def test_several_answers_at_once_are_refused() -> None:
         await engine.get_model_response(ask("fig"), n=4)
 
 
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("fig", r"messages='fig': use a list of messages, such as \[\{"),
+        (ask("fig")[0], r"messages=\{.*: use a list of messages"),
+        (None, "messages=None: use a list of messages"),
+        ([*ask("fig"), "lime"], r"messages\[1\]='lime': use a message, such as \{"),
+        ([{"content": "fig"}], r"messages\[0\]=\{'content': 'fig'\}: use a message"),
+    ],
+)
+async def test_what_is_no_list_of_messages_is_told_so(messages: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await RecordedEngine(ScriptedEngine(shout)).get_model_response(messages)
+
+
 async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
     engine = RecordedEngine(ScriptedEngine(shout), store=store)
     store.close()

@@ -226,6 +226,11 @@ async def test_cancelling_the_run_cancels_every_rollout() -> None:
     assert (rollout.cancelled, rollout.under_way, len(rollout.seen)) == (4, 0, 4)
 
 
+def test_what_makes_no_rollouts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout=<function .*: give an object with `async def rollout"):
+        RolloutRunner(lambda attempt: None)  # type: ignore[arg-type]
+
+
 async def test_no_attempts_no_episodes() -> None:
     assert await RolloutRunner(Scripted()).run([]) == []
 

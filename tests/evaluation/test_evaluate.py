@@ -53,6 +53,11 @@ async def test_every_task_is_rolled_out_n_times_and_reported(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text()) == report.to_dict()
 
 
+async def test_rows_are_a_dataset(tmp_path):
+    report = await run(Answering(b0=0.0), tmp_path, dataset=list(TASKS))
+    assert report.accuracy.value == 0.5
+
+
 async def test_a_seed_gives_each_rollout_its_own(tmp_path):
     class Seeds(Answering):
         async def rollout(self, attempt: Attempt) -> Episode:

@@ -30,6 +30,12 @@ def test_there_is_no_pass_at_k_of_fewer_rollouts(k):
         pass_at_k(4, 1, k)
 
 
+@pytest.mark.parametrize("num_correct", [-1, 5])
+def test_no_more_rollouts_are_correct_than_there_are(num_correct):
+    with pytest.raises(ConfigError, match=f"num_correct={num_correct}: of 4 rollouts 0 to 4 are correct"):
+        pass_at_k(4, num_correct, 1)
+
+
 def test_the_interval_of_single_trials_is_wilsons():
     """30 of 100: the interval of Wilson (1927) is [0.2189, 0.3958]."""
     estimate = mean_over_tasks([1.0] * 30 + [0.0] * 70, num_rollouts=100)

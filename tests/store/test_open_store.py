@@ -22,6 +22,7 @@ def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "sqlite:///runs/relative.db": Path("runs/relative.db"),
         f"sqlite:///{tmp_path}/absolute.db": tmp_path / "absolute.db",
         "plain.db": Path("plain.db"),
+        tmp_path / "path.db": tmp_path / "path.db",
         str(tmp_path / "with:colon.db"): tmp_path / "with:colon.db",
     }.items():
         with open_store(url) as store:

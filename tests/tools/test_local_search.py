@@ -69,7 +69,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({}, "pass `corpus`"), ({"corpus": "/nowhere.jsonl"}, "no corpus at"), ({"corpus": [], "top_k": 0}, "top_k=0")],
+    [
+        ({}, "pass `corpus`"),
+        ({"corpus": "/nowhere.jsonl"}, "no corpus at"),
+        ({"corpus": [], "top_k": 0}, "top_k=0"),
+        ({"corpus": ["rivers"]}, r"document 1 is 'rivers': use \{\"text\": ...\}"),
+    ],
 )
 def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

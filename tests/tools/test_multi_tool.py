@@ -39,6 +39,10 @@ def test_what_cannot_be_a_set_of_tools_is_refused() -> None:
         MultiTool(tools=[], tool_map={})
     with pytest.raises(ConfigError, match=r"\['shout', 'shout'\]: each tool needs a name of its own"):
         MultiTool(tools=[shout, shout])
+    with pytest.raises(ConfigError, match="tools='calculator': give a list of tools"):
+        MultiTool(tools="calculator")
+    with pytest.raises(ConfigError, match=r"tools=<function sho.*: give a list of tools"):
+        MultiTool(tools=shout)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Calculator is a class"):
         MultiTool(tools=[Calculator])
     with pytest.raises(ConfigError, match="tools: 7 is neither"):

@@ -208,6 +208,11 @@ def test_a_tool_without_code_is_refused() -> None:
         Nothing()
 
 
+def test_a_function_in_the_place_of_the_name_is_told_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"tool name=<.*: pass a function by its name, as Tool\(function=...\)"):
+        Tool(print)  # type: ignore[arg-type]
+
+
 def by_position(x: int, /) -> None: ...
 
 

@@ -25,7 +25,12 @@ from rllm.trainer.config.load import layers_of
         ({"optim": {"lr": "fast"}}, "optim.lr='fast': input should be a valid number"),
         ({"optim": {"lr": -1}}, "optim.lr=-1: input should be greater than 0"),
         ({"optim": {"lr": float("nan")}}, "optim.lr=nan: input should be"),
-        ({"optim": 5}, "optim=5: input should be a valid dictionary"),
+        ({"optim": 5}, "optim=5: this is a section, whose settings are autocast, beta1, "),
+        (["model=Qwen/Qwen3-0.6B"], "model='Qwen/Qwen3-0.6B': this is a section, whose settings are device, dtype, "),
+        (
+            "model.path=Qwen/Qwen3-0.6B",
+            "No such file or directory; a file of settings belongs here, and key=value into a list",
+        ),
         ({"num_steps": True}, "num_steps=True: this setting is neither true nor false"),
         (["num_steps=true"], "num_steps=True: this setting is neither true nor false"),
         (["optim.lr=false"], "optim.lr=False: this setting is neither true nor false"),

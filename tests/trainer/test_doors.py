@@ -302,10 +302,17 @@ def says(question: str) -> str:
     ("door", "said"),
     [
         ({}, "nothing to roll out was given: give one of agent_run_func, agent_class and env_class, workflow_class"),
-        ({"agent_run_func": print, "workflow_class": SolverJudge}, "agent_run_func and workflow_class to roll out"),
+        (
+            {"agent_run_func": print, "workflow_class": SolverJudge},
+            "agent_run_func and workflow_class were given: give one",
+        ),
         ({"agent_class": Echo}, "env_class is missing"),
         ({"env_class": TwoTurns}, "agent_class is missing"),
         ({"agent_run_func": 3}, "agent_run_func=3: use a function"),
+        (
+            {"workflow_class": SolverJudge, "workflow_args": [3]},
+            r"workflow_args=\[3\]: give a mapping of names to values",
+        ),
         (
             {"agent_run_func": says},
             "says returns text .-> str., which nothing scores: name the function that judges it",

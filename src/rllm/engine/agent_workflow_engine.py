@@ -22,6 +22,7 @@ from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.signature import check_arguments
 from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, Trajectory
@@ -73,6 +74,7 @@ class AgentWorkflowEngine:
             ConfigError: naming what does not fit, and the remedy.
         """
         check_workflow(workflow_cls)
+        check_arguments(workflow_args=workflow_args)
         self.workflow_cls, self.workflow_args = workflow_cls, dict(workflow_args or {})
         recorded = rollout_engine is None or isinstance(rollout_engine, RecordedEngine)
         self.rollout_engine = rollout_engine if recorded or rollout_engine is None else RecordedEngine(rollout_engine)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from rllm.capture import Conversations, Said, failed_trace, parent_of, trace_from_output
 from rllm.capture.snapshot import snapshot
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.ids import new_id
 from rllm.inference.continued import continued_prompt
@@ -28,6 +28,8 @@ from rllm.sdk.context import Call, Frame, Session, current_frame
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call
 from rllm.types import DRIFT_KEY, Message, Trace
+
+_A_MESSAGE = '{"role": "user", "content": "..."}'
 
 _imposed: ContextVar[tuple[Mapping[str, Any], CallSeeds]] = ContextVar("rllm_imposed_sampling")
 
@@ -47,6 +49,10 @@ class RecordedEngine:
     """Answers as `inference` does, and keeps each call in its session, and durably in `store` if there is one."""
 
     def __init__(self, inference: InferenceEngine, *, store: TraceStore | None = None, model: str = "policy") -> None:
+        if not callable(getattr(inference, "get_model_response", None)):
+            raise ConfigError(
+                f"rollout_engine={shown(inference)}: give an inference engine, such as OpenAIEngine(model=..., base_url=...)"
+            )
         self.inference = inference
         self.store = store
         self.model = model
@@ -60,7 +66,7 @@ class RecordedEngine:
         """One answer, whose `id` is that of its trace. With a store it is returned when the trace is durable.
 
         Raises:
-            ConfigError: if several answers are asked for at once.
+            ConfigError: if several answers are asked for at once, or the messages are none.
             TokenMismatchError: if the engine's ids and log-probabilities contradict each other.
             InferenceError: what the engine raises; the failed call is kept too.
             SessionDeletedError: if somebody has deleted the session from the store.
@@ -69,8 +75,8 @@ class RecordedEngine:
             raise ConfigError(
                 f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather"
             )
+        messages = _copied(messages)  # the agent may go on with its list while the model answers
         asked = _with_imposed(params, messages, tools)
-        messages = snapshot(list(messages))  # the agent may go on with its list while the model answers
         frame = current_frame()
         if frame is None:
             return await self.inference.get_model_response(messages, tools=tools, **asked)
@@ -131,6 +137,16 @@ class RecordedEngine:
         if name.startswith("__") or name == "stream_model_response" or "inference" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.inference, name)
+
+
+def _copied(messages: Any) -> list[Message]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigError(f"messages={shown(messages)}: use a list of messages, such as [{_A_MESSAGE}]")
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise ConfigError(f"messages[{place}]={shown(message)}: use a message, such as {_A_MESSAGE}")
+    copies: list[Message] = snapshot(list(messages))
+    return copies
 
 
 def _with_imposed(

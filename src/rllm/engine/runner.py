@@ -23,7 +23,7 @@ from rllm.engine.garbage import rarely_collected
 from rllm.engine.turns import Turns
 from rllm.engine.under_way import UnderWay
 from rllm.engine.watchdog import watched_loop
-from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, first_line
+from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, first_line, shown
 from rllm.inference.seeds import derived_seed
 from rllm.telemetry import rollout_span
 from rllm.types import Episode, Task, TerminationReason, Trajectory
@@ -109,6 +109,10 @@ class RolloutRunner:
         retry_delay_s: float = 1.0,
         retry_if: Callable[[RolloutError], bool] | None = None,
     ) -> None:
+        if not callable(getattr(rollout, "rollout", None)):
+            raise ConfigError(
+                f"rollout={shown(rollout)}: give an object with `async def rollout(attempt)`, such as an AgentExecutionEngine"
+            )
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent!r}: use at least 1")
         if not timeout_s > 0:

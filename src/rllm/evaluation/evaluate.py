@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class Progress:
 
 async def evaluate(
     rollout: Rollout,
-    dataset: Dataset,
+    dataset: Iterable[Mapping[str, Any]],
     *,
     folder: str | Path,
     identity: Mapping[str, str],
@@ -78,7 +78,7 @@ class Evaluation:
     @contextmanager
     def opened(
         cls,
-        dataset: Dataset,
+        dataset: Iterable[Mapping[str, Any]],
         *,
         folder: str | Path,
         identity: Mapping[str, str],
@@ -90,7 +90,7 @@ class Evaluation:
         left to do; more rollouts or a higher limit add to what is there.
 
         Args:
-            dataset: the tasks; rows of one id are one task.
+            dataset: the tasks, a `Dataset` or rows; those of one id are one task.
             folder: where episodes and report are kept.
             identity: what is evaluated, such as `{"agent": ..., "model": ...}`; dataset and sampling are added.
             num_rollouts: rollouts of each row.
@@ -102,6 +102,7 @@ class Evaluation:
             ConfigError: if the folder is of another evaluation or in use, or the dataset or a setting is wrong.
         """
         sampling = sampling or {}
+        dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         planned = _attempts(dataset, num_rollouts, limit, sampling)
         place = EvaluationFolder(Path(folder))
         imposed = to_json(sampling, sort_keys=True).decode()

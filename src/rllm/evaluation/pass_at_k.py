@@ -40,6 +40,8 @@ class Estimate:
 def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
     """The chance that at least one of k rollouts is correct, without bias (Chen et al. 2021, arXiv:2107.03374):
     `1 - C(n - c, k) / C(n, k)`, the share of all choices of k among the n rollouts made that hold a correct one."""
+    if not 0 <= num_correct <= num_rollouts:
+        raise ConfigError(f"num_correct={num_correct}: of {num_rollouts} rollouts 0 to {num_rollouts} are correct")
     if not 1 <= k <= num_rollouts:
         raise ConfigError(f"k={k}: pass@k of {num_rollouts} rollouts needs 1 <= k <= {num_rollouts}")
     return 1.0 - math.comb(num_rollouts - num_correct, k) / math.comb(num_rollouts, k)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.tools.tool_base import Tool
 
 __all__ = ["LocalSearch", "WordIndex"]
@@ -81,8 +81,9 @@ class LocalSearch(Tool):
         if top_k < 1:
             raise ConfigError(f"local_search: top_k={top_k}: a search gives at least 1 document")
         self.top_k = top_k
-        self.documents = _read(Path(corpus)) if isinstance(corpus, str | Path) else [dict(item) for item in corpus]
-        self._index = WordIndex([_searchable(item, number) for number, item in enumerate(self.documents, 1)])
+        documents = _read(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)
+        self._index = WordIndex([_searchable(item, number) for number, item in enumerate(documents, 1)])
+        self.documents = [dict(item) for item in documents]
 
     def forward(self, query: Query) -> list[dict[str, Any]]:
         """The documents, best first, each with its `score`."""
@@ -95,6 +96,8 @@ def _words(text: str) -> list[str]:
 
 
 def _searchable(document: Mapping[str, Any], number: int) -> str:
+    if not isinstance(document, Mapping):
+        raise ConfigError(f'local_search: document {number} is {shown(document)}: use {{"text": ...}}')
     text = document.get("text", document.get("contents"))
     if not isinstance(text, str):
         raise ConfigError(f"local_search: document {number} has no 'text', only {sorted(document)}")

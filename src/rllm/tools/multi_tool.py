@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.tools.registry import tool_registry
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
 
@@ -30,6 +30,8 @@ class MultiTool:
     ) -> None:
         if tools is not None and tool_map is not None:
             raise ConfigError("give either `tools` or `tool_map`, not both")
+        if isinstance(tools, str) or callable(tools):
+            raise ConfigError(f"tools={shown(tools)}: give a list of tools, also of a single one")
         made = [_tool(tool) for tool in tools or ()] + [cls(name=name) for name, cls in (tool_map or {}).items()]
         self.tools = {tool.name: tool for tool in made}
         if len(self.tools) < len(made):

@@ -22,7 +22,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.parser.tool_call import ToolCall
 from rllm.telemetry import Span, tool_span
 from rllm.threads import in_thread
@@ -86,6 +86,8 @@ class Tool:
         parameters: dict[str, Any] | None = None,
         max_output_chars: int = MAX_OUTPUT_CHARS,
     ) -> None:
+        if callable(name):
+            raise ConfigError(f"tool name={shown(name)}: pass a function by its name, as Tool(function=...)")
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(self).__name__))
         if not _NAME.fullmatch(self.name):

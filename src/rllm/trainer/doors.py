@@ -20,7 +20,7 @@ from rllm.engine.capture import GatewayCapture, SessionGateway
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.returned import check_promise
 from rllm.engine.runner import Rollout
-from rllm.engine.signature import check_rows, name_of
+from rllm.engine.signature import check_arguments, check_rows, name_of
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
@@ -183,9 +183,9 @@ def door_of(
     }
     given = [name for name, value in doors.items() if value is not None]
     if len(given) != 1:
-        raise ConfigError(
-            f"{' and '.join(given) if given else 'nothing'} to roll out was given: give one of {', '.join(doors)}"
-        )
+        told = f"{' and '.join(given)} were given" if given else "nothing to roll out was given"
+        raise ConfigError(f"{told}: give one of {', '.join(doors)}")
+    check_arguments(agent_args=agent_args, env_args=env_args, workflow_args=workflow_args)
     if door is not None:
         return door
     if agent_run_func is not None:

@@ -219,6 +219,8 @@ def _explain(error: Any, origins: Mapping[str, str], layers: Sequence[Layer]) ->
     if path in origins:
         path = f"{origins[path]}, here {path}"
     value = error["input"]
+    if error["type"] == "model_type":
+        return f"{place}{path}={value!r}: this is a section, whose settings are {', '.join(_known_keys(error['loc']))}"
     remedy = f"; write it as [{value}]" if error["type"] == "list_type" and isinstance(value, str) else ""
     return f"{place}{path}={value!r}: {error['msg'][0].lower()}{error['msg'][1:]}{remedy}"
 

@@ -23,7 +23,8 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         values = None if node is None else loader.construct_document(node)
         lines = dict(_lines(node))
     except OSError as error:
-        raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
+        remedy = "; a file of settings belongs here, and key=value into a list" if "=" in str(path) else ""
+        raise ConfigError(f"config={str(path)!r}: {error.strerror}{remedy}") from error
     except yaml.MarkedYAMLError as error:
         mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
