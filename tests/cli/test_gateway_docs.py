@@ -45,3 +45,14 @@ async def test_every_route_is_one():
         if method.lower() not in described.get(path, {}) and path != "/openapi.json"
     ] == []
     await pool.close()
+
+
+async def test_the_metrics_are_those_that_it_gives():
+    pool = UpstreamPool(["http://127.0.0.1:9/v1"], HTTPUpstream, PoolConfig())
+    transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        given = set(re.findall(r"^# TYPE rllm_gateway_(\w+)", (await client.get("/metrics")).text, re.MULTILINE))
+    table = TEXT.partition("`rllm_gateway_`")[2].partition("`--log-format")[0]
+    told = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert set(re.findall(r"\w+", " ".join(told))) == given
+    await pool.close()
