@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from rllm.capture.snapshot import snapshot
 from rllm.engine.checked import has_form
 from rllm.engine.garbage import rarely_collected
+from rllm.engine.streams import streams_kept
 from rllm.engine.turns import Turns
 from rllm.engine.under_way import UnderWay
 from rllm.engine.watchdog import watched_loop
@@ -157,7 +158,7 @@ class RolloutRunner:
         fatal: BaseException | None = None
         self._num_runs += 1
         try:
-            with watched_loop(), rarely_collected():
+            with watched_loop(), rarely_collected(), streams_kept():
                 async with self.under_way.watched(), asyncio.TaskGroup() as group:
                     for _ in range(workers):
                         group.create_task(self._work(queue, episodes, on_episode, rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ class ConsoleTracker:
     only matter otherwise stays out."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Console(file=sys.stderr, highlight=False)  # agents may change it
         self._num_steps = int(about_run(run_dir).settings.get("num_steps") or 0)
         self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
         self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
