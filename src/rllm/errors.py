@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rllm.forks import forks_end_here
+
 
 class RLLMError(Exception):
     """The root of every error that this project raises on purpose."""
@@ -120,10 +122,11 @@ class WorkerError(RLLMError):
 def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     """Name whatever the user's code raises inside: `error("{where} raised ValueError: ...")` from the original.
 
-    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C).
+    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A fork goes no further.
     """
     try:
-        yield
+        with forks_end_here():
+            yield
     except RLLMError:
         raise
     except Exception as cause:

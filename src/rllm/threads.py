@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from rllm.errors import RLLMError
+from rllm.forks import forks_end_here
 
 T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
@@ -265,7 +266,8 @@ class _Worker:
             context, function, settle = job
             outcome: Outcome
             try:
-                outcome = context.run(function), None
+                with forks_end_here():
+                    outcome = context.run(function), None
             except BaseException as error:  # whatever it is, it is raised again where the result is awaited
                 outcome = None, error
             self._function = None

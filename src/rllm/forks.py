@@ -1,0 +1,38 @@
+"""A fork that users' code made ends where that code does: everything behind is its parent's, and is done once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+
+@contextmanager
+def forks_end_here() -> Iterator[None]:
+    """What comes out in another process than it went in ends as a program does at its end, or at what it raised."""
+    process = os.getpid()
+    try:
+        yield
+    except GeneratorExit:  # garbage of the parent's
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            _end(error)
+        raise
+    if os.getpid() != process:
+        _end(None)
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else 1
+    with suppress(Exception):  # whatever becomes of what it says, it ends
+        if isinstance(error, SystemExit) and not isinstance(error.code, str):
+            code = error.code or 0
+        elif error is not None:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
