@@ -92,16 +92,34 @@ def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
     assert max(kept) <= 500 * 4, "and none kept for it"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(11, 7, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    targets = torch.arange(11) % 7
+
+    def outcome() -> list[Tensor]:
+        logprobs, spread = TokenLogprobs.apply(logits, targets, 0.5, True)
+        (gradient,) = torch.autograd.grad((logprobs + 3 * spread).sum(), logits)
+        return [logprobs, spread, gradient]
+
+    whole = outcome()
+    assert [found.dtype for found in whole] == [torch.float32, torch.float32, dtype]
+    monkeypatch.setattr(token_logprobs, "BLOCK_ELEMENTS", 3 * 7)
+    assert all(map(torch.equal, outcome(), whole))
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_gradients_are_those_of_finite_differences(scale: float) -> None:
     logits = scale * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([0, 3, 6, 2, 2])
-    assert torch.autograd.gradcheck(lambda logits: TokenLogprobs.apply(logits, targets, True), logits.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda logits: TokenLogprobs.apply(logits, targets, 0.8, True), logits.requires_grad_()
+    )
 
 
 def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
     logits = torch.tensor([[0.0, 500.0]], requires_grad=True)
-    logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), True)
+    logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), 1.0, True)
     logprobs.sum().backward()
     assert (logprobs.item(), spread.item()) == (-500.0, 0.0)
     assert logits.grad is not None
