@@ -170,10 +170,16 @@ PACKAGES = (
     "rllm.agents",
     "rllm.environments",
     "rllm.workflows",
-    "rllm.rewards.reward_fn",
-    "rllm.rewards.reward_types",
+    "rllm.rewards",
+    "rllm.rewards.judged",
     "rllm.tools",
+    "rllm.tools.sandbox",
+    "rllm.tools.local_search",
+    "rllm.tools.mcp_tool",
+    "rllm.parser",
+    "rllm.parser.tool_parser",
     "rllm.data",
+    "rllm.data.order",
     "rllm.trainer",
     "rllm.trainer.config",
     "rllm.evaluation.evaluate",
@@ -182,12 +188,23 @@ PACKAGES = (
     "rllm.engine",
     "rllm.engine.runner",
     "rllm.inference.engine",
+    "rllm.inference.openai_engine",
+    "rllm.inference.local",
+    "rllm.capture",
+    "rllm.gateway.server",
+    "rllm.gateway.upstream",
+    "rllm.gateway.config",
     "rllm.store",
+    "rllm.store.base",
+    "rllm.store.memory",
+    "rllm.telemetry",
+    "rllm.registry",
     "rllm.algorithms.base",
     "rllm.algorithms.batch",
     "rllm.backends.base",
     "rllm.tracking.base",
     "rllm.testing",
+    "rllm.testing.tiny_policy",
 )
 """Whose public names are shown, each where it comes first."""
 
@@ -201,7 +218,7 @@ def _api() -> str:
         for name in public_names(module):
             here = f"{package}.{name}"
             home = told.setdefault(id(getattr(module, name)), here)
-            lines += [f"::: {here}" if home == here else f"`{name}`: see `{home}`.", ""]
+            lines += [f"::: {here}" if home == here else f"`{name}`: see [`{home}`][{home}].", ""]
     return "\n".join(lines)
 
 

@@ -134,6 +134,7 @@ class Step:
     """The trace id: the `id` of the response that the agent received."""
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
+    """As in `Trace`."""
     logprobs: list[float] = field(default_factory=list)
     """Sampler log-probabilities, aligned to `response_ids`."""
     chat_completions: list[Message] = field(default_factory=list)
@@ -146,8 +147,10 @@ class Step:
     """The `ModelOutput` of the call; a step made with it has its id and tokens."""
     info: dict[str, Any] = field(default_factory=dict)
     reward: float | None = UNSCORED
+    """What this step itself earned, if anybody says so."""
     done: bool = False
     mc_return: float = 0.0
+    """Its reward and the later ones, discounted."""
     advantage: float | None = None
     """Set by the trainer: the advantage that this step's tokens were trained with."""
     weight_version: int | None = None
@@ -250,6 +253,7 @@ class Trajectory:
     task: Any = None
     steps: list[Step] = field(default_factory=list)
     reward: float | None = UNSCORED
+    """See `final_reward`."""
     trainable: bool = True
     """False for a baseline, an opponent or a judge that must not be learned from."""
     input: Any = None

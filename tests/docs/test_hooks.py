@@ -57,8 +57,8 @@ def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: 
     told = [line for line in page.splitlines() if line.startswith("::: ")]
     assert len(told) == len(set(told))
     assert "::: rllm.algorithms.base.Algorithm" in told
-    assert "`Trajectory`: see `rllm.Trajectory`." in page
-    assert "`SessionContext`: see `rllm.sdk.Session`." in page
+    assert "`Trajectory`: see [`rllm.Trajectory`][rllm.Trajectory]." in page
+    assert "`SessionContext`: see [`rllm.sdk.Session`][rllm.sdk.Session]." in page
     for package in hooks.PACKAGES:
         assert hooks.public_names(importlib.import_module(package)), package
 

@@ -28,6 +28,8 @@ from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.store.base import TraceStore
 
+__all__ = ["GatewayServer"]
+
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0

@@ -1,1 +1,66 @@
 """What an answer is worth: functions of a task and an action, to a number or `None` for unscored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rllm.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rllm.rewards.code_reward import RewardCodeFn as RewardCodeFn
+    from rllm.rewards.countdown_reward import countdown_reward_fn as countdown_reward_fn
+    from rllm.rewards.math_reward import RewardMathFn as RewardMathFn
+    from rllm.rewards.reward_fn import RewardFunction as RewardFunction
+    from rllm.rewards.reward_fn import as_reward_output as as_reward_output
+    from rllm.rewards.reward_fn import code_reward_fn as code_reward_fn
+    from rllm.rewards.reward_fn import f1_reward_fn as f1_reward_fn
+    from rllm.rewards.reward_fn import math_reward_fn as math_reward_fn
+    from rllm.rewards.reward_fn import multiple_choice_reward_fn as multiple_choice_reward_fn
+    from rllm.rewards.reward_fn import search_reward_fn as search_reward_fn
+    from rllm.rewards.reward_fn import zero_reward as zero_reward
+    from rllm.rewards.reward_types import RewardConfig as RewardConfig
+    from rllm.rewards.reward_types import RewardInput as RewardInput
+    from rllm.rewards.reward_types import RewardOutput as RewardOutput
+    from rllm.rewards.reward_types import RewardType as RewardType
+    from rllm.rewards.search_reward import RewardSearchFn as RewardSearchFn
+
+__all__ = [
+    "RewardCodeFn",
+    "RewardConfig",
+    "RewardFunction",
+    "RewardInput",
+    "RewardMathFn",
+    "RewardOutput",
+    "RewardSearchFn",
+    "RewardType",
+    "as_reward_output",
+    "code_reward_fn",
+    "countdown_reward_fn",
+    "f1_reward_fn",
+    "math_reward_fn",
+    "multiple_choice_reward_fn",
+    "search_reward_fn",
+    "zero_reward",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "RewardCodeFn": "rllm.rewards.code_reward",
+        "RewardConfig": "rllm.rewards.reward_types",
+        "RewardFunction": "rllm.rewards.reward_fn",
+        "RewardInput": "rllm.rewards.reward_types",
+        "RewardMathFn": "rllm.rewards.math_reward",
+        "RewardOutput": "rllm.rewards.reward_types",
+        "RewardSearchFn": "rllm.rewards.search_reward",
+        "RewardType": "rllm.rewards.reward_types",
+        "as_reward_output": "rllm.rewards.reward_fn",
+        "code_reward_fn": "rllm.rewards.reward_fn",
+        "countdown_reward_fn": "rllm.rewards.countdown_reward",
+        "f1_reward_fn": "rllm.rewards.reward_fn",
+        "math_reward_fn": "rllm.rewards.reward_fn",
+        "multiple_choice_reward_fn": "rllm.rewards.reward_fn",
+        "search_reward_fn": "rllm.rewards.reward_fn",
+        "zero_reward": "rllm.rewards.reward_fn",
+    },
+)
