@@ -32,6 +32,7 @@ from .values import batch_of, gradient, group_of
         ({"dual_clip": 1.1}, r"algorithm\.dual_clip=1\.1: use a number above 1 \+ clip_high"),
         ({"gamma": 0.0}, r"algorithm\.gamma=0\.0"),
         ({"gamma": 1.5}, r"algorithm\.gamma=1\.5"),
+        ({"gamma": 0.9}, r"algorithm\.gamma=0\.9: it has no effect without level=step; set that, too"),
         ({"kl_coef": -1.0}, r"algorithm\.kl_coef=-1\.0"),
         ({"kl_in": "reward"}, r"algorithm\.kl_in='reward': nothing is subtracted at kl_coef=0"),
         ({"correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5"),

@@ -56,7 +56,7 @@ class Algorithm:
     level: Literal["trajectory", "step"] = "trajectory"
     """step compares the steps of one place in their trajectories with each other, by their own discounted returns."""
     gamma: float = 1.0
-    """Discount of later rewards, for level=step and for critics."""
+    """Discount of later rewards, where steps (level=step) or tokens (ppo, reinforce_plus_plus) are credited."""
     kl_coef: float = 0.0
     """How strongly the policy is held to the reference, which is the model that the run began with."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -96,6 +96,7 @@ class Algorithm:
             self.level == "trajectory" or not self.credits_tokens,
             "this algorithm credits single tokens; use level=trajectory",
         )
+        self._refuse_details("level=step", self.level == "step" or self.credits_tokens, "gamma")
         self._refuse_details("kl_coef", self.needs_reference, "kl_estimator")
         self._refuse_details("correction", self.correction != "none", "correction_level", "correction_cap")
         self._check_fixed_length()

@@ -204,7 +204,7 @@ class CriticConfig(Section):
     """The model that judges tokens, for algorithms such as ppo."""
 
     lr: PositiveFloat = 1e-5
-    """Learning rate; what is not said here is as in optim."""
+    """Learning rate, the same in every update; what is not said here is as in optim."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger global norm are scaled down to it."""
     warmup_steps: NonNegativeInt = 0
