@@ -18,12 +18,11 @@ _WIDTH_ELSEWHERE = 200
 
 
 def console(*, stderr: bool = False, wide: bool = False) -> Console:
-    """Where a command prints: in plain letters where no terminal is or `NO_COLOR` is set; there `wide` tables are not cut.
-    It stays there when an agent changes the streams."""
-    from rich.console import Console
+    """Where a command prints: in plain letters where no terminal is or `NO_COLOR` is set; there `wide` tables are not cut."""
+    from rllm.tracking.printed import LastingConsole
 
     stream = sys.stderr if stderr else sys.stdout
-    found = Console(file=stream, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    found = LastingConsole(stream, color_system=None if os.environ.get("NO_COLOR") else "auto")
     if wide and not found.is_terminal:
         found.width = _WIDTH_ELSEWHERE
     return found

@@ -11,6 +11,7 @@ from statistics import fmean
 from rich.console import Console
 
 from rllm.tracking.about import about_run
+from rllm.tracking.printed import LastingConsole
 from rllm.types import Episode
 
 SHOWN = {
@@ -37,7 +38,7 @@ class ConsoleTracker:
     only matter otherwise stays out."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
-        self._console = console or Console(file=sys.stderr, highlight=False)  # agents may change it
+        self._console = console or LastingConsole(sys.stderr)
         self._num_steps = int(about_run(run_dir).settings.get("num_steps") or 0)
         self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
         self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
