@@ -343,7 +343,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the rollout crashed, timed out or could not be captured; it then counts as neither right nor wrong."""
+        """Whether the rollout crashed, timed out or could not be captured; nothing is learned from it, and it counts as wrong."""
         return "error" in self.info
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""docs/metrics.md has every metric, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rllm.trainer.metrics.signals import signals
+
+from .conftest import RunTrainer
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "metrics.md").read_text()
+GROUPS = sorted({name.partition("/")[0] for name in re.findall(r"`([\w/@]+)`", TEXT) if "/" in name} - {"agent"})
+TOLD = set(re.findall(rf"`((?:{'|'.join(GROUPS)})/[\w/@]+)`", TEXT))
+WRITTEN = {
+    name
+    for package in ("algorithms", "backends", "engine", "trainer")
+    for path in (ROOT / "src" / "rllm" / package).rglob("*.py")
+    for name in re.findall(rf'"((?:{"|".join(GROUPS)})/[\w/@{{}}]+)"', path.read_text())
+}
+
+
+def form(name: str) -> str:
+    """The name with each part that varies as `*`."""
+    return re.sub(r"\{\w+\}|\b(NAME|REASON|K)\b", "*", name)
+
+
+def is_told(name: str) -> bool:
+    return any(re.fullmatch(form(told).replace("*", r"[\w./-]+"), name) for told in TOLD)
+
+
+def test_what_the_code_names_is_told() -> None:
+    assert len(WRITTEN) > 50
+    assert {name for name in WRITTEN if "{" not in name and not is_told(name)} == set()
+
+
+def test_what_is_told_is_named_in_the_code() -> None:
+    source = {form(name) for name in WRITTEN}
+    made_up = {
+        *(f"{name}{end}" for name in ("rollout/reward", "batch/advantage") for end in ("_p10", "_p90")),
+        *(f"{name}/*" for name in ("rollout/reward", "eval/reward")),
+        *(f"{model}/{name}" for model in ("policy", "critic") for name in ("loss", "grad_norm")),
+        *(f"val/{name}" for name in ("pass@1", "pass@*", "*/pass@1")),
+    }
+    made_up |= {f"timing/{phase}_s" for phase in ("assemble", "update", "publish", "explain", "model", "env")}
+    made_up |= {f"tokens/per_second_{name}" for name in ("rollout", "update")}
+    made_up |= {f"critic/score/{name}" for name in ("mean", "max", "min")}
+    assert {form(name) for name in TOLD} - source - made_up == set()
+
+
+def test_what_a_run_writes_is_told(run_trainer: RunTrainer) -> None:
+    lines = run_trainer(val=True).lines
+    written = {name for line in lines for name in line} - {"step"}
+    assert {"rollout/reward", "timing/explain_s", "eval/accuracy", "val/pass@1"} <= written
+    assert {name for name in written if not is_told(name)} == set()
+
+
+def test_every_warning_is_told() -> None:
+    page = (ROOT / "docs" / "howto" / "flat-reward.md").read_text()
+    everything = {
+        "batch/zero_variance": 1.0,
+        "rollout/truncated": 1.0,
+        "policy/ratio": 3.0,
+        "policy/sampler_gap_mean": 1.0,
+    }
+    found = signals({**everything, "policy/entropy": 0.0, "rollout/accuracy": 0.0, "batch/num_groups": 1.0}, [])
+    assert [name for name in (*found, "rewards_raise") if f"| `{name}` |" not in page] == []
