@@ -88,6 +88,23 @@ def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
     assert run.lines[-1]["dropped/zero_variance"] == 12
 
 
+def test_a_task_that_always_fails_may_be_among_those_that_replace_others(run_trainer: RunTrainer) -> None:
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        begun.append(word)
+        if len(begun) > 2 * 2:
+            raise ValueError("this task has no answer")
+        return float(len(begun) > 2 and len(begun) % 2)
+
+    begun: list[str] = []
+    rollout = {"group_size": 2, "max_concurrent": 1, "resample_rounds": 1}
+    run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "rollout": rollout}, agent=agent)
+    assert len(begun) == 3 * 2, "the first task is alike, and the one in its place fails"
+    (batch,) = run.backend.batches
+    assert len(batch) == 2
+    assert run.lines[-1]["rollout/num_failed"] == 2
+
+
 def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         turns[word] = turns.get(word, 0) + 1

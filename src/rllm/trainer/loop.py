@@ -204,17 +204,20 @@ class TrainingLoop:
             if missing <= 0:
                 break
             more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
-            episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step)
+            episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step, may_fail=True)
         return episodes
 
     def _attempts(self, step: int, **extra: int) -> list[Attempt]:
         return training_attempts(self.train_data, self.config, self.algorithm, step=step, **extra)
 
-    async def _roll_out(self, phase: str, attempts: Sequence[Attempt], *, rank: int = 0) -> list[Episode]:
+    async def _roll_out(
+        self, phase: str, attempts: Sequence[Attempt], *, rank: int = 0, may_fail: bool = False
+    ) -> list[Episode]:
         """Make the attempts, before others of a higher rank.
 
         Raises:
-            RolloutError: if every one of them failed or was not scored, with the reasons.
+            RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as the few
+                that stand in for others.
         """
         num_done = itertools.count(1)
         self.trackers.progress(phase, 0, len(attempts))
@@ -222,7 +225,7 @@ class TrainingLoop:
             attempts, on_episode=lambda _: self.trackers.progress(phase, next(num_done), len(attempts)), rank=rank
         )
         reasons = [self.judge.why_unusable(episode) for episode in episodes]
-        if all(reasons):
+        if all(reasons) and not may_fail:
             await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
             raise RolloutError(failure_report(phase, reasons))
         if any(reasons):
