@@ -50,6 +50,7 @@ def _settings() -> str:
 
     docs = section_docs()
     lines = ["# Settings", "", docs[""], "", "`rllm config` prints the same, and `rllm config KEY` a part of it.", ""]
+    lines += [*_ENVIRONMENT, *(f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()), ""]
     common = [item for item in settings() if not item.key.startswith("algorithm.") or not item.optional]
     lines += _setting_tables(common, docs)
     for name in sorted(ALGORITHMS):
@@ -57,6 +58,31 @@ def _settings() -> str:
         if own:
             lines += [f"## `algorithm.name={name}`", "", *_table(own), ""]
     return "\n".join(lines)
+
+
+_ENVIRONMENT = (
+    "A setting is written as `optim.lr=1e-5` behind a command, or is a variable of the environment, `RLLM__OPTIM__LR=1e-5`, or a",
+    "line of the file of `--config`; where several say it, the first of these counts.",
+    "",
+    "## The environment",
+    "",
+    "| variable | what reads it |",
+    "| -- | -- |",
+)
+VARIABLES = {
+    "RLLM__SECTION__KEY": "a setting, of any command that takes settings and of `AgentTrainer`",
+    "RLLM_HOME": "where `DatasetRegistry` and `ProxyManager` keep what they keep; `~/.rllm` without it",
+    "RLLM_CACHE": "where the tiny policies of the demo, the examples and `rllm.testing` are kept; `~/.cache/rllm` without it",
+    "RLLM_GATEWAY_API_KEY": "`rllm gateway`, `rllm serve` and `rllm run`, as `--api-key`",
+    "RLLM_GATEWAY_ADMIN_KEY": "`rllm gateway`, as `--admin-key`",
+    "RLLM_UPSTREAM_API_KEY": "`rllm gateway`, as `--upstream-api-key`; the key of the server of `rllm eval --base-url` and `rllm run --upstream`",
+    "RLLM_VIEW_TOKEN": "`rllm view`, as `--token`",
+    "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
+    "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",
+    "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --endpoint`",
+    "RAY_ADDRESS": "the Ray cluster, where no setting names one",
+}
+"""Variables of the environment, and what they mean."""
 
 
 def _setting_tables(items: Iterable[Any], docs: Mapping[str, str]) -> Iterator[str]:
@@ -80,7 +106,8 @@ def _commands() -> str:
 
     from rllm.cli import app
 
-    return "\n".join(["# Commands", "", *_command(get_command(app), ("rllm",))])
+    ends = "They end with 0, with 1 for what failed, 2 for what the user wrote, 130 for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP."
+    return "\n".join(["# Commands", "", ends, "", *_command(get_command(app), ("rllm",))])
 
 
 def _command(command: Any, names: tuple[str, ...]) -> Iterator[str]:
@@ -99,10 +126,14 @@ def _command(command: Any, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _option(parameter: Any) -> str:
-    name = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
+    is_option = parameter.param_type_name == "option"
+    name = ", ".join(parameter.opts) if is_option else parameter.metavar or parameter.name.upper()
+    value = f" {parameter.metavar}" if is_option and parameter.metavar else ""
+    variable = f" By default `${parameter.envvar}`." if parameter.envvar else ""
     default = parameter.default
-    shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
-    return f"| `{name}` | {_in_a_cell(getattr(parameter, 'help', None) or '')} | {shown} |"
+    shown = "" if default is None or default is False or callable(default) else f"`{default}`"
+    meaning = f"{_in_a_cell(getattr(parameter, 'help', None) or '')}{variable}"
+    return f"| `{_in_a_cell(name + value)}` | {meaning} | {'required' if parameter.required else shown} |"
 
 
 _MODEL = "model.path=Qwen/Qwen3-0.6B"

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "RLLM__"
 _OTHERS = ("RLLM_STORE",)
-"""Variables with the name of a setting that are something else: this one is what commands on stores read."""
+"""Variables with the name of a setting that are something else: this one is what `rllm.integrations.litellm` reads."""
 
 
 def from_environment() -> list[str]:
