@@ -168,6 +168,19 @@ def test_the_greedy_rollout_is_compared_with_and_not_trained_on(run_trainer: Run
     assert set(batch.advantages.tolist()) <= {1.0, -1.0}
 
 
+def test_what_an_agent_asks_for_neither_cuts_nor_bends_what_is_trained(run_trainer: RunTrainer) -> None:
+    whole = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    plain = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word, **dict.fromkeys(("temperature", "top_p", "min_p", *plain), 0.5), top_k=2)
+        return 1.0
+
+    run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "rollout": {"group_size": 2}}, agent=agent)
+    assert len(run.params) == 4
+    assert all(params.items() >= {**whole, **plain}.items() for params in run.params)
+
+
 @pytest.mark.parametrize("wrong", ["filters.ended_by=[timeout]", "filters.truncated=3", "rollout.resample_rounds=-1"])
 def test_wrong_filters_are_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.partition("=")[0].replace(".", r"\.")):

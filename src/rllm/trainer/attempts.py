@@ -13,8 +13,9 @@ from rllm.engine.runner import Attempt
 from rllm.inference.seeds import derived_seed
 from rllm.trainer.config.schema import TrainConfig
 
-# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it.
-_WHOLE = {"top_p": 1.0, "top_k": -1}
+# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less likely.
+_CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 def training_attempts(
@@ -37,7 +38,7 @@ def training_attempts(
     else:
         rows = tasks_of_step(step, num_tasks=len(data), per_step=config.tasks_per_step, seed=config.seed)
     rollout = config.rollout
-    sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_WHOLE}
+    sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_CUTS, **_PENALTIES}
     attempts = []
     for place, row in enumerate(rows):
         # A task that a step takes twice is two groups: its place in the step keeps them apart.

@@ -105,7 +105,8 @@ class RolloutConfig(Section):
     group_size: PositiveInt = 8
     """Rollouts of each task in a training step."""
     temperature: PositiveFloat = 1.0
-    """Imposed on every model call of a training rollout, whatever the agent asks for."""
+    """Imposed on every model call of a training rollout, whatever the agent asks for; and with it, that nothing is cut off
+    (top_p, top_k, min_p) or penalised."""
     max_tokens: PositiveInt | None = None
     """Imposed bound on each answer; None leaves it to the agent."""
     max_concurrent: PositiveInt = 64
