@@ -18,6 +18,7 @@ from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.types import Episode
+from rllm.workflows import SimpleWorkflow
 from rllm.workflows.workflow import Workflow
 
 from .conftest import BACKEND, TASKS, ScriptedBackend
@@ -309,6 +310,14 @@ def says(question: str) -> str:
         ({"agent_class": Echo}, "env_class is missing"),
         ({"env_class": TwoTurns}, "agent_class is missing"),
         ({"agent_run_func": 3}, "agent_run_func=3: use a function"),
+        (
+            {"agent_class": Echo, "env_class": TwoTurns, "agent_args": {"sistem": "x"}},
+            r"Echo\(\*\*agent_args\): got an unexpected keyword argument 'sistem'",
+        ),
+        (
+            {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_fn": print}},
+            r"SimpleWorkflow\(\*\*workflow_args\): missing a required .*'reward_function'",
+        ),
         (
             {"workflow_class": SolverJudge, "workflow_args": [3]},
             r"workflow_args=\[3\]: give a mapping of names to values",

@@ -58,6 +58,17 @@ def check_arguments(**arguments: Any) -> None:
             raise ConfigError(f"{name}={shown(value)}: give a mapping of names to values")
 
 
+def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, **ours: Any) -> None:
+    """Raise `ConfigError` if a class cannot be called with these arguments, which the user gave by this name, and ours. It is
+    not called: that may take long, and belongs to the rollout."""
+    try:
+        inspect.signature(kind).bind(**ours, **(arguments or {}))
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
+    except ValueError:  # a builtin that says nothing of its parameters
+        return
+
+
 def check_rows(function: Callable[..., Any], data: Dataset) -> None:
     """Compare a function with every row that it will be called with.
 

@@ -20,7 +20,7 @@ from rllm.engine.capture import GatewayCapture, SessionGateway
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.returned import check_promise
 from rllm.engine.runner import Rollout
-from rllm.engine.signature import check_arguments, check_rows, name_of
+from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
@@ -195,11 +195,13 @@ def door_of(
         return FunctionDoor(agent_run_func=agent_run_func)
     if workflow_class is not None:
         check_workflow(workflow_class)
+        check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
         return WorkflowDoor(workflow_class=workflow_class, workflow_args=dict(workflow_args or {}))
     if agent_class is None or env_class is None:
         missing = "agent_class" if agent_class is None else "env_class"
         raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
     check_agent_and_env(agent_class, env_class)
+    check_made_with(agent_class, "agent_args", agent_args)
     return AgentEnvDoor(
         agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args or {}), env_args=dict(env_args or {})
     )
