@@ -6,7 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
@@ -39,6 +39,30 @@ async def test_bfloat16_models_are_sampled(folder: Path) -> None:
         logits = loaded.model(torch.tensor([output.prompt_ids + output.completion_ids]), use_cache=False).logits[0]
     expected = logits[24:-1].float().log_softmax(-1).gather(1, torch.tensor(output.completion_ids).unsqueeze(1))
     torch.testing.assert_close(torch.tensor(output.logprobs), expected.squeeze(1), atol=0.3, rtol=0)
+
+
+SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "initializer_range": 0.5}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(
+            **SIZES, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, attn_logit_softcapping=1.0
+        ),
+        BloomConfig(**SIZES, n_head=2),
+    ],
+    ids=["attention that is bounded", "attention of its own"],
+)
+def test_a_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, config: Any) -> None:
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    plain.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, device="cpu").model
+    ids = torch.arange(3, 23).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./nothing", "~/nothing", "a/b/c", Path("nothing"), "nothing"])
