@@ -607,6 +607,8 @@ async def test_leaving_a_generator_early_closes_what_runs(monkeypatch: pytest.Mo
     model = ScriptedEngine(count, latency_s=lambda messages: 3600 if "2 left" in messages[0]["content"] else 0)
     generator = engine_of(rollout_engine=model).trajectory_generator([{"start": 2}, {"start": 1}])
     assert len((await anext(generator)).steps) == 1
+    while model.num_calls < 2:  # the other has its environment, and asks
+        await asyncio.sleep(0)
     await generator.aclose()  # type: ignore[attr-defined]
     assert Countdown.closed == [0, 2]
 
