@@ -603,12 +603,18 @@ async def test_cancelling_closes_every_environment_and_leaves_nothing_running(mo
 
 
 async def test_leaving_a_generator_early_closes_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(messages: list[dict[str, Any]]) -> float:
+        if "2 left" not in messages[0]["content"]:
+            return 0
+        asked.set()
+        return 3600
+
     monkeypatch.setattr(Countdown, "closed", [])
-    model = ScriptedEngine(count, latency_s=lambda messages: 3600 if "2 left" in messages[0]["content"] else 0)
+    asked = asyncio.Event()
+    model = ScriptedEngine(count, latency_s=seconds)
     generator = engine_of(rollout_engine=model).trajectory_generator([{"start": 2}, {"start": 1}])
     assert len((await anext(generator)).steps) == 1
-    while model.num_calls < 2:  # the other has its environment, and asks
-        await asyncio.sleep(0)
+    await asked.wait()  # the other has its environment
     await generator.aclose()  # type: ignore[attr-defined]
     assert Countdown.closed == [0, 2]
 
