@@ -453,6 +453,24 @@ async def test_bad_requests_are_refused_with_the_reason(make_engine: Any) -> Non
         await engine.get_model_response(USER, temperature=-1)
 
 
+async def test_where_longer_sequences_have_other_positions_the_context_ends_before(
+    make_engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 1.5]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4, **factors}
+    options = {"rope_parameters": rope, "original_max_position_embeddings": 32}
+    engine = make_engine("Phi3", model_options=options)
+    assert "Phi3ForCausalLM has a context of 32 tokens here, not 512" in caplog.text
+    output = await engine.complete(list(range(3, 23)), max_tokens=100, ignore_eos=True)
+    assert len(output.completion_ids) == 12
+    with torch.no_grad():
+        logits = engine.model(torch.tensor([output.prompt_ids + output.completion_ids]), use_cache=False).logits[0]
+    expected = logits[19:-1].log_softmax(-1).gather(1, torch.tensor(output.completion_ids).unsqueeze(1))
+    torch.testing.assert_close(torch.tensor(output.logprobs), expected.squeeze(1), atol=1e-4, rtol=0)
+    with pytest.raises(ConfigError, match="max_length=33: use 2 to 32, not 512: beyond, longrope"):
+        make_engine("Phi3", model_options=options, max_length=33)
+
+
 def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:
     with pytest.raises(ConfigError, match="max_concurrent=0"):
         make_engine(max_concurrent=0)

@@ -17,6 +17,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import Call, DecodeThread, News
 from rllm.inference.local.decoders import choose_decoder
+from rllm.inference.local.loading import context_length
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.main_memory import total_memory
@@ -257,11 +258,19 @@ def _checked_length(model: Any, wanted: int | None) -> int:
     Raises:
         ConfigError: if more is wanted than the model has positions for.
     """
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    limit = context_length(model.config)
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    why = (
+        ""
+        if limit == most
+        else f", not {most}: beyond, longrope gives a sequence other positions from its first token on"
+    )
     if wanted is None:
+        if why:
+            logger.warning("%s has a context of %d tokens here%s", type(model).__name__, limit, why)
         return limit or _DEFAULT_CONTEXT
     if wanted < 2 or (limit is not None and wanted > limit):
-        raise ConfigError(f"max_length={wanted}: use 2 to {limit or 'as many as memory allows'}")
+        raise ConfigError(f"max_length={wanted}: use 2 to {limit or 'as many as memory allows'}{why}")
     return wanted
 
 

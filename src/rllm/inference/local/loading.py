@@ -36,7 +36,21 @@ class LoadedTokenizer:
     num_ids: int
     """Ids that the model has an embedding for; often a few more than the tokenizer gives."""
     context_length: int | None
-    """Tokens that the model has positions for; `None` where there is no bound."""
+    """See `context_length`."""
+
+
+def context_length(config: Any) -> int | None:
+    """Tokens that a model has positions for; `None` where there is no bound.
+
+    With longrope (Phi-3, Phi-4-mini) a sequence that outgrows the lengths of pretraining has other positions from its first
+    token on, so that what was computed of its beginning would have to be computed anew: there the bound is these lengths.
+    """
+    text = config.get_text_config(decoder=True)
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if limit is not None and rope.get("rope_type") == "longrope":
+        return min(limit, int(rope["original_max_position_embeddings"]))
+    return limit
 
 
 def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
@@ -53,7 +67,7 @@ def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
     return LoadedTokenizer(
         tokenizer=_loaded(AutoTokenizer.from_pretrained, source, "tokenizer"),
         num_ids=config.vocab_size,
-        context_length=getattr(config, "max_position_embeddings", None),
+        context_length=context_length(config),
     )
 
 
