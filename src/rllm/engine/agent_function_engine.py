@@ -116,6 +116,7 @@ class AgentFunctionEngine:
             "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
             f"`base_url`, here {session.base_url}",
             *([] if session.programs else ["start programs with rllm.sdk.run_program"]),
+            "hand `base_url` to processes of multiprocessing (those of a ProcessPoolExecutor know it)",
             "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
         ]
         return f"{problem}: {'; '.join(remedies)}"

@@ -101,7 +101,7 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
 
     `of_program` says that calls with this header may be those of a program that nobody here wrote.
     """
-    around = _read_stamp(inherited)
+    around = read_stamp(inherited)
     around.pop(PROGRAM_KEY, None)  # whose clients stamp by themselves is not merely told to
     needed: dict[str, Any] = {"session_uids": [*around.get("session_uids", []), *frame.uids]}
     if of_program:
@@ -113,7 +113,7 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
     return quote(metadata, safe='{}[]:,"')
 
 
-def _read_stamp(stamp: str) -> dict[str, Any]:
+def read_stamp(stamp: str) -> dict[str, Any]:
     """The metadata of a stamp of ours; nothing if somebody else wrote it."""
     try:
         metadata = json.loads(unquote(stamp)) if stamp else {}
