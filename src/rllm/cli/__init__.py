@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from typing import NoReturn
 
 import typer
 from typer.main import get_command
@@ -21,6 +22,7 @@ from rllm.cli.export import export
 from rllm.cli.gateway import gateway
 from rllm.cli.init import init
 from rllm.cli.left_threads import tell_of_left_threads
+from rllm.cli.open_files import REMEDY, TOO_MANY, allow_many
 from rllm.cli.rescore import rescore
 from rllm.cli.resuming import Resumable
 from rllm.cli.run import run
@@ -95,6 +97,7 @@ def main() -> None:
         from typer import rich_utils
 
         rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
+    allow_many()
     try:
         with signals_like_ctrl_c():
             _run()
@@ -114,6 +117,8 @@ def _run() -> None:
     except RLLMError as error:
         _fail(error, code=1)
     except OSError as error:
+        if error.errno in TOO_MANY:
+            _fail(REMEDY, code=1)
         if error.errno not in _DISK:
             raise
         _fail(f"{error.filename or 'a file'} cannot be written or read: {error.strerror}", code=1)
@@ -125,6 +130,6 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 """What is wrong with a disk and not with a program."""
 
 
-def _fail(error: RLLMError | str, *, code: int) -> None:
+def _fail(error: RLLMError | str, *, code: int) -> NoReturn:
     print(f"rllm: {error}", file=sys.stderr)
     sys.exit(code)

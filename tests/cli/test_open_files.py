@@ -1,0 +1,53 @@
+"""Files and connections that a command may have open; limits belong to a process, so each test has its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rllm.cli.open_files import ENOUGH, REMEDY
+
+resource = pytest.importorskip("resource")
+
+PROGRAM = """
+import resource, sys
+from rllm.cli.open_files import allow_many
+
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+allow_many()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+WITH_NONE_LEFT = """
+import os, resource, sys
+from rllm import cli
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+sys.argv = ["rllm", "export", "run", "--episodes", "episodes.jsonl"]
+import rllm.trainer.export, rllm.trainer.history
+kept = []
+try:
+    while True:
+        kept.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    cli.main()
+"""
+GRANTED = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+@pytest.mark.skipif(0 <= GRANTED < 2000, reason="the system grants too few")
+@pytest.mark.parametrize(("given", "allowed"), [((100, 2000), (2000, 2000)), ((2000, 2000), (2000, 2000))])
+def test_a_command_takes_what_the_system_grants(given, allowed):
+    command = [sys.executable, "-c", PROGRAM, *map(str, given)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert tuple(map(int, done.stdout.split())) == allowed
+    assert max(allowed) <= ENOUGH
+
+
+def test_a_command_that_runs_out_of_files_says_how_to_have_more(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("num_steps: 1\n")
+    (tmp_path / "run" / "traces.db").touch()
+    command = [sys.executable, "-c", WITH_NONE_LEFT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"rllm: {REMEDY}\n")
