@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import io
 import json
 import os
@@ -68,12 +69,13 @@ def fails(monkeypatch, capsys):
 
 @contextlib.contextmanager
 def as_a_program():
-    """Afterwards, the environment is what it was, and modules of the current directory are forgotten: other tests have some of
-    the same names."""
-    path, modules, environment = list(sys.path), dict(sys.modules), dict(os.environ)
+    """Afterwards, the environment and the garbage collector are what they were, and modules of the current directory are
+    forgotten: other tests have some of the same names."""
+    path, modules, environment, thresholds = list(sys.path), dict(sys.modules), dict(os.environ), gc.get_threshold()
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         sys.path[:] = path
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
