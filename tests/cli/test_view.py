@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -92,7 +93,8 @@ def test_bad_input_is_a_sentence(tmp_path, arguments, told):
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_a_taken_port_is_a_sentence(serve, tmp_path):
-    port = re.search(r":(\d+)/", serve())[1]
-    done = here("view", "--port", port, cwd=tmp_path)
+def test_a_taken_port_is_a_sentence(tmp_path):
+    large_run(tmp_path / "runs/one", num_episodes=4)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = here("view", "--port", taken.getsockname()[1], cwd=tmp_path)
     assert (done.returncode, "another program listens there" in done.stderr) == (2, True), done.stderr

@@ -27,7 +27,7 @@ async def tools_by_name(server: MCPServer, **settings: float) -> AsyncIterator[d
         yield {tool.name: tool for tool in tools}
 
 
-async def test_a_stdio_server_lends_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stdio_server_lends_its_tools_until_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "a-secret-of-the-parent")
     async with tools_by_name(STDIO) as tools:
         assert list(tools) == ["add", "who_is", "greet", "hang", "die", "flood"]
@@ -43,10 +43,12 @@ async def test_a_stdio_server_lends_its_tools(monkeypatch: pytest.MonkeyPatch) -
         assert str(wrong.error).startswith("MCP server 'manners', tool 'add' reports: ")
         assert "valid integer" in str(wrong.error)
 
+        waiting = asyncio.create_task(tools["hang"].call({}))
         flood = await tools["flood"].call({})
         assert flood.to_string().endswith("[cut: 980000 of 1000000 characters are left out]")
 
     assert not psutil.pid_exists(int(pid))
+    assert "tool 'hang': the connection was closed during the call" in str((await waiting).error)
     assert "is closed; call tools inside `async with mcp_tools(...)`" in str((await tools["add"].call({})).error)
 
 
@@ -101,14 +103,6 @@ async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody(tools: d
 
     assert str(late.error).startswith("MCP server 'manners', tool 'hang': no answer within 0.3 s; raise timeout_s")
     assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
-
-
-async def test_leaving_ends_what_still_waits() -> None:
-    async with tools_by_name(STDIO) as tools:
-        waiting = asyncio.create_task(tools["hang"].call({}))
-        await tools["add"].call({"a": 1, "b": 1})
-
-    assert "tool 'hang': the connection was closed during the call" in str((await waiting).error)
 
 
 @pytest.fixture
