@@ -36,6 +36,7 @@ from rllm.trainer.config.load import layers_of
         (["optim.lr=false"], "optim.lr=False: this setting is neither true nor false"),
         (["num_epochs=true"], "num_epochs=True: this setting is neither true nor false"),
         ({"num_steps": 0}, "num_steps=0: input should be greater than 0"),
+        ({"eval": {"top_k": 0}}, "eval.top_k=0: use -1 (all tokens) or at least 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
         (["trackers=wandb"], "trackers='wandb': input should be a valid list; write it as [wandb]"),
         (["optim_lr=1"], "optim_lr is not a setting; did you mean 'optim.lr'?"),

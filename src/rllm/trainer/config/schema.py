@@ -169,6 +169,14 @@ class EvalConfig(Section):
     top_k: int | None = Field(default=None, ge=-1)
     """Sample from this many of the most likely tokens, -1 from all; None leaves it to the agent."""
 
+    @field_validator("top_k")
+    @classmethod
+    def _is_some_or_all(cls, value: int | None) -> int | None:
+        """Engines would refuse 0 call by call."""
+        if value == 0:
+            raise PydanticCustomError("none", "Use -1 (all tokens) or at least 1")
+        return value
+
 
 class OptimConfig(Section):
     """How the weights are updated (AdamW; Loshchilov & Hutter 2019)."""
