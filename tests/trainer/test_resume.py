@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,18 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_the_b
     second = run_trainer({"num_steps": 1}, val=True, resume=True)
     assert [line["step"] for line in second.lines] == [0, 1, 1]
     assert len(rollouts_of(second.trainer.run_dir)) == 2 + 2 * 3 + 2
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_has_lost_its_checkpoints_is_not_begun_anew_over_its_record(
+    run_trainer: RunTrainer, resume: bool
+) -> None:
+    folder = run_trainer({"save_every": 1}).trainer.run_dir
+    shutil.rmtree(folder / "checkpoints")
+    before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
+    with pytest.raises(ConfigError, match="has done 2 steps and was saved every 1, but its checkpoints are gone"):
+        run_trainer({"num_steps": 4}, resume=resume)
+    assert {name: (folder / name).read_bytes() for name in before} == before
 
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for(run_trainer: RunTrainer) -> None:

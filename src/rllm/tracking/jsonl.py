@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,12 @@ def reproducible(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not _VARIES.search(name)}
 
 
+def last_step(path: Path) -> int:
+    """The last step of which a line tells; 0 where there is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return max((int(json.loads(line)["step"]) for line in lines if _stays(line, math.inf, True)), default=0)
+
+
 def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     """Drop the lines of later steps, which a run that resumes at `step` will make again.
 
@@ -59,7 +66,7 @@ def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
         new.replace(path)
 
 
-def _stays(line: bytes, step: int, evaluated: bool) -> bool:
+def _stays(line: bytes, step: float, evaluated: bool) -> bool:
     """A line that a crash cut off does not."""
     try:
         metrics = json.loads(line)

@@ -18,10 +18,11 @@ from rllm.errors import ConfigError
 from rllm.evaluation.folder import dataset_identity
 from rllm.store.base import TraceStore, every_session
 from rllm.tracking.about import flat, forget_trackers
-from rllm.tracking.jsonl import forget_after
+from rllm.tracking.jsonl import forget_after, last_step
 from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
 from rllm.trainer.config.schema import RoleConfig, TrainConfig
+from rllm.trainer.config.yaml_file import read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     if latest is None:
         if resume and not begun:
             raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
+        if begun:
+            _check_never_saved(run_dir)
         return StartingPoint(begun=begun)
     if not resume:
         raise ConfigError(
@@ -122,6 +125,21 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)
     except ConfigError as error:
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
+
+
+def _check_never_saved(run_dir: Path) -> None:
+    """Refuse to begin anew what has lost its checkpoints: what it has measured and rolled out would be deleted.
+
+    Raises:
+        ConfigError: if its metrics tell of steps behind its first checkpoint.
+    """
+    steps_done = last_step(run_dir / "metrics.jsonl")
+    save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
+    if isinstance(save_every, int) and 0 < save_every < steps_done:
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its checkpoints are "
+            "gone; to begin anew would delete its metrics and rollouts: put checkpoints/ back, or choose another folder"
+        )
 
 
 def identity_of(
