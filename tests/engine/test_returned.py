@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,15 @@ def test_a_step_reward_of_a_wrong_type_is_named() -> None:
         episode_from(Trajectory(name="solver", steps=[Step(reward="1")]), "agent")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("reward", [10**400, 1e308, float("inf"), float("nan")])
-def test_a_reward_beyond_all_sums_is_the_agents_error(reward: float) -> None:
+@pytest.mark.parametrize("reward", [10**400, float("inf"), float("nan")])
+def test_a_reward_beyond_all_numbers_is_the_agents_error(reward: float) -> None:
     with pytest.raises(AgentError, match="use a finite number"):
+        episode_from(reward, "agent")
+
+
+@pytest.mark.parametrize("reward", [1e308, -1e31])
+def test_a_reward_beyond_all_sums_is_told_how_large_it_may_be(reward: float) -> None:
+    with pytest.raises(AgentError, match=re.escape(f"the reward {reward!r}: use a number from -1e+30 to 1e+30")):
         episode_from(reward, "agent")
 
 

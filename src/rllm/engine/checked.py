@@ -158,7 +158,8 @@ def _number(value: Any, what: str, remedy: str, agent: str) -> float:
     except OverflowError:  # an integer beyond all floats
         number = math.inf
     if not abs(number) <= MAX_REWARD:
-        raise _wrong(what, value, remedy, agent)
+        too_large = f"a number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+        raise _wrong(what, value, too_large if math.isfinite(number) else remedy, agent)
     return number
 
 
