@@ -29,8 +29,9 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
 	$(BIN)/rllm demo
 
+# More processes than two cores can run: for a third of its time a test waits, for a disk, a clock or another program.
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
-	$(PYTEST)
+	$(PYTEST) -n 3
 
 test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
 	$(PYTEST) -m slow
