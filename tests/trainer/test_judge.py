@@ -20,7 +20,11 @@ def test_without_rewards_an_episode_is_of_use_unless_it_failed() -> None:
 
 def test_what_nobody_judged_is_not_counted_as_wrong() -> None:
     judge = RolloutJudge(needs_rewards=False)
-    assert judge.of_evaluation([SCORED, UNSCORED])["eval/accuracy"] == 0.5
+    for name, found in (
+        ("accuracy", judge.of_training([SCORED, UNSCORED, FAILED])["rollout/accuracy"]),
+        ("held out", judge.of_evaluation([SCORED, UNSCORED, FAILED])["eval/accuracy"]),
+    ):
+        assert found == 0.5, name
     verdicts = {"rollout/accuracy", "eval/accuracy", "val/pass@1", "batch/solve_none"}
     told = judge.of_evaluation([UNSCORED]) | judge.of_training([UNSCORED])
     assert not verdicts & told.keys()

@@ -35,13 +35,13 @@ FAILED = Episode(
 )
 
 
-def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_leave_the_reward() -> None:
+def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_unscored_ones_leave_it() -> None:
     metrics = episode_metrics([episode(1.0, correct=True), episode(0.5, num_tokens=4), FAILED, episode(None)])
     assert metrics == {
         "rollout/reward": 0.75,
         "rollout/reward_p10": pytest.approx(0.55),
         "rollout/reward_p90": pytest.approx(0.95),
-        "rollout/accuracy": 0.25,
+        "rollout/accuracy": pytest.approx(1 / 3),
         "rollout/response_tokens": pytest.approx(8 / 3),
         "rollout/entropy": 1.0,
         "rollout/calls_per_episode": 0.75,
@@ -100,11 +100,12 @@ def test_staleness_counts_publishes() -> None:
 
 
 def test_eval_metrics() -> None:
-    assert eval_metrics([episode(1.0, correct=True), episode(0.0), FAILED, FAILED]) == {
+    assert eval_metrics([episode(1.0, correct=True), episode(0.0), FAILED, FAILED, episode(None)]) == {
         "eval/accuracy": 0.25,
         "eval/reward": 0.5,
-        "eval/num_episodes": 4.0,
+        "eval/num_episodes": 5.0,
         "eval/num_failed": 2.0,
+        "eval/num_unscored": 1.0,
     }
 
 

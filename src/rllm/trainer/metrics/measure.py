@@ -1,4 +1,5 @@
-"""Episodes and batches to named metrics. Failed rollouts are counted by reason and stay in the denominator of accuracy."""
+"""Episodes and batches to named metrics. Failed rollouts are counted by reason and stay in the denominator of accuracy; those
+that nobody judged are counted, and leave it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from statistics import fmean, quantiles
 
 import torch
 
-from rllm.engine.failures import count_reasons, why_failed
+from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.trainer.assemble import Assembled
 from rllm.types import Episode, Step
 
@@ -25,7 +26,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_mean("rollout/reward", rewards),
         **_spread("rollout/reward", rewards),
         **_by_role("rollout/reward", episodes),
-        **_mean("rollout/accuracy", [float(episode.is_correct) for episode in episodes]),
+        **_mean("rollout/accuracy", _verdicts(episodes)),
         **_mean("rollout/response_tokens", lengths),
         **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
         "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
@@ -84,10 +85,11 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         **{f"eval/{name}": value for name, value in _reported(episodes).items()},
         **_by_role("eval/reward", episodes),
-        "eval/accuracy": fmean(float(episode.is_correct) for episode in episodes),
+        **_mean("eval/accuracy", _verdicts(episodes)),
         **_mean("eval/reward", rewards_of(episodes)),
         "eval/num_episodes": float(len(episodes)),
         "eval/num_failed": float(sum(episode.failed for episode in episodes)),
+        "eval/num_unscored": float(sum(why_unscored(episode) is not None for episode in episodes)),
     }
 
 
@@ -107,6 +109,11 @@ def rates(times: Mapping[str, float], episodes: Sequence[Episode], num_trained: 
             if times.get(name)
         },
     }
+
+
+def _verdicts(episodes: Iterable[Episode]) -> list[float]:
+    """1 for each that was right, and 0 for those that were not, among them those that failed."""
+    return [float(episode.is_correct) for episode in episodes if why_unscored(episode) is None]
 
 
 def why_unusable(episode: Episode) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from rllm.engine.failures import why_unscored
 from rllm.trainer.metrics.measure import rewards_of
 from rllm.types import Episode
 
@@ -39,14 +40,17 @@ def known_eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def _passes(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
     tasks = list(_by_task(episodes).values())
+    if not tasks:
+        return {}
     most = max(map(len, tasks))
     passes = {f"{name}/pass@1": fmean(fmean(found) for found in tasks)}
     return passes if most == 1 else {**passes, f"{name}/pass@{most}": fmean(float(any(found)) for found in tasks)}
 
 
 def _by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
-    """Whether each rollout of a task was correct; a failed one was not."""
+    """Whether each rollout of a task was correct; a failed one was not, and one that nobody judged is left out."""
     tasks: dict[str, list[bool]] = {}
     for episode in episodes:
-        tasks.setdefault(episode.task_id, []).append(episode.is_correct)
+        if why_unscored(episode) is None:
+            tasks.setdefault(episode.task_id, []).append(episode.is_correct)
     return tasks
