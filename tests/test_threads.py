@@ -77,8 +77,10 @@ async def test_cancelling_says_where_the_thread_is() -> None:
 
 
 async def test_threads_are_used_again() -> None:
+    before = {thread.ident for thread in threading.enumerate()}  # one that hung in another test may come back meanwhile
     used = {await in_thread(threading.get_ident, name=f"job {number}") for number in range(20)}
-    assert len(used) == 1
+    assert len(used - before) <= 1
+    assert len(used) < 20
 
 
 async def test_a_thread_that_is_used_again_keeps_nothing_of_the_job_before() -> None:
