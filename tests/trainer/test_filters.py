@@ -12,7 +12,7 @@ from rllm.trainer.algorithm import check_fit
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
-from rllm.trainer.filters import leave_out, num_informative
+from rllm.trainer.filters import LEFT_OUT, leave_out, num_informative
 from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, TerminationReason, Trajectory, TrajectoryGroup
 
@@ -118,6 +118,22 @@ def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTr
     run = run_trainer(config, agent=agent)
     assert run.lines[-1]["dropped/truncated"] == 6
     assert len(run.words) == 3 * 2 * 2, "rewards differ in every group, but only those of answers that are left out"
+
+
+def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compared_with_it() -> None:
+    def episodes() -> list[Episode]:
+        paths = [Trajectory(reward=1.0), Trajectory(reward=1.0), Trajectory(reward=0.0, trainable=False)]
+        return [Episode(task_id="t", index=index, trajectories=[path]) for index, path in enumerate(paths)]
+
+    def left_out(found: list[Episode]) -> list[bool]:
+        return [LEFT_OUT in episode.trajectories[0].info for episode in found]
+
+    assert (num_informative(episodes()), num_informative(episodes(), with_greedy=True)) == (0, 1)
+    assert num_informative(episodes()[2:], with_greedy=True) == 0
+    alone, compared = episodes(), episodes()
+    leave_out(alone, FilterConfig(), uniform=True)
+    leave_out(compared, FilterConfig(), uniform=True, with_greedy=True)
+    assert (left_out(alone), left_out(compared)) == ([True, True, False], [False, False, False])
 
 
 @dataclass(frozen=True, kw_only=True)

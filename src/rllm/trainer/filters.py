@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.roles import Roles
@@ -14,13 +15,16 @@ LEFT_OUT = "left_out"
 TRUNCATED = "truncated"
 
 
-def leave_out(episodes: Sequence[Episode], filters: FilterConfig, *, uniform: bool = False) -> None:
+def leave_out(
+    episodes: Sequence[Episode], filters: FilterConfig, *, uniform: bool = False, with_greedy: bool = False
+) -> None:
     """Note on trajectories why they are not trained on; they are counted by this reason, and do not weigh in any mean.
 
     Args:
         episodes: of one training step.
         filters: the run's.
         uniform: also those whose group earned the same throughout.
+        with_greedy: whether a group is compared with the task's greedy rollout, which is not trained on.
     """
     for episode in episodes:
         ended = episode.termination_reason.value if episode.termination_reason else None
@@ -30,29 +34,42 @@ def leave_out(episodes: Sequence[Episode], filters: FilterConfig, *, uniform: bo
             elif filters.truncated and any(step.finish_reason == "length" for step in trajectory.steps):
                 trajectory.info[LEFT_OUT] = TRUNCATED
     if uniform:
-        for members in _by_role(episodes).values():
-            if not _differ(members):
-                for trajectory in members:
+        for group in _by_role(episodes, with_greedy).values():
+            if len(group.rewards) == 1:
+                for trajectory in group.members:
                     trajectory.info[LEFT_OUT] = ZERO_VARIANCE
 
 
-def num_informative(episodes: Sequence[Episode], roles: Roles | None = None) -> int:
-    """How many tasks have a role that learns and whose rewards differ."""
+def num_informative(episodes: Sequence[Episode], roles: Roles | None = None, *, with_greedy: bool = False) -> int:
+    """How many tasks have a role that learns and whose rewards differ; `with_greedy` as for `leave_out`."""
     frozen = {name for name, role in (roles or {}).items() if not role.trainable}
-    groups = _by_role(episodes).items()
-    return len({task for (task, name), members in groups if name not in frozen and _differ(members)})
+    groups = _by_role(episodes, with_greedy).items()
+    return len(
+        {task for (task, name), group in groups if name not in frozen and group.members and len(group.rewards) > 1}
+    )
 
 
-def _by_role(episodes: Sequence[Episode]) -> dict[tuple[str, str], list[Trajectory]]:
-    """Scored, trainable trajectories by task and name."""
-    groups: dict[tuple[str, str], list[Trajectory]] = {}
+@dataclass
+class _Group:
+    """Trajectories that are compared with each other."""
+
+    members: list[Trajectory] = field(default_factory=list)
+    """Those that may be trained on."""
+    rewards: set[float] = field(default_factory=set)
+    """The different ones, that of the greedy rollout among them where it counts."""
+
+
+def _by_role(episodes: Sequence[Episode], with_greedy: bool) -> dict[tuple[str, str], _Group]:
+    """Scored trajectories by task and name."""
+    groups: dict[tuple[str, str], _Group] = {}
     for episode in episodes:
         for trajectory in episode.trajectories:
-            usable = trajectory.trainable and LEFT_OUT not in trajectory.info and not episode.failed
-            if usable and trajectory.final_reward() is not None:
-                groups.setdefault((episode.task_id, trajectory.name), []).append(trajectory)
+            reward = trajectory.final_reward()
+            if reward is None or episode.failed or LEFT_OUT in trajectory.info:
+                continue
+            group = groups.setdefault((episode.task_id, trajectory.name), _Group())
+            if trajectory.trainable:
+                group.members.append(trajectory)
+            if trajectory.trainable or with_greedy:
+                group.rewards.add(reward)
     return groups
-
-
-def _differ(members: Sequence[Trajectory]) -> bool:
-    return len({trajectory.final_reward() for trajectory in members}) > 1

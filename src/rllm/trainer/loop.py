@@ -113,7 +113,8 @@ class TrainingLoop:
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
         """Update the weights on these episodes, publish them, and tell."""
-        leave_out(episodes, self.config.filters, uniform=self.config.rollout.resample_rounds > 0)
+        uniform, with_greedy = self.config.rollout.resample_rounds > 0, self.algorithm.needs_greedy
+        leave_out(episodes, self.config.filters, uniform=uniform, with_greedy=with_greedy)
         with _timed(times, "assemble"):
             assembled = await self._beside(
                 assemble,
@@ -200,7 +201,8 @@ class TrainingLoop:
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
             leave_out(episodes, self.config.filters)
-            missing = self.config.tasks_per_step - num_informative(episodes, self.roles)
+            informative = num_informative(episodes, self.roles, with_greedy=self.algorithm.needs_greedy)
+            missing = self.config.tasks_per_step - informative
             if missing <= 0:
                 break
             more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
