@@ -31,6 +31,11 @@ def failed(kind: str) -> Episode:
         ({"policy/ratio": 7.0}, "ratio_overflow", "ratio is 7, and the updates"),
         ({"policy/update_kl": 3.0}, "ratio_overflow", "moved the policy by 3 nats a token: lower optim.lr"),
         ({"policy/entropy": 0.001, "batch/zero_variance": 0.9}, "entropy_collapse", "entropy is 0.001 nats"),
+        (
+            {"policy/entropy": 0.001, "rollout/reward_p10": 0.0, "rollout/reward_p90": 0.0},
+            "entropy_collapse",
+            "rewards hardly differ",
+        ),
         ({"policy/sampler_gap_mean": 0.3}, "sampler_disagrees", "differ by 0.3 nats a token"),
     ],
 )

@@ -34,6 +34,8 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
 
     # Where nothing is trained on there is no forward pass; what was sampled then tells the entropy, less exactly.
     entropy = metrics.get("policy/entropy", of("rollout/entropy"))
+    # Algorithms that credit single tokens know no uniform groups.
+    hardly_differ = of("batch/zero_variance") > 0.5 or of("rollout/reward_p10") == of("rollout/reward_p90")
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
     found = {
         "no_variance": (
@@ -56,7 +58,7 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
             f"{of('policy/update_kl'):.3g} nats a token: lower optim.lr, optim.num_epochs or num_minibatches",
         ),
         "entropy_collapse": (
-            entropy < MIN_ENTROPY and of("batch/zero_variance") > 0.5 and of("rollout/accuracy") < 0.9,
+            entropy < MIN_ENTROPY and hardly_differ and of("rollout/accuracy") < 0.9,
             f"the entropy is {entropy:.3g} nats a token and rewards hardly differ: lower optim.lr, set "
             "algorithm.entropy_coef, or hold the policy to its reference with algorithm.kl_coef",
         ),
