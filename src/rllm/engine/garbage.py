@@ -7,34 +7,25 @@ ones are a reason to search: a thousand rollouts at a time then spend a sixth of
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from rllm.engine.overlapping import overlapping
 
 THRESHOLDS = (10_000, 20, 20)
 """As `gc.set_threshold` takes them."""
 _PYTHONS_OWN = (700, 2_000)
 """The first of the thresholds that Python has by itself, of its versions up to 3.12 and from 3.13."""
 
-_lock = threading.Lock()
-_num_inside = 0
-_before = (0, 0, 0)
 
-
+@overlapping
 @contextmanager
 def rarely_collected() -> Iterator[None]:
     """Inside, cycles are searched for rarely, in all threads; a program that has chosen thresholds itself keeps them."""
-    global _num_inside, _before
-    with _lock:
-        if _num_inside == 0:
-            _before = gc.get_threshold()
-            if _before[0] in _PYTHONS_OWN:
-                gc.set_threshold(*THRESHOLDS)
-        _num_inside += 1
+    before = gc.get_threshold()
+    if before[0] in _PYTHONS_OWN:
+        gc.set_threshold(*THRESHOLDS)
     try:
         yield
     finally:
-        with _lock:
-            _num_inside -= 1
-            if _num_inside == 0:
-                gc.set_threshold(*_before)
+        gc.set_threshold(*before)

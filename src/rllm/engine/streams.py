@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-_lock = threading.Lock()
-_num_inside = 0
-_before: tuple[Any, ...] = ()
+from rllm.engine.overlapping import overlapping
 
 
+@overlapping
 @contextmanager
 def streams_kept() -> Iterator[None]:
     """Afterwards, the streams are those of before; what is logged inside, and nobody else handles, goes to that stderr."""
-    global _num_inside, _before
-    with _lock:
-        if _num_inside == 0:
-            _before = sys.stdout, sys.stderr, logging.lastResort
-            logging.lastResort = logging.StreamHandler(sys.stderr)
-            logging.lastResort.setLevel(logging.WARNING)
-        _num_inside += 1
+    before = sys.stdout, sys.stderr, logging.lastResort
+    logging.lastResort = logging.StreamHandler(sys.stderr)
+    logging.lastResort.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        with _lock:
-            _num_inside -= 1
-            if _num_inside == 0:
-                sys.stdout, sys.stderr, logging.lastResort = _before
+        sys.stdout, sys.stderr, logging.lastResort = before

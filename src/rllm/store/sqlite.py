@@ -110,7 +110,7 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
             return
     raise StoreError(
         f"trace store {str(path)!r} was deleted, moved or replaced while it was in use, so that nothing written to it is "
-        f"kept: put it back, or begin again with a new one"
+        "kept: put it back, or begin again with a new one"
     )
 
 
