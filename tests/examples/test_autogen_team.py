@@ -51,11 +51,6 @@ def test_the_teacher_speaks_as_the_team_does(example: Example) -> None:
         assert all(roles.AGREED in message["content"] for message in talk[1::2])
 
 
-LEAST_BEGINNING = 0.1
-"""The policy's warm-up ends elsewhere on processors that round otherwise: at 7 % on one, from where a team that only says no earns
-most, and at 19 % on the README's."""
-
-
 @pytest.mark.examples
 async def test_each_agent_has_a_trajectory_of_its_own_turns(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(AUTOGEN)
@@ -91,8 +86,4 @@ def test_training_reaches_what_the_readme_states(
     monkeypatch.setenv("PYTHONPATH", str(AUTOGEN))
     first, *_, last = train("autogen_team", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.4
-    if first["eval/accuracy"] < LEAST_BEGINNING:
-        pytest.skip(
-            f"on this processor the policy that is made begins at {first['eval/accuracy']:.0%}, not as in the README"
-        )
     assert last["eval/accuracy"] >= 0.75
