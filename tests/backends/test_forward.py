@@ -71,7 +71,7 @@ def test_hidden_states_equal_those_of_separate_sequences(
     model = make_model(family).model
     tree = build_tree(FORKED, min_saved=min_saved)
     with torch.no_grad():
-        states = hidden_states(model, tree, row_tokens)
+        states = hidden_states(model, tree, row_tokens, lead_tokens=0)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
 
@@ -154,13 +154,19 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
     min_saved=st.sampled_from([1, 4]),
     row_tokens=st.sampled_from([1, 5, 12, 64]),
     stem_saved=st.sampled_from([None, 1]),
+    lead_tokens=st.sampled_from([0, 4, 64]),
 )
 def test_any_tree_has_the_states_and_gradients_of_its_sequences(
-    exact_model: Any, sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None
+    exact_model: Any,
+    sequences: list[list[int]],
+    min_saved: int,
+    row_tokens: int,
+    stem_saved: int | None,
+    lead_tokens: int,
 ) -> None:
     tree, model = build_tree(sequences, min_saved=min_saved), exact_model.model
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shared = hidden_states(model, tree, row_tokens, stem_saved=stem_saved)
+    shared = hidden_states(model, tree, row_tokens, stem_saved=stem_saved, lead_tokens=lead_tokens)
     apart = separate_hidden_states(model, tree)
     torch.testing.assert_close(shared, apart, atol=1e-10, rtol=0)
     found, expected = (

@@ -59,7 +59,7 @@ def kept_for_backward(trunk: Trunk, batch: Batch) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        alive = trunk.before_tokens(batch)
+        alive, _ = trunk.before_tokens(batch)
     assert alive.requires_grad
     return sum(sizes.values())
 

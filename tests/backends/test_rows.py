@@ -41,8 +41,8 @@ def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> No
 
 def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
-    assert cut_rows(tree, 4) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
-    _, below = passes(tree, 4)
+    assert cut_rows(tree, 4, 0) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
+    _, below = passes(tree, 4, lead_tokens=0)
     assert below.above is not None
     assert below.mask is not None
     assert below.above.tolist() == [[0, 1, 2]]
@@ -73,37 +73,69 @@ def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_below_the_same_node_share_it_as_their_stem_where_that_saves_enough() -> None:
     tree = build_tree([[*PROMPT, 4, 4], [*PROMPT, 5], [*PROMPT, 6], [7, 8, 8], [7, 9]], min_saved=1)
-    *_, below = passes(tree, 1, stem_saved=3)
+    *_, below = passes(tree, 1, stem_saved=3, lead_tokens=0)
     assert [(stem.num_rows, stem.tokens.tolist()) for stem in below.stems] == [(3, [0, 1, 2]), (2, [7])]
     assert below.above is None
     assert below.ids.tolist() == [[5, 5], [6, 6], [4, 4], [9, 9], [8, 8]], "in the order of their anchors; padded"
     assert below.mask is None, "below a stem, each token sees those before it"
-    *_, below = passes(tree, 1, stem_saved=4)
+    *_, below = passes(tree, 1, stem_saved=4, lead_tokens=0)
     assert not below.stems, "2 * 3 + 1 tokens are saved, less than 4 for each of two stems"
 
 
-def seen_by_token(tree: TokenTree, row_tokens: int, stem_saved: int | None) -> dict[int, set[int]]:
+def test_what_is_short_above_few_rows_is_the_lead_of_each() -> None:
+    tree = build_tree(TWO_ANSWERS, min_saved=1)
+    assert cut_rows(tree, 2, 2) == cut_rows(tree, 2, 0), "a copy of three tokens would be too much"
+    first, second = cut_rows(tree, 2, 3)
+    assert (first.start, first.stop, first.lead, first.owns_lead) == (3, 5, range(3), True)
+    assert (second.start, second.stop, second.lead, second.owns_lead) == (5, 6, range(3), False)
+    (only,) = passes(tree, 2, lead_tokens=3)
+    assert only.ids.tolist() == [[1, 2, 3, 6, 6], [1, 2, 3, 4, 5]], "the shorter first; padded"
+    assert only.positions[:, :4].tolist() == [[0, 1, 2, 3]] * 2
+    assert (only.above, only.mask) == (None, None)
+    assert only.tokens.tolist() == [5, 0, 1, 2, 3, 4], "each once"
+    assert only.real.tolist() == [3, 5, 6, 7, 8, 9]
+
+
+def test_a_long_node_is_no_lead_even_of_a_single_row() -> None:
+    tree = build_tree([[*[1] * 50, 2], [*[1] * 50, 3]])
+    assert [row.lead for row in cut_rows(tree, 51, 50)] == [range(50)]
+    assert [row.lead for row in cut_rows(tree, 51, 49)] == [range(0), range(0)]
+
+
+def seen_by_token(tree: TokenTree, row_tokens: int, stem_saved: int | None, lead_tokens: int) -> dict[int, set[int]]:
     """For each token of the tree, which tokens it attends to, read from the passes."""
     seen = {}
-    for part in passes(tree, row_tokens, stem_saved):
+    above = {place: line for line in map(tree.positions, range(len(tree.paths))) for place in line}
+    for part in passes(tree, row_tokens, stem_saved, lead_tokens):
         num_rows, length = part.ids.shape
         tokens = torch.full((num_rows * length,), -1).index_copy(0, part.real, part.tokens).view(num_rows, length)
-        above = torch.zeros(num_rows, 0, dtype=torch.long) if part.above is None else part.above
-        keys = torch.cat([above, tokens], dim=1)
+        copies = tokens.clone()
+        for row, own in enumerate(tokens):
+            first = int((own >= 0).nonzero()[0])
+            copies[row, :first] = torch.tensor(above[int(own[first])])[part.positions[row, :first]]
+        assert part.ids[copies >= 0].tolist() == [tree.ids[token] for token in copies[copies >= 0]]
+        gathered = torch.zeros(num_rows, 0, dtype=torch.long) if part.above is None else part.above
+        keys = torch.cat([gathered, copies], dim=1)
         causal = torch.ones(num_rows, 1, length, length, dtype=torch.bool).tril()
         mask = causal if part.mask is None else part.mask
         stem_of_row = [stem.tokens.tolist() for stem in part.stems for _ in range(stem.num_rows)] or [[]] * num_rows
-        for row, step in (tokens >= 0).nonzero().tolist():
-            assert part.ids[row, step] == tree.ids[tokens[row, step]]
+        for row, step in (copies >= 0).nonzero().tolist():
             visible = stem_of_row[row] + keys[row][mask[row, 0, step]].tolist()
             assert len(visible) == len(set(visible)) == part.positions[row, step] + 1
-            seen[int(tokens[row, step])] = set(visible)
+            assert seen.setdefault(int(copies[row, step]), set(visible)) == set(visible), "also for copies"
+        assert len(set(part.tokens.tolist())) == len(part.tokens), "each is taken once"
     return seen
 
 
-@given(SEQUENCES, st.integers(1, 20), st.sampled_from([1, 4, 16, 64]), st.sampled_from([None, 1]))
+@given(
+    SEQUENCES,
+    st.integers(1, 20),
+    st.sampled_from([1, 4, 16, 64]),
+    st.sampled_from([None, 1]),
+    st.sampled_from([0, 2, 5, 64]),
+)
 def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_else(
-    sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None
+    sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None, lead_tokens: int
 ) -> None:
     tree = build_tree(sequences, min_saved=min_saved)
     expected = {
@@ -111,4 +143,8 @@ def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_els
         for positions in map(tree.positions, range(len(sequences)))
         for place, token in enumerate(positions)
     }
-    assert seen_by_token(tree, row_tokens, stem_saved) == expected
+    assert seen_by_token(tree, row_tokens, stem_saved, lead_tokens) == expected
+    taken = sorted(
+        token for part in passes(tree, row_tokens, stem_saved, lead_tokens) for token in part.tokens.tolist()
+    )
+    assert taken == list(range(len(tree.ids)))

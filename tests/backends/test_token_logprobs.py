@@ -42,6 +42,31 @@ def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.Monkey
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
+@pytest.mark.parametrize("block_rows", [2, 100])
+def test_tokens_drawn_from_one_state_share_its_distribution(
+    chunk_rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", chunk_rows * 50)
+    monkeypatch.setattr(token_logprobs, "BLOCK_ELEMENTS", block_rows * 50)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50, dtype=torch.float64)
+    hidden = torch.randn(7, 16, requires_grad=True, dtype=torch.float64)
+    state_of = torch.tensor([5, 0, 0, 6, 2, 5, 0, 1, 4])  # none of 3; not in order
+    targets = torch.tensor([1, 7, 7, 2, 49, 1, 0, 3, 3])  # some alike, from the same state and from others
+    each = Recorded(50, head)
+    found = logprobs_and_entropy(hidden, each, targets, state_of=state_of, temperature=0.7, entropy_gradient=True)
+    assert sum(each.sizes) == 7 * 50, "a row of logits for each state"
+    expected = logprobs_and_entropy(hidden[state_of], head, targets, temperature=0.7, entropy_gradient=True)
+    pulls = torch.randn(2, 9, dtype=torch.float64)
+    for values, wanted, pull in zip(found, expected, pulls, strict=True):
+        torch.testing.assert_close(values, wanted, atol=1e-12, rtol=0)
+        for of in (hidden, head.weight):
+            (gradient,) = torch.autograd.grad((values * pull).sum(), of, retain_graph=True)
+            (other,) = torch.autograd.grad((wanted * pull).sum(), of, retain_graph=True)
+            torch.testing.assert_close(gradient, other, atol=1e-12, rtol=0)
+
+
 def test_entropy_by_hand() -> None:
     head = torch.nn.Linear(1, 4, bias=False)
     with torch.no_grad():
@@ -55,9 +80,9 @@ def test_entropy_by_hand() -> None:
 class Recorded(torch.nn.Module):
     """A head that remembers how much it was asked for at once."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, linear: torch.nn.Module | None = None) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(4, vocabulary)
+        self.linear = linear or torch.nn.Linear(4, vocabulary)
         self.out_features = vocabulary
         self.sizes: list[int] = []
 
@@ -98,7 +123,7 @@ def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     targets = torch.arange(11) % 7
 
     def outcome() -> list[Tensor]:
-        logprobs, spread = TokenLogprobs.apply(logits, targets, 0.5, True)
+        logprobs, spread = TokenLogprobs.apply(logits, torch.arange(11), targets, 0.5, True)
         (gradient,) = torch.autograd.grad((logprobs + 3 * spread).sum(), logits)
         return [logprobs, spread, gradient]
 
@@ -111,15 +136,15 @@ def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_gradients_are_those_of_finite_differences(scale: float) -> None:
     logits = scale * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([0, 3, 6, 2, 2])
+    rows, targets = torch.tensor([0, 1, 1, 1, 3, 4]), torch.tensor([0, 3, 6, 3, 2, 2])
     assert torch.autograd.gradcheck(
-        lambda logits: TokenLogprobs.apply(logits, targets, 0.8, True), logits.requires_grad_()
+        lambda logits: TokenLogprobs.apply(logits, rows, targets, 0.8, True), logits.requires_grad_()
     )
 
 
 def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
     logits = torch.tensor([[0.0, 500.0]], requires_grad=True)
-    logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), 1.0, True)
+    logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), torch.tensor([0]), 1.0, True)
     logprobs.sum().backward()
     assert (logprobs.item(), spread.item()) == (-500.0, 0.0)
     assert logits.grad is not None

@@ -110,6 +110,6 @@ class Critic:
 
     def _estimates(self, batch: Batch) -> Tensor:
         with self._trunk.arithmetic():
-            hidden = self._trunk.before_tokens(batch)
+            hidden, state_of = self._trunk.before_tokens(batch)
         estimates: Tensor = self._head(hidden.to(self._head.weight.dtype)).squeeze(-1)
-        return estimates
+        return estimates[state_of]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
 from rllm.backends.local.last_mlp import last_mlp, only_for
-from rllm.backends.local.rows import STEM_SAVED, passes
+from rllm.backends.local.rows import LEAD_TOKENS, STEM_SAVED, passes
 from rllm.backends.local.tree_keys import TreeKeys
 from rllm.backends.local.whole_tree import whole_tree_states
 from rllm.inference.local.decoders import has_full_attention
@@ -58,7 +58,10 @@ def choose_forward(model: Any) -> HiddenStates:
 
 
 def _in_few_and_many_rows(stem_saved: int | None) -> list[HiddenStates]:
-    return [partial(hidden_states, row_tokens=row_tokens, stem_saved=stem_saved) for row_tokens in (ROW_TOKENS, 1)]
+    return [
+        partial(hidden_states, row_tokens=row_tokens, stem_saved=stem_saved, lead_tokens=0)
+        for row_tokens in (ROW_TOKENS, 1)
+    ]
 
 
 def _agree(model: Any, *ways: HiddenStates) -> bool:
@@ -108,16 +111,17 @@ def hidden_states(
     *,
     read: Tensor | None = None,
     stem_saved: int | None = None,
+    lead_tokens: int = LEAD_TOKENS,
 ) -> Tensor:
     """The model's last hidden state of every token of the tree, or of those that `read` marks: [T, hidden size].
 
-    `stem_saved`: see `passes`; for models whose attention takes `Above`.
+    `stem_saved`, `lead_tokens`: see `passes`; stems are for models whose attention takes `above`.
     """
     device = next(model.parameters()).device
     order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] as the how many-th each token is computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
     mlp = None if read is None else last_mlp(model)
-    for part in passes(tree, row_tokens, stem_saved):
+    for part in passes(tree, row_tokens, stem_saved, lead_tokens):
         real = part.real.to(device)
         above = None if part.above is None else order[part.above].to(device)
         stems = [replace(stem, tokens=order[stem.tokens].to(device)) for stem in part.stems]

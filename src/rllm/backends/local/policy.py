@@ -33,10 +33,12 @@ class Policy:
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N] of the batch's tokens, and the entropies [N] of what they were drawn from."""
         with self.trunk.arithmetic():
+            states, state_of = self.trunk.before_tokens(batch)
             return logprobs_and_entropy(
-                self.trunk.before_tokens(batch),
+                states,
                 self.head,
                 batch.ids.to(self.trunk.device),
+                state_of=state_of,
                 temperature=batch.temperature,
                 entropy=entropy,
                 entropy_gradient=entropy_gradient,

@@ -6,7 +6,8 @@ mask of tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), whi
 
 A tree that fits into a row is run in one pass. A longer one is cut where it forks, so that neither the pairs of tokens that
 are masked out nor the copies of what lies above cost much beside the model's matrix products. Where those copies would be
-long, rows with the same anchor share what lies above them as their *stem*.
+long, rows with the same anchor share what lies above them as their *stem*. Where they are very short, as of a system message,
+each row begins with a *lead* instead, the tokens above it, which it computes for itself: that costs less than a pass.
 
 Shapes: b rows of one pass, L tokens of its longest row, A tokens above.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,28 +31,67 @@ STEM_SAVED = 1024
 """A stem is worth an attention of its own if that saves copying at least so many tokens' keys."""
 
 
+LEAD_TOKENS = 64
+"""A pass costs as much as so many tokens, whatever the size of the model: it reads and writes the gradients of all weights.
+What is computed again to save one may be that much."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`tree.ids[start:stop]`."""
+    """`tree.ids[start:stop]`, behind its lead."""
 
     start: int
     stop: int
     anchor: int
     """Index of the node above; -1 where there is none."""
     num_above: int
-    """Number of tokens above."""
-    level: int
+    """Number of tokens above the lead."""
+    level: int = 0
     """Number of rows above."""
+    lead: range = range(0)
+    """Where the tokens lie in the tree that this row and its siblings each begin with."""
+    owns_lead: bool = False
+    """Whether this is the row of which these are taken."""
 
     @property
     def length(self) -> int:
-        return self.stop - self.start
+        return len(self.lead) + self.stop - self.start
 
 
-def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> list[Row]:
-    """The tree's tokens as rows, in order: every node with its whole subtree where that fits, else alone."""
+def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS, lead_tokens: int = LEAD_TOKENS) -> list[Row]:
+    """The tree's tokens as rows, in order: every node with its whole subtree where that fits, else alone.
+
+    A node that would be a row by itself becomes the lead of those below it, if it and its further copies have at most
+    `lead_tokens` tokens.
+    """
+    rows, row_of = _cut(tree, row_tokens)
+    below: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        below.setdefault(row.anchor, []).append(number)
+    leads: set[int] = set()
+    for node, number in row_of.items():
+        top, (first, *others) = rows[number], below[node]
+        is_alone = top.length == tree.nodes[node].length
+        if is_alone and top.length * max(len(others), 1) <= lead_tokens:
+            leads.add(number)
+            for member in (first, *others):
+                below_lead = replace(rows[member], anchor=top.anchor, num_above=top.num_above)
+                rows[member] = replace(below_lead, lead=range(top.start, top.stop), owns_lead=member == first)
+    leveled: list[Row] = []
+    level_of, node_of = {-1: -1}, {number: node for node, number in row_of.items()}
+    for number, row in enumerate(rows):
+        if number not in leads:
+            leveled.append(replace(row, level=level_of[row.anchor] + 1))
+            if number in node_of:
+                level_of[node_of[number]] = leveled[-1].level
+    return leveled
+
+
+def _cut(tree: TokenTree, row_tokens: int) -> tuple[list[Row], dict[int, int]]:
+    """The rows without leads; and by node, for those that others lie below, the number of its row."""
     rows: list[Row] = []
-    stops, level_of = tree.stops(), {-1: -1}
+    row_of: dict[int, int] = {}
+    stops = tree.stops()
     end = 0  # where the subtree ends that was last put into a row
     for index, node in enumerate(tree.nodes):
         if node.start < end:
@@ -60,11 +100,12 @@ def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS) -> list[Row]:
         end = stops[index] if whole else node.start + node.length
         last = rows[-1] if rows else None
         if last and last.anchor == node.parent and last.stop == node.start and end - last.start <= row_tokens:
-            rows[-1] = Row(last.start, end, last.anchor, last.num_above, last.level)
+            rows[-1] = Row(last.start, end, last.anchor, last.num_above)
         else:
-            rows.append(Row(node.start, end, node.parent, node.offset, level_of[node.parent] + 1))
-        level_of[index] = rows[-1].level
-    return rows
+            rows.append(Row(node.start, end, node.parent, node.offset))
+        if end < stops[index]:
+            row_of[index] = len(rows) - 1
+    return rows, row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +125,35 @@ class Pass:
     mask: Tensor | None  # [b, 1, L, A + L] who may attend to whom; None: each token to those before it
     above: Tensor | None  # [b, A] where the tokens above each row lie in the tree; None: there are none, or stems
     stems: tuple[Stem, ...]  # of all rows, or none
-    real: Tensor  # [n] which of the b * L tokens are no padding
+    real: Tensor  # [n] which of the b * L tokens are taken: no padding, and no copies of a lead
     tokens: Tensor  # [n] where these lie in the tree
 
 
-def passes(tree: TokenTree, row_tokens: int = ROW_TOKENS, stem_saved: int | None = None) -> Iterator[Pass]:
+def passes(
+    tree: TokenTree, row_tokens: int = ROW_TOKENS, stem_saved: int | None = None, lead_tokens: int = LEAD_TOKENS
+) -> Iterator[Pass]:
     """All rows of a tree, each behind those above it.
 
     Args:
         tree: not empty.
         row_tokens: see `ROW_TOKENS`.
         stem_saved: see `STEM_SAVED`; `None`: there are no stems.
+        lead_tokens: see `LEAD_TOKENS`; 0: there are no leads.
     """
     ids = torch.tensor(tree.ids)
     depths, stops = depths_and_stops(tree)
-    for rows in _batches(cut_rows(tree, row_tokens)):
+    for rows in _batches(cut_rows(tree, row_tokens, lead_tokens)):
         stems = () if stem_saved is None else _stems(tree, rows, stem_saved)
-        first, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
-        tokens = first + torch.arange(max(row.length for row in rows))  # [b, L]
-        real = tokens < end
-        tokens = tokens.where(real, first)
-        kept = real.flatten().nonzero().flatten()
+        start, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
+        lead, lead_start = (
+            torch.tensor([[len(row.lead), row.lead.start] for row in rows]).unsqueeze(2).unbind(1)
+        )  # [b, 1]
+        place = torch.arange(max(row.length for row in rows))  # [L]
+        tokens = torch.where(place < lead, lead_start + place, start + place - lead)  # [b, L]
+        is_real = tokens < end
+        tokens = tokens.where(is_real, start)
+        owned = torch.tensor([[row.owns_lead] for row in rows]) | (place >= lead)
+        kept = (is_real & owned).flatten().nonzero().flatten()
         above, seen = (None, torch.ones(len(rows), 1, 0, dtype=torch.bool)) if stems else _above(tree, rows)
         needed = above is not None or bool((stops[tokens] < end).any())
         yield Pass(

@@ -58,16 +58,17 @@ class Trunk:
         )
         return context
 
-    def before_tokens(self, batch: Batch) -> Tensor:
-        """[N, hidden size] the hidden state before each sampled token: of the token that precedes it."""
-        sources = torch.tensor(_predecessors(batch))
+    def before_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[U, hidden size] the hidden states that sampled tokens are predicted from, each once; and [N] which of them is each
+        token's: that of the token before it."""
+        sources, state_of = torch.tensor(_predecessors(batch), dtype=torch.long).unique(return_inverse=True)
         if self.recompute and torch.is_grad_enabled():
             with recomputing(recomputable_layers(self.module)):
                 states = self.hidden_states(self.module, batch.tree)
         else:
             read = torch.zeros(len(batch.tree.ids), dtype=torch.bool).index_fill(0, sources, True)
             states = self.hidden_states(self.module, batch.tree, read=read)
-        return states.index_select(0, sources.to(self.device))
+        return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
 
 
 def in_parts(batch: Batch, max_tokens: int, measure: Callable[[Batch], Tensor]) -> Tensor:
