@@ -5,28 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.inference.local.kv_cache import CacheShape
-from rllm.inference.local.prefix_cache import BLOCK, PrefixCache
+from rllm.inference.local.prefix_cache import BLOCK, Place, PrefixCache
 
 SHAPE = CacheShape(num_layers=2, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def states_of(ids: list[int]) -> torch.Tensor:
-    """Stands for what a model computes: [layer, kind, head, column, dim], a function of the prefix alone."""
+    """Stands for what a model computes: [layer, kind, slot, head, column, dim], a function of the prefix alone."""
     running = torch.tensor(ids, dtype=torch.float32).cumsum(0)
-    return running.view(1, 1, 1, -1, 1).expand(2, 2, 1, -1, 1).clone()
+    return running.view(1, 1, 1, 1, -1, 1).expand(2, 2, 1, 1, -1, 1).clone()
 
 
 def remember(cache: PrefixCache, ids: list[int]) -> None:
     cache.begin_round()
     path = cache.match(ids)
-    cache.store(cache.extend(ids, path), len(path), states_of(ids))
+    cache.store(Place.of(cache.extend(ids, path), 0, len(path)), states_of(ids))
 
 
 def recall(cache: PrefixCache, ids: list[int]) -> torch.Tensor:
     path = cache.match(ids)
-    target = torch.zeros(2, 2, 1, len(ids), 1)
-    cache.load(path, target)
-    return target[:, :, :, : len(path) * BLOCK]
+    target = torch.zeros(2, 2, 1, 1, len(ids), 1)
+    cache.load(Place.of(path, 0), target)
+    return target[:, :, :, :, : len(path) * BLOCK]
 
 
 def cache_of(blocks: int) -> PrefixCache:
@@ -37,12 +37,12 @@ def test_what_was_stored_comes_back_block_by_block() -> None:
     cache = cache_of(100)
     ids = list(range(3 * BLOCK + 2))
     remember(cache, ids)
-    assert recall(cache, ids).shape[3] == 3 * BLOCK
-    assert torch.equal(recall(cache, ids), states_of(ids)[:, :, :, : 3 * BLOCK])
-    assert recall(cache, ids[: 2 * BLOCK - 1]).shape[3] == BLOCK
-    assert recall(cache, [9, *ids]).shape[3] == 0
+    assert recall(cache, ids).shape[4] == 3 * BLOCK
+    assert torch.equal(recall(cache, ids), states_of(ids)[:, :, :, :, : 3 * BLOCK])
+    assert recall(cache, ids[: 2 * BLOCK - 1]).shape[4] == BLOCK
+    assert recall(cache, [9, *ids]).shape[4] == 0
     cache.clear()
-    assert recall(cache, ids).shape[3] == 0
+    assert recall(cache, ids).shape[4] == 0
 
 
 def test_the_least_recently_used_end_is_given_up_first() -> None:
@@ -52,7 +52,7 @@ def test_the_least_recently_used_end_is_given_up_first() -> None:
     remember(cache, second)
     cache.match(first)
     remember(cache, [3] * BLOCK)
-    assert [recall(cache, ids).shape[3] for ids in (first, second)] == [2 * BLOCK, BLOCK]
+    assert [recall(cache, ids).shape[4] for ids in (first, second)] == [2 * BLOCK, BLOCK]
 
 
 def test_a_block_that_is_still_being_computed_is_not_ready() -> None:
@@ -60,7 +60,7 @@ def test_a_block_that_is_still_being_computed_is_not_ready() -> None:
     ids = [5] * 2 * BLOCK
     made = cache.extend(ids, [])
     assert [block.ready for block in cache.match(ids)] == [False, False]
-    cache.store(made, 0, states_of(ids))
+    cache.store(Place.of(made, 0), states_of(ids))
     assert [block.ready for block in cache.match(ids)] == [True, True]
 
 
@@ -71,4 +71,4 @@ def test_whatever_is_found_is_right(block_lists: list[list[int]], blocks: int) -
         ids = [kind + 1 for kind in kinds for _ in range(BLOCK)]
         remember(cache, ids)
         found = recall(cache, ids)
-        assert torch.equal(found, states_of(ids)[:, :, :, : found.shape[3]] if ids else found)
+        assert torch.equal(found, states_of(ids)[:, :, :, :, : found.shape[4]] if ids else found)

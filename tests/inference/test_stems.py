@@ -51,10 +51,10 @@ def test_equal_sequences_are_one_row_until_they_part(new_model: Any, length: int
         expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert num_rows == [2, 2, 3, 4]
-    for number in (1, 0, 1, 0):  # the last one takes the number of the one that goes
-        decoder.remove(number, sequences[number])
-        sequences[number] = sequences[-1]
-        sequences.pop()
+    for numbers in ([1], [0, 2], [0]):  # the others keep their order
+        decoder.remove({number: sequences[number] for number in numbers})
+        sequences = [sequence for number, sequence in enumerate(sequences) if number not in numbers]
+        assert len(decoder._rows) == len(sequences)
         if sequences:
             logits = decoder.step([9] * len(sequences))
             sequences = [[*sequence, 9] for sequence in sequences]

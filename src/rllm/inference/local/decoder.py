@@ -7,7 +7,7 @@ and a prompt that is cached up to there costs nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,8 +40,8 @@ class Decoder(Protocol):
         """Append a token to each sequence; returns the logits of what follows, [sequences, vocabulary]."""
         ...
 
-    def remove(self, number: int, ids: Sequence[int]) -> None:
-        """Drop a sequence, whose tokens are `ids`; the last one takes its number."""
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        """Drop sequences, whose tokens are given by their numbers; the others keep their order, and are numbered anew."""
         ...
 
     def clear(self) -> None:

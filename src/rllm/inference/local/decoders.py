@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -189,10 +189,8 @@ class DynamicDecoder:
         ).logits
         return logits[:, -1]
 
-    def remove(self, number: int, ids: Sequence[int]) -> None:
-        last = self._caches.pop()
-        if number < len(self._caches):
-            self._caches[number] = last
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        self._caches = [cache for number, cache in enumerate(self._caches) if number not in ended]
 
     def clear(self) -> None:
         self._caches.clear()
@@ -217,10 +215,8 @@ class RecomputeDecoder:
             sequence.append(token)
         return torch.cat([plain_logits(self._model, sequence) for sequence in self._sequences])
 
-    def remove(self, number: int, ids: Sequence[int]) -> None:
-        last = self._sequences.pop()
-        if number < len(self._sequences):
-            self._sequences[number] = last
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        self._sequences = [sequence for number, sequence in enumerate(self._sequences) if number not in ended]
 
     def clear(self) -> None:
         self._sequences.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import torch
 
@@ -31,6 +32,20 @@ class Block:
     """Whether its states have been stored; a block is made before the forward pass that computes them."""
     used: int = 0
     """The last round in which it was matched or made."""
+
+
+class Place(NamedTuple):
+    """Where a block's states lie in a cache of slots."""
+
+    block: Block
+    slot: int
+    number: int
+    """How many blocks stand before it in the slot."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], slot: int, first: int = 0) -> list[Self]:
+        """Those of consecutive blocks, the first of which is number `first` of its slot."""
+        return [cls(block, slot, number) for number, block in enumerate(blocks, start=first)]
 
 
 class PrefixCache:
@@ -86,23 +101,25 @@ class PrefixCache:
         self._touch([*path, *made])
         return made
 
-    def load(self, path: Sequence[Block], target: torch.Tensor) -> None:
-        """Copy a path's states into the start of a slot, `target` [layer, key or value, head, column, dim]."""
-        if path:
-            blocks = self._pool.index_select(0, self._indices(path))
-            start = target[:, :, :, : len(path) * BLOCK].unflatten(3, (len(path), BLOCK))
-            start.copy_(blocks.permute(1, 2, 3, 0, 4, 5))
+    def load(self, places: Sequence[Place], states: torch.Tensor) -> None:
+        """Copy blocks to their places in `states` [layer, key or value, slot, head, column, dim]."""
+        if places:
+            indices, slots, numbers = self._indices(places)
+            _in_blocks(states)[:, :, slots, :, numbers] = self._pool.index_select(0, indices)
 
-    def store(self, blocks: Sequence[Block], first: int, source: torch.Tensor) -> None:
-        """Copy the states of consecutive blocks, the first of which is number `first` of its path, out of a slot."""
-        if blocks:
-            states = source[:, :, :, first * BLOCK : (first + len(blocks)) * BLOCK].unflatten(3, (len(blocks), BLOCK))
-            self._pool.index_copy_(0, self._indices(blocks), states.permute(3, 0, 1, 2, 4, 5))
-            for block in blocks:
-                block.ready = True
+    def store(self, places: Sequence[Place], states: torch.Tensor) -> None:
+        """Copy blocks from their places in `states`, which are as for `load`."""
+        if places:
+            indices, slots, numbers = self._indices(places)
+            self._pool.index_copy_(0, indices, _in_blocks(states)[:, :, slots, :, numbers])
+            for place in places:
+                place.block.ready = True
 
-    def _indices(self, blocks: Sequence[Block]) -> torch.Tensor:
-        return torch.tensor([block.index for block in blocks], device=self._pool.device)
+    def _indices(self, places: Sequence[Place]) -> tuple[torch.Tensor, ...]:
+        """Of blocks in the pool, of slots, and of blocks in these."""
+        table = [(place.block.index, place.slot, place.number) for place in places]
+        columns: tuple[torch.Tensor, ...] = torch.tensor(table, device=self._pool.device).unbind(1)
+        return columns
 
     def _touch(self, path: list[Block]) -> None:
         for block in reversed(path):
@@ -120,3 +137,9 @@ class PrefixCache:
         assert not oldest.children
         del self._by_use[oldest], oldest.parent.children[oldest.tokens]
         return oldest.index
+
+
+def _in_blocks(states: torch.Tensor) -> torch.Tensor:
+    """[layer, key or value, slot, head, column, dim] as [layer, key or value, slot, head, block, BLOCK, dim]."""
+    whole = states.shape[4] // BLOCK
+    return states[:, :, :, :, : whole * BLOCK].unflatten(4, (whole, BLOCK))

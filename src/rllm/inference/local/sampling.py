@@ -94,7 +94,8 @@ def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Ten
     probabilities need, would take longer than the softmax.
     """
     rest = -probabilities.shape[1] % _BLOCK
-    blocks = pad(probabilities, (0, rest)).unflatten(1, (-1, _BLOCK))  # [B, V / BLOCK, BLOCK]
+    padded = pad(probabilities, (0, rest)) if rest else probabilities  # `pad` copies what it does not change, too
+    blocks = padded.unflatten(1, (-1, _BLOCK))  # [B, V / BLOCK, BLOCK]
     precise = torch.float32 if probabilities.device.type == "mps" else torch.float64
     places = torch.from_numpy(uniform).to(probabilities.device, precise).unsqueeze(1)
     block, places = _invert(blocks.sum(-1).to(precise), places)

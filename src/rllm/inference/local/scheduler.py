@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -206,17 +206,17 @@ class Scheduler:
         live = self._live
         logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
         tokens, logprobs = self._sampled(logits)
-        finished = []
+        reasons: dict[int, str] = {}
         for number, (request, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
             request.completion_ids.append(token)
             request.logprobs.append(logprob)
             reason = self._end_of(request, token)
             if reason:
-                finished.append((number, reason))
+                reasons[number] = reason
             elif request.streaming:
                 request.wake(request)
-        for number, reason in reversed(finished):
-            self._remove(number).finish(reason)
+        if reasons:
+            self._remove(reasons)
         self.counters.decode_steps += 1
         self.counters.completion_tokens += len(tokens)
         self.counters.decode_s += time.perf_counter() - began
@@ -248,15 +248,15 @@ class Scheduler:
     def _has_stop_string(self, request: Request, token: int) -> bool:
         return first_stop(self._stop_texts[request].extend([token]), request.sampling.stop) is not None
 
-    def _remove(self, number: int) -> Request:
-        request = self._live[number]
-        self._decoder.remove(number, request.prompt_ids + request.completion_ids)
-        last = self._live.pop()
-        if last is not request:
-            self._live[number] = last
-        self._stop_texts.pop(request, None)
+    def _remove(self, reasons: Mapping[int, str]) -> None:
+        """End live requests, for the reason that is given for their number."""
+        ended = {number: self._live[number] for number in reasons}
+        self._decoder.remove({number: request.prompt_ids + request.completion_ids for number, request in ended.items()})
+        self._live = [request for number, request in enumerate(self._live) if number not in ended]
         self._settings = None
-        return request
+        for number, request in ended.items():
+            self._stop_texts.pop(request, None)
+            request.finish(reasons[number])
 
 
 def clamp_max_tokens(prompt_ids: Sequence[int], wanted: int | None, max_length: int) -> int:

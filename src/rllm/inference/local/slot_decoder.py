@@ -7,7 +7,7 @@ that begin with it; those of a short one are copied in front of the row's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from rllm.inference.local.decoder import Added, last_logits_only
 from rllm.inference.local.kv_cache import CacheShape, SlotCache
 from rllm.inference.local.prefill import PASS_TOKENS, Intake, Run, even, in_batches, last_column
-from rllm.inference.local.prefix_cache import BLOCK, PrefixCache
+from rllm.inference.local.prefix_cache import BLOCK, Place, PrefixCache
 from rllm.inference.local.short_forward import ShortForward
 from rllm.inference.local.stems import ROWS, Group, StemAttention
 
@@ -169,12 +169,17 @@ class SlotDecoder:
         self._prompt_cache.reserve(first + len(items), columns, first)
         made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
         self._prompts += made
-        for place, item in enumerate(items, start=first):
-            self._prefixes.load(item.path, self._prompt_cache.states[:, :, place])
+        slots = range(first, first + len(items))
+        known = [place for slot, item in zip(slots, items, strict=True) for place in Place.of(item.path, slot)]
+        self._prefixes.load(known, self._prompt_cache.states)
         for batch, width in zip(batches, widths, strict=True):
             self._prefill(batch, width)
-        for place, item in enumerate(items, start=first):
-            self._prefixes.store(item.made, len(item.path), self._prompt_cache.states[:, :, place])
+        computed = [
+            place
+            for slot, item in zip(slots, items, strict=True)
+            for place in Place.of(item.made, slot, len(item.path))
+        ]
+        self._prefixes.store(computed, self._prompt_cache.states)
         return {prompt.tokens: prompt for prompt in made}
 
     def _new_row(self, prompt: _Prompt, num_sequences: int) -> _Row:
@@ -306,40 +311,47 @@ class SlotDecoder:
         blocks, rest = divmod(columns, _SUMMED)
         return blocks * _SUMMED + (_WIDE if _NARROW < rest < _WIDE else rest)
 
-    def remove(self, number: int, ids: Sequence[int]) -> None:
-        row = self._sequences[number]
-        self._remember(row, ids[: row.position])
-        last = self._sequences.pop()
-        if number < len(self._sequences):
-            self._sequences[number] = last
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        rows = {number: self._sequences[number] for number in ended}
+        self._remember((row, ended[number][: row.position]) for number, row in rows.items())
+        self._sequences = [row for number, row in enumerate(self._sequences) if number not in ended]
         self._is_new = True
-        row.num_sequences -= 1
-        if row.num_sequences == 0:
-            self._drop_row(row)
+        for row in rows.values():
+            row.num_sequences -= 1
+        self._drop_unused_rows()
 
-    def _remember(self, row: _Row, known: Sequence[int]) -> None:
-        """Keep the states of a row's tokens for later prompts that begin with them."""
+    def _remember(self, ended: Iterable[tuple[_Row, Sequence[int]]]) -> None:
+        """Keep the states of rows' tokens for later prompts that begin with them."""
         self._prefixes.begin_round()
-        path = self._prefixes.match(known)
-        made = self._prefixes.extend(known, path)
-        if not made:
-            return
-        states = self._cache.states[:, :, row.place]
-        if row.stem:
-            stem = self._prompt_cache.states[:, :, row.stem.place, :, : len(row.stem.tokens)]
-            states = torch.cat([stem, states[:, :, :, : row.length]], dim=3)
-        self._prefixes.store(made, len(path), states)
+        computed: list[Place] = []
+        for row, known in ended:
+            path = self._prefixes.match(known)
+            made = self._prefixes.extend(known, path)
+            if row.stem and made:
+                stem = self._prompt_cache.states[:, :, row.stem.place, :, : len(row.stem.tokens)]
+                whole = torch.cat([stem, self._cache.states[:, :, row.place, :, : row.length]], dim=3)
+                self._prefixes.store(Place.of(made, 0, len(path)), whole.unsqueeze(2))
+            else:
+                computed += Place.of(made, row.place, len(path))
+        self._prefixes.store(computed, self._cache.states)
 
-    def _drop_row(self, row: _Row) -> None:
-        last = self._rows.pop()
-        if last is not row:
-            self._cache.move(last.place, row.place, last.length)
-            self._rows[row.place], last.place = last, row.place
-            self._mark(last)
-        if row.stem:
-            row.stem.num_rows -= 1
-            if row.stem.num_rows == 0:
-                self._drop_prompt(row.stem)
+    def _drop_unused_rows(self) -> None:
+        """Give up the rows without sequences; the last of the others take their places."""
+        unused = [row for row in self._rows if row.num_sequences == 0]
+        kept = [row for row in self._rows if row.num_sequences]
+        free = (row.place for row in unused)
+        for row in kept:
+            if row.place >= len(kept):
+                place = next(free)
+                self._cache.move(row.place, place, row.length)
+                row.place = place
+                self._mark(row)
+        self._rows = sorted(kept, key=lambda row: row.place)
+        for row in unused:
+            if row.stem:
+                row.stem.num_rows -= 1
+                if row.stem.num_rows == 0:
+                    self._drop_prompt(row.stem)
 
     def _drop_prompt(self, prompt: _Prompt) -> None:
         last = self._prompts.pop()
