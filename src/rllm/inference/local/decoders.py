@@ -56,7 +56,7 @@ def choose_decoder(
             max_sequences=max_sequences,
             max_length=max_length,
             max_bytes=max_bytes,
-            short_forward=ShortForward(model) if short else None,
+            short_forward=ShortForward(model, products) if short else None,
         )
 
     @cache

@@ -33,8 +33,11 @@ def suits(model: Any) -> bool:
 class ShortForward:
     """Callable as (tokens [B], positions [B], mask [B, 1, 1, L], cache, number of positions, stems) -> logits [B, V]."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, products: torch.dtype | None = None) -> None:
+        """`products`: the format of its matrix products, where that is not its own. States are rounded to it where the
+        trainer's autocast does, so that what is sampled and what is trained differ as little as they can."""
         self._model = model
+        self._products = products or model.dtype
         self._make_rotations(0)
 
     def _make_rotations(self, length: int) -> None:
@@ -66,9 +69,9 @@ class ShortForward:
                 attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=attention.scaling)
             else:
                 attended = stems.attend(index, grouped, keys, values, mask, attention.scaling)
-            hidden = _after_attention(layer, hidden, attended)
-        logits: torch.Tensor = self._model.lm_head(_normed(body.norm, hidden))
-        return logits
+            hidden = self._after_attention(layer, hidden, attended)
+        logits: torch.Tensor = self._model.lm_head(self._read(body.norm, hidden))
+        return logits.to(hidden.dtype)
 
     def prefill(
         self,
@@ -89,7 +92,7 @@ class ShortForward:
                 return
             attention = layer.self_attn
             attended, _ = grouped_attention(attention, query, keys, values, mask, scaling=attention.scaling)
-            hidden = _after_attention(layer, hidden, attended)
+            hidden = self._after_attention(layer, hidden, attended)
 
     def _rotations(self, positions: torch.Tensor, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[tokens, 1, dim] of the tokens at these positions, all below `num_positions`."""
@@ -110,14 +113,15 @@ class ShortForward:
         """[N, H, T, dim] queries, and the keys and values to attend to, those of these tokens among them."""
         attention = layer.self_attn
         dim = attention.head_dim
-        normed = _normed(layer.input_layernorm, hidden)
-        query = attention.q_proj(normed).view(len(hidden), -1, dim)
-        key = attention.k_proj(normed).view(len(hidden), -1, dim)
+        normed = self._read(layer.input_layernorm, hidden)
+        query, key, value = (
+            project(normed).to(hidden.dtype).view(len(hidden), -1, dim)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
         if hasattr(attention, "q_norm"):
             query, key = _normed(attention.q_norm, query), _normed(attention.k_norm, key)
         both = torch.cat([query, key], dim=1)
         both = torch.addcmul(both * cos, both.roll(self._half, dims=-1), sin)
-        value = attention.v_proj(normed).view(len(hidden), -1, dim)
         heads = query.shape[1]
         query, key, value = (
             states.unflatten(0, (num_sequences, -1)).transpose(1, 2)
@@ -125,11 +129,14 @@ class ShortForward:
         )
         return query, *cache.update(key, value, index)
 
+    def _after_attention(self, layer: Any, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + layer.self_attn.o_proj(attended.reshape(len(hidden), -1).to(self._products))
+        outputs: torch.Tensor = hidden + layer.mlp(self._read(layer.post_attention_layernorm, hidden))
+        return outputs
 
-def _after_attention(layer: Any, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    hidden = hidden + layer.self_attn.o_proj(attended.reshape(len(hidden), -1))
-    outputs: torch.Tensor = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
-    return outputs
+    def _read(self, norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states as linear layers take them."""
+        return _normed(norm, hidden).to(self._products)
 
 
 def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
