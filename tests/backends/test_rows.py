@@ -57,7 +57,7 @@ def test_sequences_of_their_own_need_no_mask() -> None:
 
 
 def test_small_trees_share_a_row() -> None:
-    assert cut_rows(build_tree([[1] * 40, [2] * 40, [3] * 40, [4] * 40])) == [row_of(0, 120), row_of(120, 160)]
+    assert cut_rows(build_tree([[1] * 20, [2] * 20, [3] * 20, [4] * 20])) == [row_of(0, 60), row_of(60, 80)]
 
 
 def test_rows_of_very_different_length_do_not_pad_each_other() -> None:
