@@ -82,7 +82,7 @@ def test_a_crash_at_any_moment_of_a_save_leaves_whole_checkpoints(tmp_path: Path
     crashing = Crashing()
     for moment in itertools.count():
         run_dir = tmp_path / str(moment)
-        checkpoints = Checkpoints(run_dir, keep=1, keep_best=True)
+        checkpoints = Checkpoints(run_dir, keep=1, keep_best="eval/reward")
         for step in (1, 2):
             checkpoints.save(step, write("abc"), {"score": -step})
         crashed = crashing.crashes(moment, lambda: checkpoints.save(3, write("abc"), {"score": 0}))  # noqa: B023
@@ -161,7 +161,7 @@ def test_files_in_folders_are_flushed_and_listed_too(tmp_path: Path) -> None:
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1, keep_best=True)
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best="eval/reward")
     assert checkpoints.best_score() is None
     for step, score in enumerate((0.25, 0.75, 0.5, None, 0.75), start=1):
         checkpoints.save(step, write(""), {"score": score})

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -321,6 +321,40 @@ def test_the_best_checkpoint_outlives_newer_ones(run_trainer: RunTrainer) -> Non
     assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
     assert checkpoints(run.trainer.run_dir) == ["step-000002", "step-000005"]
     assert read_state(run.result.best)["score"] == 1.0
+
+
+BEST = {"num_steps": 4, "tasks_per_step": 4, "save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}}
+
+
+@pytest.mark.parametrize("stops_at", ["plum", "fig"], ids=["its evaluation", "the rollouts behind it"])
+def test_the_best_checkpoint_stays_so_in_a_run_that_is_stopped_twice(run_trainer: RunTrainer, stops_at: str) -> None:
+    def peaking(word: str, base_url: str) -> float:
+        is_best = ScriptedBackend.latest.weight_version == 2
+        if word == stops_at and is_best and stops:
+            stops.pop()()
+        ask(base_url, word)
+        return float(is_best)
+
+    stops: list[Callable[[], None]] = []
+    config = {**BEST, "keep_best": "eval/accuracy"}
+    for resume in (False, True):
+        stops.append(interrupt)
+        run_trainer(config, agent=peaking, val=True, raises=KeyboardInterrupt, resume=resume)
+    run = run_trainer(config, agent=peaking, val=True, resume=True)
+    assert run.result is not None
+    assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
+
+
+def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer) -> None:
+    def dipping(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        return float(ScriptedBackend.latest.weight_version != 3 or word == "plum")
+
+    run_trainer({**BEST, "num_steps": 2, "keep_best": "eval/accuracy"}, agent=dipping, val=True)
+    run = run_trainer({**BEST, "keep_best": "-eval/reward"}, agent=dipping, val=True, resume=True)
+    assert run.result is not None
+    assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000003"
+    assert read_state(run.result.best)["score"] == -0.5
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,7 @@ class AgentTrainer:
             raise ConfigError(
                 f"keep_best={keep_best!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset, --val)"
             )
-        self._checkpoints = Checkpoints(
-            self.run_dir, keep=self.config.keep_checkpoints, keep_best=keep_best is not None
-        )
+        self._checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints, keep_best=keep_best)
         self._start = starting_point(self._checkpoints, self.run_dir, resume=resume)
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         if self._start.checkpoint is not None:
@@ -249,6 +247,7 @@ class AgentTrainer:
                 identity=self._identity,
                 steps_done=start.steps_done,
                 evaluated_at=start.evaluated_at,
+                score=start.score(self.config.keep_best),
             )
             start.restore_rng()
             await loop.run()

@@ -23,7 +23,8 @@ STATE_FILE = "trainer_state.json"
 class Checkpoints:
     """The checkpoint folders of a run: `checkpoints/step-000020`, ..."""
 
-    def __init__(self, run_dir: Path, *, keep: int, keep_best: bool = False) -> None:
+    def __init__(self, run_dir: Path, *, keep: int, keep_best: str | None = None) -> None:
+        """`keep` of the newest stay, and the best by the metric `keep_best`."""
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._keep_best = keep_best
@@ -67,7 +68,7 @@ class Checkpoints:
         _remove(target)
         scratch.rename(target)
         flush(self._folder)
-        best = self.best() if self._keep_best else None
+        best = None if self._keep_best is None else self.best()
         for old in self.all()[: -self._keep]:
             if old != best:
                 _remove(old)
@@ -92,13 +93,22 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """The checkpoint with the highest score, of equal ones the earliest; `None` if none has one."""
-        scored = {path: score for path in self.all() if (score := _score_of(path)) is not None}
+        scored = self._scored()
         return max(scored, key=scored.__getitem__, default=None)
 
     def best_score(self) -> float | None:
         """The score of the best checkpoint."""
-        best = self.best()
-        return None if best is None else _score_of(best)
+        return max(self._scored().values(), default=None)
+
+    def _scored(self) -> dict[Path, float]:
+        """Whole checkpoints with their scores. Those by another metric, which a run had before it was resumed, do not count."""
+        states = {path: read_state(path) for path in self.all() if damage_of(path) is None}
+        metric = self._keep_best or next((_metric_of(state) for state in reversed(states.values())), None)
+        return {
+            path: state["score"]
+            for path, state in states.items()
+            if state.get("score") is not None and _metric_of(state) in (None, metric)
+        }
 
     def way_back(self, damaged: Path) -> str:
         """What a user can do about a checkpoint that cannot be taken up."""
@@ -161,9 +171,10 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
-def _score_of(checkpoint: Path) -> float | None:
-    score: float | None = None if damage_of(checkpoint) else read_state(checkpoint).get("score")
-    return score
+def _metric_of(state: Mapping[str, Any]) -> str | None:
+    """What the score of a checkpoint's state is of."""
+    metric: str | None = state.get("config", {}).get("keep_best")
+    return metric
 
 
 def _write_state(folder: Path, step: int, state: dict[str, Any]) -> None:

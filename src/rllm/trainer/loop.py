@@ -77,13 +77,13 @@ class TrainingLoop:
     """Where a resumed run goes on."""
     evaluated_at: int = -1
     """After how many steps the policy was last evaluated."""
+    score: float | None = None
+    """The metric `keep_best` of that evaluation."""
     _watch: Watch = field(default_factory=Watch, init=False)
     _is_whole: bool = field(default=True, init=False)
     """Whether weights and records are those of `steps_done` steps; if an update fails they may be neither old nor new."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
     """What a checkpoint of the last whole step keeps beside the weights."""
-    _score: float | None = field(default=None, init=False)
-    """The metric `keep_best` of the last evaluation."""
     _thread: OneThread = field(default_factory=OneThread, init=False)
     """Where the backend works: always the same, which keeps its memory, and whose helpers stay with it."""
 
@@ -93,6 +93,8 @@ class TrainingLoop:
         try:
             if self._owes_evaluation():
                 await self.evaluate()
+                if self.steps_done and self._is_best():
+                    await self.save()
             while self.steps_done < self.config.num_steps:
                 await self.step()
                 if self._due(self.config.eval.every):
@@ -159,7 +161,7 @@ class TrainingLoop:
             metrics = await self._beside(self.judge.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
             is_known = self.checkpoints.best_score() is not None
-            self._score = score_of(metrics, self.config.keep_best, is_known=is_known)
+            self.score = score_of(metrics, self.config.keep_best, is_known=is_known)
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
             await keep_outcomes(self.store, episodes)
@@ -178,7 +180,7 @@ class TrainingLoop:
             "config": self.config.model_dump(mode="json"),
             "identity": dict(self.identity),
             "evaluated_at": self.evaluated_at,
-            "score": self._score if self.evaluated_at == self.steps_done else None,
+            "score": self.score if self.evaluated_at == self.steps_done else None,
             "rng": rng.states(),
             "last_session": await self._last_session(),
         }

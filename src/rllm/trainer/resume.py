@@ -79,6 +79,11 @@ class StartingPoint:
         """After how many steps the policy was last evaluated; -1 for never."""
         return int(self.state.get("evaluated_at", self.state.get("step", -1)))
 
+    def score(self, keep_best: str | None) -> float | None:
+        """What the policy was worth by this metric, if its last evaluation was by the same."""
+        score: float | None = self.state.get("score")
+        return score if self.state.get("config", {}).get("keep_best") == keep_best else None
+
     def forget_metrics(self, run_dir: Path) -> None:
         """Drop the lines of `metrics.jsonl` that will be written again; a run from nothing is new to its trackers, too."""
         path = run_dir / "metrics.jsonl"
