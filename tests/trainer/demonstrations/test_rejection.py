@@ -11,7 +11,7 @@ from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.demonstrations.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
-from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
+from rllm.types import OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
 
 ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
 
@@ -103,6 +103,8 @@ def test_a_store_gives_what_its_run_was_trained_on() -> None:
     )
     roll_out("s2", "apples@4.0.2", "train", ("solver", "zero_variance", 0.0))
     roll_out("s3", "apples", "eval", ("solver", None, 1.0))
+    roll_out("s4", "apples@4.0.3", "train", ("", "timeout", None))
+    store.open_session("s4", {OUTCOME_KEY: {"error": {"type": "RolloutTimeout"}}}).result()
     rows = rows_of_store(store)
     assert [(row["task_id"], row["name"], row["reward"], len(row["steps"])) for row in rows] == [
         ("apples", "solver", 1.0, 2),

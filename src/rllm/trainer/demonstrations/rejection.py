@@ -12,7 +12,7 @@ from rllm.errors import ConfigError
 from rllm.store.base import TraceStore, every_session
 from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
-from rllm.types import Episode, Step, Trajectory
+from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory
 
 Row = dict[str, Any]
 
@@ -68,7 +68,8 @@ def with_tokens(episode: Episode, store: TraceStore) -> Episode:
 
 
 def rows_of_store(store: TraceStore) -> list[Row]:
-    """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward.
+    """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
+    rollout that failed.
 
     Of a run with algorithm.level=step every step is a row, with what was earned from it on.
     """
@@ -116,10 +117,15 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def _sessions(store: TraceStore) -> Iterator[tuple[str, str]]:
-    """The ids of training sessions and of their tasks, newest first."""
+    """The ids of training sessions that did not fail and of their tasks, newest first."""
     for info in every_session(store):
-        if info.metadata.get("split") == "train":
+        if info.metadata.get("split") == "train" and not _has_failed(info.metadata.get(OUTCOME_KEY)):
             yield info.id, plain_task_id(str(info.metadata.get("task_id", info.id)))
+
+
+def _has_failed(outcome: Any) -> bool:
+    """Whether a rollout ended with an error; an outcome of another form than ours does not say so."""
+    return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
 def _rows_of_session(store: TraceStore, session_id: str, task_id: str) -> list[Row]:
