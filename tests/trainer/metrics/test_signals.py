@@ -46,6 +46,18 @@ def test_a_dead_signal_is_named_with_its_value(changes: dict[str, float], name: 
     assert said in found[name]
 
 
+def test_what_is_done_already_is_no_remedy() -> None:
+    def told(**changes: float) -> str:
+        gap = {"policy/sampler_gap_mean": 0.3, **{name.replace("__", "/"): value for name, value in changes.items()}}
+        return signals({**HEALTHY, **gap}, [])["sampler_disagrees"].partition(": ")[2]
+
+    other = "see whether the sampler changes its distribution or has old weights"
+    assert told() == f"set algorithm.correction=truncate, or {other}"
+    assert told(policy__correction=0.9) == other
+    aged = told(policy__correction=0.9, tokens__staleness_max=2.0)
+    assert aged == "lower optim.lr or rollout.max_staleness, since answers are up to 2 updates old"
+
+
 def test_a_policy_that_has_learned_its_task_may_be_sure_of_itself() -> None:
     assert "entropy_collapse" not in signals({**HEALTHY, "policy/entropy": 0.001, "rollout/accuracy": 1.0}, [])
 

@@ -64,11 +64,21 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
         ),
         "sampler_disagrees": (
             of("policy/sampler_gap_mean") > MAX_SAMPLER_GAP,
-            f"sampler and trainer differ by {of('policy/sampler_gap_mean'):.3g} nats a token: set "
-            "algorithm.correction=truncate, or see whether the sampler changes its distribution or has old weights",
+            f"sampler and trainer differ by {of('policy/sampler_gap_mean'):.3g} nats a token: {_remedy(metrics)}",
         ),
     }
     return {name: told for name, (is_so, told) in found.items() if is_so}
+
+
+def _remedy(metrics: Mapping[str, float]) -> str:
+    """What to do about a sampler that differs from the trainer, where it is not done yet."""
+    remedies = [] if "policy/correction" in metrics else ["set algorithm.correction=truncate"]
+    age = metrics.get("tokens/staleness_max", 0.0)
+    if age > 0:
+        remedies.append(f"lower optim.lr or rollout.max_staleness, since answers are up to {age:.0f} updates old")
+    else:
+        remedies.append("see whether the sampler changes its distribution or has old weights")
+    return ", or ".join(remedies)
 
 
 class Watch:
