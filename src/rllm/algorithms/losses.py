@@ -60,7 +60,7 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator
 
 
 def pull_of_teacher(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
-    """How much likelier the teacher finds each token than the policy did that sampled it (Lu et al. 2025, "On-policy
+    """How much likelier the teacher finds each token than the policy that learns from it (Lu et al. 2025, "On-policy
     distillation"), in nats.
 
     Its negated mean over the policy's own tokens estimates KL(policy || teacher), the reverse divergence; as an advantage

@@ -125,6 +125,9 @@ def assemble(
         whole.advantages = by_token(whole, {key: share.advantage or 0.0 for key, share in _credited(usable)})
     if algorithm.needs_teacher and len(whole):
         assert teacher is not None, "an algorithm that needs a teacher is given one"
+        if algorithm.correction != "none" and whole.old_logprobs is None:
+            assert scorer is not None, "an algorithm that corrects for its sampler is given a scorer"
+            whole.old_logprobs = scorer.score(whole)
         _follow(teacher, whole, usable, algorithm, roles)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
@@ -213,7 +216,11 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _follow(teacher: Teacher, batch: Batch, usable: Sequence[Sample], algorithm: Algorithm, roles: Roles) -> None:
-    """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares."""
+    """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares.
+
+    The policy is the one that is updated, where the batch was scored with it. With older weights in its place, tokens would be
+    pushed on by what the updates since then have done already.
+    """
     assert batch.trajectory_of is not None
     weights = torch.tensor([roles.get(sample.trajectory.name, PLAIN).weight for sample in usable])[batch.trajectory_of]
     own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs

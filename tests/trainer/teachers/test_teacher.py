@@ -83,7 +83,9 @@ class Says:
         return self.logprobs
 
 
-def assembled(algorithm: Algorithm, *rewards: float | None, roles: Any = None, logprobs: Any = ()) -> Assembled:
+def assembled(
+    algorithm: Algorithm, *rewards: float | None, roles: Any = None, logprobs: Any = (), scorer: Any = None
+) -> Assembled:
     """Rollouts of one task, of two tokens each, sampled with log-probabilities of -1."""
     episodes = [
         Episode(
@@ -97,7 +99,7 @@ def assembled(algorithm: Algorithm, *rewards: float | None, roles: Any = None, l
         )
         for index, reward in enumerate(rewards)
     ]
-    return assemble(episodes, algorithm, step=0, temperature=1.0, teacher=Says(*logprobs), roles=roles)
+    return assemble(episodes, algorithm, step=0, temperature=1.0, teacher=Says(*logprobs), scorer=scorer, roles=roles)
 
 
 def test_every_token_is_worth_what_the_teacher_thinks_of_it() -> None:
@@ -106,6 +108,12 @@ def test_every_token_is_worth_what_the_teacher_thinks_of_it() -> None:
     assert found.batch.teacher_logprobs is not None
     assert [credit.advantage for credit in found.credits] == [-0.375, 0.0], "the mean over a step's tokens"
     assert (found.dropped, found.num_uniform_groups) == ({}, 0), "unscored, and learned from all the same"
+
+
+def test_the_policy_as_it_is_now_is_compared_with_and_not_the_older_one_that_sampled() -> None:
+    """Answers of a run with rollout.max_staleness, or of a sampler that is not exactly the trainer."""
+    found = assembled(Distill(correction="truncate"), None, logprobs=(-0.5, -3.0), scorer=Says(-0.5, -2.0))
+    assert found.batch.advantages.tolist() == [0.0, -1.0]
 
 
 def test_rewards_and_a_teacher_together() -> None:
