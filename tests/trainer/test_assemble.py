@@ -115,7 +115,7 @@ def test_what_is_left_out_is_counted_by_its_reason() -> None:
         "zero_variance": 3,
     }
     assert len(result.batch) == 2
-    assert (result.num_groups, result.num_uniform_groups) == (3, 2)
+    assert (result.num_groups, result.num_uniform_groups) == (3, 1)
 
 
 def test_failed_and_unscored_rollouts_leave_the_baseline() -> None:

@@ -65,4 +65,4 @@ def test_every_warning_is_told() -> None:
         "policy/sampler_gap_mean": 1.0,
     }
     found = signals({**everything, "policy/entropy": 0.0, "rollout/accuracy": 0.0, "batch/num_groups": 1.0}, [])
-    assert [name for name in (*found, "rewards_raise") if f"| `{name}` |" not in page] == []
+    assert [name for name in (*found, "rewards_raise", "all_dropped") if f"| `{name}` |" not in page] == []

@@ -16,6 +16,7 @@ from rllm.backends.base import UpdateResult
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import RewardError, boundary
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.types import Trajectory
 
 from . import mortal_run
 from .conftest import ask, merged
@@ -42,6 +43,11 @@ def alike(question: str, base_url: str) -> float:
 
 def cut_off(question: str, base_url: str) -> float:
     return float(len(ask(base_url, question, max_tokens=1)) % 2)
+
+
+def named_apart(question: str, base_url: str) -> Trajectory:
+    """An agent that gives each trajectory a name of its own."""
+    return Trajectory(name=f"agent {base_url}", reward=varied(question, base_url))
 
 
 def badly_judged(question: str, base_url: str) -> float:
@@ -76,6 +82,8 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
     ("name", "agent", "changes", "remedy"),
     [
         ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
+        ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (24 x dropped/not_trainable): see"),
+        ("all_dropped", named_apart, {}, "on (24 x dropped/too_few_siblings): see"),
         ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
         ("rewards_raise", badly_judged, {}, "see the warnings above for its name"),
         ("ratio_overflow", varied, {"optim": {"lr": 0.3, "num_epochs": 6}}, "lower optim.lr"),

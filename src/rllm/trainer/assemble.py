@@ -36,6 +36,8 @@ from rllm.trainer.shares import (
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
 from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
 
+_NOT_COMPARED = (ALONE, NO_GREEDY)
+
 
 class Scorer(Protocol):
     """What is asked of a `TrainingBackend` where an algorithm needs more than rewards; see there."""
@@ -67,7 +69,7 @@ class Assembled:
     """One for every step of every episode, dropped ones with the reason; `trainer_logprobs` is still missing."""
     num_groups: int
     num_uniform_groups: int
-    """Groups whose rewards are all alike, which have nothing to teach."""
+    """Groups whose rewards are all alike, which have nothing to teach; a trajectory alone is like nothing."""
     dropped: Counter[str]
     """Trajectories by the reason for which they were left out; failed episodes count once, side calls each."""
     num_forks: int
@@ -146,7 +148,7 @@ def assemble(
         batch=batch,
         credits=[item for sample in samples for item in _step_credits(sample, step)],
         num_groups=len(groups),
-        num_uniform_groups=sum(not any(share.advantage for share in members) for members in groups.values()),
+        num_uniform_groups=sum(_is_uniform(members) for members in groups.values()),
         dropped=+dropped,
         num_forks=sum(max(len(sample.sequences) - 1, 0) for sample in trained),
         num_steps=sum(len(sample.trajectory.steps) for sample in trained),
@@ -271,13 +273,18 @@ def _tell_shares(batch: Batch, usable: Sequence[Sample]) -> None:
 
 def _trained(whole: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> Batch:
     """All credited sequences weigh in the loss's mean; those that cannot move the weights need no forward pass and are cut."""
-    compared = {key for key, share in _credited(usable) if share.dropped not in (ALONE, NO_GREEDY)}
+    compared = {key for key, share in _credited(usable) if share.dropped not in _NOT_COMPARED}
     counted = {int(whole.sequence_of[tokens.start]) for key, tokens in spans(whole) if key in compared}
     batch = whole.select(sorted(counted)).with_weights(algorithm.aggregation, algorithm.fixed_length)
     if algorithm.learns_without_advantage:
         return batch
     moving = set(batch.sequence_of[batch.advantages != 0.0].tolist())
     return batch.select(sorted(moving))
+
+
+def _is_uniform(members: Sequence[Share]) -> bool:
+    """Whether they were compared, and none was better than another."""
+    return not any(share.advantage or share.dropped in _NOT_COMPARED for share in members)
 
 
 def _credited(usable: Sequence[Sample]) -> Iterator[tuple[Key, Share]]:

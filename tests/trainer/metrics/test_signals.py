@@ -27,6 +27,11 @@ def failed(kind: str) -> Episode:
     ("changes", "name", "said"),
     [
         ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups earned the same throughout"),
+        (
+            {"batch/num_sequences": 0.0, "dropped/error": 1.0, "dropped/too_few_siblings": 5.0},
+            "all_dropped",
+            "nothing of this step is trained on (5 x dropped/too_few_siblings, 1 x dropped/error): see",
+        ),
         ({"rollout/truncated": 1.0}, "all_truncated", "raise rollout.max_tokens"),
         ({"policy/ratio": 7.0}, "ratio_overflow", "ratio is 7, and the updates"),
         ({"policy/update_kl": 3.0}, "ratio_overflow", "moved the policy by 3 nats a token: lower optim.lr"),

@@ -43,6 +43,11 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
             f"all {of('batch/num_groups'):.0f} groups earned the same throughout, so nothing is learned: use tasks that are "
             "neither too hard nor too easy, raise rollout.group_size, or set rollout.resample_rounds",
         ),
+        "all_dropped": (
+            of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
+            f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, what "
+            "filters leave out, whether any role learns, and whether all rollouts of a task give trajectories the same names",
+        ),
         "all_truncated": (
             of("rollout/truncated") == 1.0,
             "every answer was cut off at its maximal length: raise rollout.max_tokens, or see why the model never ends",
@@ -68,6 +73,13 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
         ),
     }
     return {name: told for name, (is_so, told) in found.items() if is_so}
+
+
+def _reasons(metrics: Mapping[str, float]) -> str:
+    """Why trajectories were left out, the most frequent reason first."""
+    counts = {name: value for name, value in metrics.items() if name.startswith("dropped/")}
+    told = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
+    return ", ".join(told) or "all advantages are 0"
 
 
 def _remedy(metrics: Mapping[str, float]) -> str:
