@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 import pytest
 
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.remax import ReMax
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import check_fit
+from rllm.trainer.assemble import assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
@@ -28,7 +30,8 @@ def episode_of(
     name: str = "agent",
     **fields: Any,
 ) -> Episode:
-    path = Trajectory(name=name, reward=reward, steps=[Step(finish_reason=finish)], **fields)
+    step = Step(prompt_ids=[1], response_ids=[2], logprobs=[-1.0], finish_reason=finish)
+    path = Trajectory(name=name, reward=reward, steps=[step], **fields)
     return Episode(task_id=task, trajectories=[path], termination_reason=ended)
 
 
@@ -134,6 +137,16 @@ def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compa
     leave_out(alone, FilterConfig(), uniform=True)
     leave_out(compared, FilterConfig(), uniform=True, with_greedy=True)
     assert (left_out(alone), left_out(compared)) == ([True, True, False], [False, False, False])
+
+
+def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_same() -> None:
+    greedy = episode_of(0.0, finish="length", trainable=False)
+    episodes = [episode_of(1.0), episode_of(1.0), greedy]
+    leave_out(episodes, FilterConfig(truncated=True), uniform=True, with_greedy=True)
+    assert reasons(episodes) == [None, None, "truncated"]
+    credits = assemble(episodes, ReMax(), step=0, temperature=1.0).credits
+    assert [credit.baseline for credit in credits] == [0.0, 0.0, None]
+    assert num_informative(episodes, with_greedy=True) == 1
 
 
 @dataclass(frozen=True, kw_only=True)

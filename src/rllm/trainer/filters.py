@@ -65,11 +65,12 @@ def _by_role(episodes: Sequence[Episode], with_greedy: bool) -> dict[tuple[str, 
     for episode in episodes:
         for trajectory in episode.trajectories:
             reward = trajectory.final_reward()
-            if reward is None or episode.failed or LEFT_OUT in trajectory.info:
+            if reward is None or episode.failed:
                 continue
             group = groups.setdefault((episode.task_id, trajectory.name), _Group())
-            if trajectory.trainable:
+            may_learn = trajectory.trainable and LEFT_OUT not in trajectory.info
+            if may_learn:
                 group.members.append(trajectory)
-            if trajectory.trainable or with_greedy:
+            if may_learn or (with_greedy and not trajectory.trainable):
                 group.rewards.add(reward)
     return groups
