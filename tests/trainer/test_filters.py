@@ -144,8 +144,8 @@ def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_
     episodes = [episode_of(1.0), episode_of(1.0), greedy]
     leave_out(episodes, FilterConfig(truncated=True), uniform=True, with_greedy=True)
     assert reasons(episodes) == [None, None, "truncated"]
-    credits = assemble(episodes, ReMax(), step=0, temperature=1.0).credits
-    assert [credit.baseline for credit in credits] == [0.0, 0.0, None]
+    found = assemble(episodes, ReMax(), step=0, temperature=1.0)
+    assert [credit.baseline for credit in found.credits] == [0.0, 0.0, None]
     assert num_informative(episodes, with_greedy=True) == 1
 
 
