@@ -11,6 +11,8 @@ from rllm.trainer.config import load_config
 from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, Trajectory
 
+from .conftest import RunTrainer
+
 
 def episode(index: int, **rewards: float) -> Episode:
     """A rollout with a trajectory of one token for each role."""
@@ -55,6 +57,13 @@ def test_a_frozen_role_is_not_learned_from() -> None:
     found = assembled({"judge": Role(trainable=False)})
     assert len(found.batch) == 2
     assert found.dropped == {"not_trainable": 3}
+
+
+def test_a_role_that_nobody_has_is_told_once(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    run_trainer({"roles": {"agent": {"weight": 0.5}, "agnt": {"weight": 0.5}}})
+    assert [message for message in caplog.messages if message.startswith("roles.")] == [
+        "roles.agnt: no trajectory of the first step has this name, so its settings did nothing there; the names are agent"
+    ]
 
 
 def roles_of(*settings: str) -> dict[str, Role]:

@@ -43,7 +43,7 @@ from rllm.trainer.metrics.measure import (
 from rllm.trainer.metrics.signals import Watch
 from rllm.trainer.outcomes import keep_outcomes
 from rllm.trainer.resume import newest_session
-from rllm.trainer.roles import Roles
+from rllm.trainer.roles import Roles, warn_of_unknown
 from rllm.types import Episode
 
 T = TypeVar("T")
@@ -80,6 +80,8 @@ class TrainingLoop:
     score: float | None = None
     """The metric `keep_best` of that evaluation."""
     _watch: Watch = field(default_factory=Watch, init=False)
+    _is_first: bool = field(default=True, init=False)
+    """Whether no step was done since this process began."""
     _is_whole: bool = field(default=True, init=False)
     """Whether weights and records are those of `steps_done` steps; if an update fails they may be neither old nor new."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
@@ -115,6 +117,9 @@ class TrainingLoop:
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
         """Update the weights on these episodes, publish them, and tell."""
+        if self._is_first:
+            warn_of_unknown(self.roles, episodes)
+            self._is_first = False
         uniform, with_greedy = self.config.rollout.resample_rounds > 0, self.algorithm.needs_greedy
         leave_out(episodes, self.config.filters, uniform=uniform, with_greedy=with_greedy)
         with _timed(times, "assemble"):
