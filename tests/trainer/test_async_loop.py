@@ -46,6 +46,7 @@ def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer:
     assert len(versions) == 4 * 6, "each step was rolled out once, and nothing beyond the last one"
     for line in run.lines:
         assert line["tokens/staleness_max"] <= 1
+        assert "tokens/per_second_rollout" not in line, "most of its seconds were other steps'"
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         for info in store.sessions():
             (trace,) = store.by_session(info.id)

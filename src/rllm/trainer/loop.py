@@ -148,7 +148,9 @@ class TrainingLoop:
             **self.judge.of_training(sampled),
             **batch_metrics(assembled),
             **update.metrics,
-            **rates(times, episodes, update.metrics.get("tokens/trained", 0.0)),
+            **rates(
+                times, episodes, update.metrics.get("tokens/trained", 0.0), ahead=self.config.rollout.max_staleness > 0
+            ),
         }
         metrics |= ages | peak_memory()
         metrics.update(self._watch.look(self.steps_done, metrics, episodes))

@@ -140,6 +140,12 @@ def test_rates() -> None:
     }
 
 
+def test_the_wait_for_rollouts_that_were_begun_before_is_no_measure_of_them() -> None:
+    told = rates({"rollout": 0.001, "update": 3.999}, [episode(num_tokens=12)], ahead=True)
+    assert told["tokens/per_second"] == 3.0
+    assert "tokens/per_second_rollout" not in told
+
+
 def test_an_unscored_rollout_is_no_use_and_says_what_to_do() -> None:
     assert why_unusable(episode(0.0)) is None
     assert why_unusable(FAILED) == "AgentError: f raised ValueError: 3"

@@ -93,9 +93,12 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def rates(times: Mapping[str, float], episodes: Sequence[Episode], num_trained: float = 0.0) -> dict[str, float]:
+def rates(
+    times: Mapping[str, float], episodes: Sequence[Episode], num_trained: float = 0.0, *, ahead: bool = False
+) -> dict[str, float]:
     """`timing/..._s` of a step's phases and their sum; and tokens per second: those sampled, of the whole step and of the
-    rollouts, and those trained on, `num_trained`, of the update."""
+    rollouts, and those trained on, `num_trained`, of the update. `ahead`: rollouts are begun before their step, which then only
+    waits for what is left of them, so this wait is no measure of them."""
     sampled = sum(len(step.response_ids) for item in episodes for path in item.trajectories for step in path.steps)
     total = sum(times.values())
     return {
@@ -106,7 +109,7 @@ def rates(times: Mapping[str, float], episodes: Sequence[Episode], num_trained: 
         **{
             f"tokens/per_second_{name}": tokens / times[name]
             for name, tokens in (("rollout", sampled), ("update", num_trained))
-            if times.get(name)
+            if times.get(name) and not (ahead and name == "rollout")
         },
     }
 
