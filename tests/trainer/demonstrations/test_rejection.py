@@ -13,6 +13,8 @@ from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.demonstrations.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
 from rllm.types import OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
 
+from ..conftest import RunTrainer, ask
+
 ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
 
 
@@ -111,3 +113,21 @@ def test_a_store_gives_what_its_run_was_trained_on() -> None:
         ("apples", "solver", 0.0, 1),
     ]
     assert [step["response_ids"] for step in rows[0]["steps"]] == [[5, 0], [5, 2]]
+
+
+def test_trajectories_of_one_name_and_reward_are_rows_apart(run_trainer: RunTrainer) -> None:
+    def two_solvers(word: str, base_url: str) -> list[Trajectory]:
+        def solver(number: int) -> Trajectory:
+            asked = {"role": "user", "content": f"{word} {number}"}
+            said = {"role": "assistant", "content": ask(base_url, [asked])}
+            return Trajectory(name="solver", reward=1.0, steps=[Step(chat_completions=[asked, said])])
+
+        return [solver(1), solver(2)]
+
+    run = run_trainer(
+        {"num_steps": 1, "rollout": {"group_size": 1}, "algorithm": {"name": "reinforce"}}, agent=two_solvers
+    )
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        rows = rows_of_store(store)
+    assert [len(row["steps"]) for row in rows] == [1] * 4
+    assert len(sampled_from(rows, reward_threshold=None, best_per_task=1)) == 2, "two tasks"

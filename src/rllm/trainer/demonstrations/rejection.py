@@ -9,7 +9,7 @@ from typing import Any
 
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
-from rllm.store.base import TraceStore, every_session
+from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
 from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory
@@ -74,7 +74,7 @@ def rows_of_store(store: TraceStore) -> list[Row]:
     Of a run with algorithm.level=step every step is a row, with what was earned from it on.
     """
     sessions = [*_sessions(store)]
-    return [row for session_id, task_id in reversed(sessions) for row in _rows_of_session(store, session_id, task_id)]
+    return [row for session in reversed(sessions) for row in _rows_of_session(store, session)]
 
 
 def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
@@ -116,11 +116,11 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[place] for place in sorted(chosen)]
 
 
-def _sessions(store: TraceStore) -> Iterator[tuple[str, str]]:
-    """The ids of training sessions that did not fail and of their tasks, newest first."""
-    for info in every_session(store):
-        if info.metadata.get("split") == "train" and not _has_failed(info.metadata.get(OUTCOME_KEY)):
-            yield info.id, plain_task_id(str(info.metadata.get("task_id", info.id)))
+def _sessions(store: TraceStore) -> Iterator[SessionInfo]:
+    """Training sessions that did not fail, newest first."""
+    for session in every_session(store):
+        if session.metadata.get("split") == "train" and not _has_failed(session.metadata.get(OUTCOME_KEY)):
+            yield session
 
 
 def _has_failed(outcome: Any) -> bool:
@@ -128,16 +128,29 @@ def _has_failed(outcome: Any) -> bool:
     return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
-def _rows_of_session(store: TraceStore, session_id: str, task_id: str) -> list[Row]:
-    credit_of = {credit.trace_id: credit for credit in store.credits(session_id) if credit.dropped != FROZEN}
-    by_trajectory: dict[tuple[str, float | None], list[Step]] = {}
-    for trace in store.by_session(session_id):
+def _trajectory_of(outcome: Any) -> dict[str, int]:
+    """Which of a rollout's trajectories each call belongs to; empty where its outcome is missing, or of another form than ours."""
+    try:
+        paths = enumerate(outcome["trajectories"])
+        return {step["id"]: number for number, path in paths for step in path["steps"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
+    """One for each trajectory. Without an outcome, those of one name and reward are taken for one."""
+    task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
+    number_of = _trajectory_of(session.metadata.get(OUTCOME_KEY))
+    credit_of = {credit.trace_id: credit for credit in store.credits(session.id) if credit.dropped != FROZEN}
+    by_trajectory: dict[tuple[int | None, str, float | None], list[Step]] = {}
+    for trace in store.by_session(session.id):
         credit = credit_of.get(trace.id)
         if credit is not None and trace.error is None:
-            by_trajectory.setdefault((credit.trajectory_name, credit.reward), []).append(Step.from_trace(trace))
+            key = (number_of.get(trace.id), credit.trajectory_name, credit.reward)
+            by_trajectory.setdefault(key, []).append(Step.from_trace(trace))
     return [
         row_of(Trajectory(name=name, steps=steps, reward=reward), task_id)
-        for (name, reward), steps in by_trajectory.items()
+        for (_, name, reward), steps in by_trajectory.items()
     ]
 
 
