@@ -18,12 +18,15 @@ from typing import Any, Self
 import pytest
 import torch
 
+from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
 from rllm.tracking.jsonl import reproducible
+from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.checkpoint import read_state
-from rllm.trainer.resume import forget_sessions_after, newest_session
+from rllm.trainer.config import TrainConfig
+from rllm.trainer.resume import check_identity, forget_sessions_after, identity_of, newest_session
 
 from . import mortal_run
 from .conftest import RunTrainer, ScriptedBackend, ask
@@ -282,6 +285,18 @@ def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer
     free |= {"vllm": {"url": "http://127.0.0.1:8000/v1"}}
     explicit = {"algorithm": {"name": "grpo", "clip_high": 0.2}}  # what it was by default
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
+
+
+def test_where_and_how_a_teacher_is_asked_may_change_and_who_it_is_may_not(tmp_path: Path) -> None:
+    def identity(**teacher: Any) -> dict[str, Any]:
+        config = TrainConfig(model={"path": "m"}, algorithm={"name": "distill"}, teacher=teacher)
+        return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
+
+    before = identity(url="http://127.0.0.1:8000/v1")
+    moved = identity(url="http://127.0.0.1:9000/v1", timeout_s=600.0, max_concurrent=2, num_retries=9, device="cpu")
+    check_identity(before, moved, tmp_path)
+    with pytest.raises(ConfigError, match=r"teacher\.model was None and is 'other'"):
+        check_identity(before, identity(url="http://127.0.0.1:8000/v1", model="other"), tmp_path)
 
 
 def test_a_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:

@@ -53,6 +53,11 @@ MAY_CHANGE = (
     "gateway.",
     "model.engine",
     "vllm.",
+    "teacher.device",
+    "teacher.url",
+    "teacher.max_concurrent",
+    "teacher.timeout_s",
+    "teacher.num_retries",
 )
 """Settings, and whole sections (`eval.`), that a resumed run may have otherwise: they do not decide what is learned."""
 
