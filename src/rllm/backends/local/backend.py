@@ -247,8 +247,8 @@ class LocalBackend:
             for name, weight in self.model.named_parameters():
                 if weight.requires_grad and not weight.detach().sum(dtype=torch.float32).isfinite():
                     raise WeightSyncError(
-                        f"the update made {name} infinite or NaN, so it was not published: lower optim.lr "
-                        "or optim.max_grad_norm, and resume from the last checkpoint"
+                        f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
+                        "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"
                     )
             self._sampler.hand_over(self.weight_version + 1)
         return self.weight_version

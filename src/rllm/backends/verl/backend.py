@@ -258,8 +258,8 @@ class VerlBackend:
             for name, weight in weights.items():
                 if not weight.sum(dtype=torch.float32).isfinite():
                     raise WeightSyncError(
-                        f"the update made {name} infinite or NaN, so it was not published: lower optim.lr or "
-                        "optim.max_grad_norm, and resume from the last checkpoint"
+                        f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
+                        "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"
                     )
                 yield name, weight
 
