@@ -108,3 +108,14 @@ def test_uniforms_depend_on_seed_and_counter_only() -> None:
     many = uniforms(np.full(10_000, 3, dtype=np.uint64), np.arange(10_000, dtype=np.uint64))
     assert 0.0 <= many.min() < many.max() < 1.0
     assert many.mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_greedy_row_has_the_same_logprob_whatever_other_rows_there_are() -> None:
+    logits = 3 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))
+
+    def logprobs(other: SamplingParams) -> torch.Tensor:
+        rows = [SamplingParams(temperature=0)] * 39 + [other]
+        settings = RowSettings.of(rows, [0] * 40, logits.shape[1], logits.device)
+        return sample(logits, settings, np.zeros(40, dtype=np.uint64))[1][:39]
+
+    assert torch.equal(logprobs(SamplingParams(temperature=0)), logprobs(SamplingParams()))

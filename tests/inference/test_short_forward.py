@@ -7,7 +7,7 @@ import torch
 
 from rllm.inference.local.decoder import plain_logits
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.short_forward import ShortForward
+from rllm.inference.local.short_forward import ShortForward, _steadily
 
 LIMITS = {"max_sequences": 4, "max_length": 512, "max_bytes": 1 << 24}
 
@@ -47,3 +47,16 @@ def test_it_stays_exact_beyond_the_columns_it_began_with(new_model: Any) -> None
         logits = decoder.step(ids[-1:])
         torch.testing.assert_close(logits, plain_logits(model, ids), atol=1e-4, rtol=1e-4)
         ids.append(token)
+
+
+@pytest.mark.parametrize("width", [91, 4864])
+def test_an_activation_is_the_same_whatever_other_rows_there_are(width: int) -> None:
+    rows = 3 * torch.randn(16, width, generator=torch.Generator().manual_seed(0))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = _steadily(torch.nn.functional.silu, rows.clone())
+    finally:
+        torch.set_num_threads(threads)
+    apart = [_steadily(torch.nn.functional.silu, row.expand(4, -1).contiguous())[0] for row in rows]
+    assert torch.equal(together, torch.stack(apart))

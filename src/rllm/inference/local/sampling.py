@@ -77,13 +77,13 @@ def sample(
         logits = keep_top_k(logits, settings.top_k)
     if settings.top_p is not None:
         logits = keep_top_p(logits, settings.top_p)
-    if settings.all_greedy:
-        best, tokens = logits.max(dim=-1)
-        return tokens, best - logits.logsumexp(dim=-1)
     probabilities = logits.softmax(dim=-1)
-    tokens = draw(probabilities, uniforms(settings.streams, num_sampled))
-    if settings.greedy is not None:
-        tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
+    if settings.all_greedy:
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = draw(probabilities, uniforms(settings.streams, num_sampled))
+        if settings.greedy is not None:
+            tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
     return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
 
 

@@ -65,8 +65,9 @@ class StemAttention:
             for part, keys, values in zip(rows, self._keys[layer], self._values[layer], strict=True)
         ]
         out, total = (self._by_member(torch.cat(pieces, dim=2), query) for pieces in zip(*parts, strict=True))
-        # The share of the stem's keys in the sum over all, which a sigmoid of the difference of the logarithms is.
-        share = (total - own_total.index_select(0, self._members)).unsqueeze(-1).expand_as(out).sigmoid()
+        # The share of the stem's keys in the sum over all: a sigmoid, which rounds in the middle of a tensor otherwise than at
+        # the end of a thread's part. These operations do not.
+        share = (own_total.index_select(0, self._members) - total).exp_().add_(1).reciprocal_().unsqueeze(-1)
         joined = torch.lerp(own.index_select(0, self._members), out, share)
         return own.index_copy(0, self._members, joined)
 
