@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
+from rllm.inference.local.kernels import keep_few_kernels
 
 ADAPTER_FILE = "adapter_config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -86,6 +87,8 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
     source = _checked_source(path_or_id)
     target = choose_device(device)
     chosen_dtype = choose_dtype(dtype, target)
+    if target.type == "cpu":
+        keep_few_kernels()
     config = _loaded(AutoConfig.from_pretrained, source, "configuration")
     tokenizer = _loaded(AutoTokenizer.from_pretrained, source, "tokenizer")
     model = _loaded(

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+PROGRAM = """
+import os, torch
+from rllm.inference.local.kernels import keep_few_kernels
+keep_few_kernels()
+assert ("LRU_CACHE_CAPACITY" in os.environ) is ({given!r} is not None)
+for _ in range(2):
+    for rows in range(1, 301):
+        torch.mm(torch.ones(rows, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))
+"""
+
+
+def programs_made(given: str | None) -> int:
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    own = {name: value for name, value in os.environ.items() if name not in names}
+    own |= {"ONEDNN_VERBOSE": "2"} | ({} if given is None else dict.fromkeys(names, given))
+    program = PROGRAM.format(given=given)
+    done = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=True)
+    return sum("create:cache_miss" in line and "matmul" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no products in bfloat16")
+def test_programs_for_shapes_that_are_long_past_are_given_up_unless_the_environment_says_otherwise() -> None:
+    once = programs_made("1024")
+    assert 250 < once <= 301, "for each shape one"
+    assert programs_made(None) > 1.9 * once, "and again, where all others came between"
