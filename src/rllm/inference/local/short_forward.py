@@ -157,13 +157,13 @@ def _steadily(function: Callable[[torch.Tensor], torch.Tensor], states: torch.Te
     On a CPU torch works in vectors, but goes number by number through what is left at the end of each thread's share, where
     SiLU rounds otherwise. So no share has such a rest here.
     """
-    size = states.numel()
-    if states.device.type != "cpu" or (size <= _SHARE and size % _VECTOR == 0):
+    size, num_threads = states.numel(), torch.get_num_threads()
+    if states.device.type != "cpu" or (size % _VECTOR == 0 and (size <= _SHARE or num_threads == 1)):
         return function(states)
     flat = states.view(-1)
     whole = size - size % _VECTOR
     in_shares = whole - whole % _SHARE
-    for piece in (*flat[:in_shares].split(_SHARE * torch.get_num_threads()), flat[in_shares:whole]):
+    for piece in (*flat[:in_shares].split(_SHARE * num_threads), flat[in_shares:whole]):
         if len(piece):
             piece.copy_(function(piece))
     if whole < size:
