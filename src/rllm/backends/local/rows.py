@@ -29,8 +29,6 @@ PASS_PADDING = 64
 """Padding that is always worth a pass less; above it, an eighth of the tokens may be padding."""
 STEM_SAVED = 1024
 """A stem is worth an attention of its own if that saves copying at least so many tokens' keys."""
-
-
 LEAD_TOKENS = 64
 """A pass costs as much as so many tokens, whatever the size of the model: it reads and writes the gradients of all weights.
 What is computed again to save one may be that much."""
@@ -145,9 +143,7 @@ def passes(
     for rows in _batches(cut_rows(tree, row_tokens, lead_tokens)):
         stems = () if stem_saved is None else _stems(tree, rows, stem_saved)
         start, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
-        lead, lead_start = (
-            torch.tensor([[len(row.lead), row.lead.start] for row in rows]).unsqueeze(2).unbind(1)
-        )  # [b, 1]
+        lead, lead_start = torch.tensor([[[len(row.lead)], [row.lead.start]] for row in rows]).unbind(1)  # [b, 1] each
         place = torch.arange(max(row.length for row in rows))  # [L]
         tokens = torch.where(place < lead, lead_start + place, start + place - lead)  # [b, L]
         is_real = tokens < end
