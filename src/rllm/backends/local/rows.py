@@ -72,9 +72,10 @@ def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS, lead_tokens: int = L
         is_alone = top.length == tree.nodes[node].length
         if is_alone and top.length * max(len(others), 1) <= lead_tokens:
             leads.add(number)
+            lead = range(top.start, top.stop)
             for member in (first, *others):
-                below_lead = replace(rows[member], anchor=top.anchor, num_above=top.num_above)
-                rows[member] = replace(below_lead, lead=range(top.start, top.stop), owns_lead=member == first)
+                row = rows[member]
+                rows[member] = Row(row.start, row.stop, top.anchor, top.num_above, lead=lead, owns_lead=member == first)
     leveled: list[Row] = []
     level_of, node_of = {-1: -1}, {number: node for node, number in row_of.items()}
     for number, row in enumerate(rows):

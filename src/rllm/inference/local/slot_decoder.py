@@ -169,15 +169,12 @@ class SlotDecoder:
         self._prompt_cache.reserve(first + len(items), columns, first)
         made = [_Prompt(place, item.tokens) for place, item in enumerate(items, start=first)]
         self._prompts += made
-        slots = range(first, first + len(items))
-        known = [place for slot, item in zip(slots, items, strict=True) for place in Place.of(item.path, slot)]
+        known = [place for slot, item in enumerate(items, start=first) for place in Place.of(item.path, slot)]
         self._prefixes.load(known, self._prompt_cache.states)
         for batch, width in zip(batches, widths, strict=True):
             self._prefill(batch, width)
         computed = [
-            place
-            for slot, item in zip(slots, items, strict=True)
-            for place in Place.of(item.made, slot, len(item.path))
+            place for slot, item in enumerate(items, start=first) for place in Place.of(item.made, slot, len(item.path))
         ]
         self._prefixes.store(computed, self._prompt_cache.states)
         return {prompt.tokens: prompt for prompt in made}
