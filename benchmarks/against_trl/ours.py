@@ -8,6 +8,7 @@ from itertools import islice
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.engine.garbage import rarely_collected
 from rllm.inference.local.loading import load_model
 from rllm.trainer.assemble import assemble
 from rllm.types import Episode, Step, Trajectory
@@ -17,6 +18,7 @@ from .watch import Watch
 from .workloads import WORKLOADS, Workload, correctness, questions, vowels
 
 
+@rarely_collected()
 def train(job: Job, watch: Watch) -> None:
     """Train until the watch says that it is enough."""
     workload, algorithm = WORKLOADS[job.workload], GRPO()

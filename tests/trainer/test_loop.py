@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import threading
@@ -16,6 +17,7 @@ import torch
 
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
+from rllm.engine.garbage import THRESHOLDS
 from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError
 from rllm.store import open_store
 from rllm.threads import in_thread
@@ -297,6 +299,16 @@ def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pyt
     run = run_trainer(trackers=[At(1, fail)])
     assert run.steps == [1, 2]
     assert "tracker At failed, and is left out" in caplog.text
+
+
+def test_garbage_is_searched_for_less_often_during_a_training(run_trainer: RunTrainer) -> None:
+    before, seen = gc.get_threshold(), []
+    gc.set_threshold(700, 10, 10)
+    try:
+        run_trainer(trackers=[At(1, lambda: seen.append(gc.get_threshold()))])
+        assert (seen, gc.get_threshold()) == ([THRESHOLDS], (700, 10, 10))
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_zero_means_evaluate_and_save_at_the_ends_only(run_trainer: RunTrainer) -> None:

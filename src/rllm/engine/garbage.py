@@ -1,7 +1,8 @@
-"""Python's search for cycles, held less often while many rollouts are under way.
+"""Python's search for cycles, held less often during a training, and while many rollouts are under way.
 
 Each rollout makes thousands of objects that live as long as it does, clients above all, and by Python's own measure every 700 new
-ones are a reason to search: a thousand rollouts at a time then spend a sixth of their CPU time on finding nothing.
+ones are a reason to search: a thousand rollouts at a time then spend a sixth of their CPU time on finding nothing, and a training
+step of a small policy 3 %.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import yaml
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
+from rllm.engine.garbage import rarely_collected
 from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.under_way import UnderWay
@@ -208,6 +209,7 @@ class AgentTrainer:
             )
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
+            stack.enter_context(rarely_collected())
             rng.seed_all(self.config.seed)
             teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
             stack.enter_context(on_ray(self.config))
