@@ -6,14 +6,17 @@ The sequences in progress always fill the first slots, so that a decode step rea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from transformers import Cache
 
 _READ_STEP = 32
-"""Reads are padded to a multiple of this many columns, so that the slices are made anew only now and then; there are no
-more to begin with, because what lies apart in memory is read slowly."""
+"""Reads are padded to a multiple of this many columns, so that the slices are made anew only now and then."""
+_SPARE = 8
+"""One in so many columns is spare, and fewer than a read step where there are few: a slot with columns that nobody reads yet lies
+apart from the next one, and what lies apart in memory takes up to twice as long to read."""
 _FIRST_SLOTS = 8
 
 
@@ -42,18 +45,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.shape = shape
         self._max_slots = max_slots
-        self._max_columns = -(-max_columns // _READ_STEP) * _READ_STEP
+        self._max_columns = _whole_steps(max_columns)
         self._max_tokens = max(1, max_bytes // shape.bytes_per_token)
-        self._allocate(0, 0)
+        self._memory = torch.zeros(0, dtype=shape.dtype, device=shape.device)
+        self._lay_out(0, 0)
 
-    def _allocate(self, slots: int, columns: int) -> None:
+    def _lay_out(self, slots: int, columns: int) -> None:
         shape = self.shape
-        # Zeros and not empty memory: masked columns have weight 0, and 0 * NaN is NaN.
-        self.states = torch.zeros(
-            (shape.num_layers, 2, slots, shape.num_heads, columns, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )  # [layer, key or value, slot, head, column, dim]
+        sizes = (shape.num_layers, 2, slots, shape.num_heads, columns, shape.head_dim)
+        if len(self._memory) < prod(sizes):
+            # Zeros and not empty memory: masked columns have weight 0, and 0 * NaN is NaN.
+            self._memory = torch.zeros(prod(sizes), dtype=shape.dtype, device=shape.device)
+        self.states = self._memory[: prod(sizes)].view(sizes)  # [layer, key or value, slot, head, column, dim]
         self._flat = [[self.states[layer, kind].view(-1, shape.head_dim) for kind in (0, 1)] for layer in self._layers]
         heads = torch.arange(slots * shape.num_heads, device=shape.device).view(slots, shape.num_heads)
         self._first_row = heads * columns  # [slot, head]: where column 0 lies in a flat view
@@ -80,24 +83,25 @@ class SlotCache(Cache):  # type: ignore[misc]
     def reserve(self, slots: int, columns: int, used_slots: int) -> bool:
         """Make room for this many slots and columns, keeping the first `used_slots`; returns whether it moved.
 
-        Where memory is short there are no more than asked for, so `columns` must count those that are in use.
+        There may be fewer columns afterwards, so `columns` must count those that are in use.
         """
-        if slots <= self.num_slots and columns <= self.num_columns:
+        wanted_columns = min(_whole_steps(columns + columns // _SPARE), max(self._max_columns, _whole_steps(columns)))
+        is_enough = slots <= self.num_slots and columns <= self.num_columns
+        if is_enough and (used_slots or self.num_columns <= wanted_columns):
             return False
         wanted_slots = max(self.num_slots, min(_power_of_two(slots, _FIRST_SLOTS), max(self._max_slots, slots)))
-        wanted_columns = max(self.num_columns, min(_power_of_two(columns, _READ_STEP), max(self._max_columns, columns)))
         if not self.fits(wanted_slots, wanted_columns):
-            wanted_slots, wanted_columns = slots, -(-columns // _READ_STEP) * _READ_STEP
-        old = self.states
-        self._allocate(wanted_slots, wanted_columns)
-        kept = min(old.shape[4], wanted_columns)
-        self.states[:, :, :used_slots, :, :kept] = old[:, :, :used_slots, :, :kept]
+            wanted_slots, wanted_columns = slots, _whole_steps(columns)
+        memory, used = self._memory, min(self.num_columns, wanted_columns)
+        held = self.states[:, :, :used_slots, :, :used]
+        self._lay_out(wanted_slots, wanted_columns)
+        self.states[:, :, :used_slots, :, :used] = held.clone() if self._memory is memory else held
         return True
 
     def aim(self, first_slot: int, num_slots: int, columns: torch.Tensor, num_read: int) -> int:
         """Point the next forward pass at slots `first_slot...`: it writes `columns` [num_slots, T] of each and reads
         the first `num_read` columns, rounded up; returns how many those are."""
-        num_read = min(-(-num_read // _READ_STEP) * _READ_STEP, self.num_columns)
+        num_read = min(_whole_steps(num_read), self.num_columns)
         stop = first_slot + num_slots
         self._rows = (self._first_row[first_slot:stop].unsqueeze(2) + columns.unsqueeze(1)).view(-1)
         if self._viewed != (first_slot, stop, num_read):
@@ -122,6 +126,10 @@ class SlotCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of columns read. Positions and masks are given explicitly, so models only look whether it is 0."""
         return max(self._viewed[2], 0)
+
+
+def _whole_steps(columns: int) -> int:
+    return -(-columns // _READ_STEP) * _READ_STEP
 
 
 def _power_of_two(number: int, least: int) -> int:
