@@ -247,6 +247,27 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert "6 x CaptureError: run_trainer.run.echo made no model call that reached the gateway" in text
 
 
+def test_an_evaluation_in_which_all_fails_costs_no_run(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def agent(word: str, base_url: str) -> float:
+        if word in ("lime", "plum") and ScriptedBackend.latest.weight_version == 2:
+            raise ConnectionError("the search is down")
+        ask(base_url, word)
+        return 1.0
+
+    config = {"num_steps": 3, "save_every": 1, "keep_checkpoints": 3, "keep_best": "eval/accuracy"}
+    run = run_trainer({**config, "eval": {"every": 1, "at_start": False}}, agent=agent, val=True)
+    assert run.steps == [1, 2, 3]
+    assert "evaluate: all 2 rollouts failed" in caplog.text
+    assert "2 x AgentError: run_trainer.run.echo raised ConnectionError: the search is down" in caplog.text
+    failed = next(line for line in run.lines if line["step"] == 2 and "timing/eval_s" in line)
+    assert failed["eval/num_failed"] == failed["eval/num_episodes"] == 2
+    assert "eval/accuracy" not in failed
+    checkpoints = sorted((run.trainer.run_dir / "checkpoints").iterdir())
+    assert [read_state(path)["score"] for path in checkpoints] == [1.0, None, 1.0]
+
+
 def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> None:
     def silent(word: str, base_url: str) -> Any:
         ask(base_url, word)

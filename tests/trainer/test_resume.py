@@ -360,6 +360,25 @@ def test_the_best_checkpoint_stays_so_in_a_run_that_is_stopped_twice(run_trainer
     assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
 
 
+def test_an_evaluation_in_which_all_failed_is_made_again(run_trainer: RunTrainer) -> None:
+    def agent(word: str, base_url: str) -> float:
+        if word in ("lime", "plum") and ScriptedBackend.latest.weight_version == 2 and not mended:
+            raise ConnectionError("the search is down")
+        ask(base_url, word)
+        return 1.0
+
+    mended: list[bool] = []
+    failed = run_trainer({"eval": {"every": 1}}, agent=agent, val=True)
+    assert failed.lines[-1]["eval/num_failed"] == 2
+    mended.append(True)
+    run = run_trainer({"eval": {"every": 1}, "num_steps": 3}, agent=agent, val=True, resume=True)
+    assert [line["step"] for line in run.lines if line.get("eval/accuracy") == 1.0] == [0, 1, 2, 3]
+    assert [line["step"] for line in run.lines if "eval/num_failed" in line] == [0, 1, 2, 3]
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        evaluated = [info for info in store.sessions() if info.metadata.get("split") == "eval"]
+    assert len(evaluated) == 4 * 2
+
+
 def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer) -> None:
     def dipping(word: str, base_url: str) -> float:
         ask(base_url, word)

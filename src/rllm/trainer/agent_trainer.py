@@ -184,7 +184,7 @@ class AgentTrainer:
         """Run the training to its end. May be called where an event loop is already running.
 
         Raises:
-            RolloutError: if every rollout of a step failed.
+            RolloutError: if every rollout of a step failed, or of the evaluation before the first.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
         """
         try:

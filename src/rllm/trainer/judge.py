@@ -50,7 +50,7 @@ class RolloutJudge:
         return self._told({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
 
     def _told(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
-        """Without verdicts, where rewards are not needed and nobody gave one."""
-        if self.needs_rewards or any(why_unusable(episode) is None for episode in episodes):
+        """Without verdicts, where nobody gave one."""
+        if any(why_unusable(episode) is None for episode in episodes):
             return metrics
         return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}

@@ -160,18 +160,22 @@ class TrainingLoop:
         self._is_whole = True
 
     async def evaluate(self) -> list[Episode]:
-        """Roll the held-out tasks out and log how well the policy does."""
+        """Roll the held-out tasks out and log how well the policy does. Where every rollout fails, that is still to be told:
+        no training begins so, but one that is under way goes on, and a run that is resumed here evaluates again."""
         episodes: list[Episode] = []
         if self.val_data:
             started = time.perf_counter()
-            episodes = await self._roll_out("evaluate", eval_attempts(self.val_data, self.config, step=self.steps_done))
+            attempts = eval_attempts(self.val_data, self.config, step=self.steps_done)
+            episodes = await self._roll_out("evaluate", attempts, may_fail=self.steps_done > 0)
             metrics = await self._beside(self.judge.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
-            is_known = self.checkpoints.best_score() is not None
-            self.score = score_of(metrics, self.config.keep_best, is_known=is_known)
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
             await keep_outcomes(self.store, episodes)
+            if all(map(self.judge.why_unusable, episodes)):
+                return episodes
+            is_known = self.checkpoints.best_score() is not None
+            self.score = score_of(metrics, self.config.keep_best, is_known=is_known)
         self.evaluated_at = self.steps_done
         await self._take_down()
         return episodes
@@ -228,7 +232,7 @@ class TrainingLoop:
 
         Raises:
             RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as the few
-                that stand in for others.
+                that stand in for others, and those of an evaluation during training.
         """
         num_done = itertools.count(1)
         self.trackers.progress(phase, 0, len(attempts))
