@@ -31,8 +31,12 @@ class CacheShape:
     device: torch.device
 
     @property
+    def numbers_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_heads * self.head_dim
+
+    @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_heads * self.head_dim * int(self.dtype.itemsize)
+        return self.numbers_per_token * int(self.dtype.itemsize)
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -53,10 +57,14 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _lay_out(self, slots: int, columns: int) -> None:
         shape = self.shape
         sizes = (shape.num_layers, 2, slots, shape.num_heads, columns, shape.head_dim)
-        if len(self._memory) < prod(sizes):
+        needed = prod(sizes)
+        if len(self._memory) < needed:
+            most = self._max_tokens * shape.numbers_per_token
             # Zeros and not empty memory: masked columns have weight 0, and 0 * NaN is NaN.
-            self._memory = torch.zeros(prod(sizes), dtype=shape.dtype, device=shape.device)
-        self.states = self._memory[: prod(sizes)].view(sizes)  # [layer, key or value, slot, head, column, dim]
+            self._memory = torch.zeros(
+                max(needed, min(_power_of_two(needed), most)), dtype=shape.dtype, device=shape.device
+            )
+        self.states = self._memory[:needed].view(sizes)  # [layer, key or value, slot, head, column, dim]
         self._flat = [[self.states[layer, kind].view(-1, shape.head_dim) for kind in (0, 1)] for layer in self._layers]
         heads = torch.arange(slots * shape.num_heads, device=shape.device).view(slots, shape.num_heads)
         self._first_row = heads * columns  # [slot, head]: where column 0 lies in a flat view
@@ -132,5 +140,5 @@ def _whole_steps(columns: int) -> int:
     return -(-columns // _READ_STEP) * _READ_STEP
 
 
-def _power_of_two(number: int, least: int) -> int:
+def _power_of_two(number: int, least: int = 1) -> int:
     return max(least, 1 << (number - 1).bit_length())
