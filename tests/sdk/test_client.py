@@ -201,8 +201,9 @@ def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
         for metadata in ({"x": {1, 2}}, {"x": {("a",): 1}}, {"x": float("nan")}, {"x": "naïve 日本 %"}):
             with session(**metadata):
                 client.chat.completions.create(model="m", messages=user("hello"))
-    stamped = [json.loads(unquote(item.headers["x-rllm-metadata"]))["x"] for item in server.received]
-    assert stamped == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 %"]
+    stamps = [json.loads(unquote(item.headers["x-rllm-metadata"])) for item in server.received]
+    assert [stamp["x"] for stamp in stamps] == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 %"]
+    assert all(isinstance(stamp["session_uids"], list) for stamp in stamps), "by which calls are found again"
 
 
 def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:

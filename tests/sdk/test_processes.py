@@ -30,9 +30,10 @@ def test_each_job_belongs_to_the_session_that_it_was_submitted_in(server: ModelS
         with propagation.installed():
             with Session({"task": "sum"}, name="first", base_url=server.base_url):
                 ask("one")
-            with Session(name="second", base_url=server.base_url), session(agent="judge"):
+            with Session(name="second", base_url=server.base_url) as outer, session(agent="judge") as inner:
                 ask("two")
         ask("outside")
     assert [item.headers.get("x-rllm-session") for item in server.received] == ["first", "second", None]
     stamps = [json.loads(unquote(item.headers["x-rllm-metadata"])) for item in server.received[:2]]
     assert [(stamp.get("task"), stamp.get("agent")) for stamp in stamps] == [("sum", None), (None, "judge")]
+    assert stamps[1]["session_uids"][:2] == [outer._uid, inner._uid], "as of a call that is made here"

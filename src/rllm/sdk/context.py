@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -30,8 +30,14 @@ class Session:
     """A stretch of work whose model calls belong together; made by `session()`, entered with `with`."""
 
     def __init__(
-        self, metadata: Mapping[str, Any] | None = None, *, name: str | None = None, base_url: str | None = None
+        self,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        base_url: str | None = None,
+        uids_around: Sequence[str] = (),
     ) -> None:
+        """`uids_around`: of the sessions of another process that it belongs to, outermost first."""
         self.metadata = dict(metadata or {})
         """This session's own metadata; `get_current_metadata()` adds that of the sessions around it."""
         self.name = name or f"sess_{uuid.uuid4().hex}"
@@ -46,7 +52,8 @@ class Session:
         self.programs: list[str] = []
         """Programs that `run_program` has started here; likewise."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
-        self._session_uid_chain = [self._uid]
+        self._uids = [*uids_around, self._uid]
+        self._session_uid_chain = self._uids
         self._own_name = self.name
         self._is_root = name is not None
         self._calls: list[Call] = []
@@ -127,14 +134,14 @@ class Frame:
     @classmethod
     def of(cls, session: Session, parent: Frame | None) -> Frame:
         if parent is None:
-            return cls(session, None, session.name, dict(session.metadata), session.base_url, [session._uid])
+            return cls(session, None, session.name, dict(session.metadata), session.base_url, session._uids)
         return cls(
             session,
             parent,
             session.name,
             {**parent.metadata, **session.metadata},
             session.base_url or parent.base_url,
-            [*parent.uids, session._uid],
+            [*parent.uids, *session._uids],
         )
 
     def __iter__(self) -> Iterator[Frame]:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextvars import Context
 from typing import Any
 
+from rllm.capture.side_calls import OWN_KEY
 from rllm.sdk.context import Session, current_frame
 from rllm.sdk.recording import metadata_stamp, read_stamp
 
@@ -33,5 +34,7 @@ def _in_session(place: tuple[str, str, str], fn: Callable[..., Any], /, *args: A
     from rllm.sdk.propagation import installed  # which imports this module
 
     name, base_url, stamp = place
-    with installed(), Session(read_stamp(stamp), name=name, base_url=base_url):
+    metadata = read_stamp(stamp)
+    uids = metadata.pop(OWN_KEY)
+    with installed(), Session(metadata, name=name, base_url=base_url, uids_around=uids):
         return fn(*args, **kwargs)

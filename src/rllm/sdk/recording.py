@@ -106,10 +106,10 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
     needed: dict[str, Any] = {"session_uids": [*around.get("session_uids", []), *frame.uids]}
     if of_program:
         needed[PROGRAM_KEY] = True
-    metadata = _json_of({**around, **frame.metadata, **needed})
+    metadata = _json_of({**around, **frame.metadata}, needed)
     if len(metadata) > MAX_METADATA_BYTES:
         _warn_once_that_metadata_stays(MAX_METADATA_BYTES)
-        metadata = _json_of(needed)
+        metadata = json.dumps(needed)
     return quote(metadata, safe='{}[]:,"')
 
 
@@ -135,11 +135,11 @@ def _warn_once_that_metadata_stays(limit: int) -> None:
     )
 
 
-def _json_of(metadata: Mapping[str, Any]) -> str:
+def _json_of(metadata: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(metadata, default=str, allow_nan=False)
+        return json.dumps({**metadata, **needed}, default=str, allow_nan=False)
     except (TypeError, ValueError):  # keys that are no strings, NaN, a cycle
-        return json.dumps({str(key): str(value) for key, value in metadata.items()})
+        return json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
 
 
 def _body_of(request: Any) -> bytes:
