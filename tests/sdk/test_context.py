@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 from rllm.sdk.context import (
+    Session,
     current_frame,
     get_active_session_uids,
     get_current_metadata,
@@ -230,3 +232,25 @@ def test_sessions_may_be_left_in_any_order() -> None:
     assert get_current_metadata() == {"which": "second"}
     second.__exit__(None, None, None)
     assert get_current_session() is None
+
+
+def test_threads_that_enter_one_session_at_once_stay_in_their_own_rollouts() -> None:
+    shared, strayed = Session({"agent": "judge"}), []
+
+    def rollout(name: str) -> None:
+        with Session(name=name):
+            for _ in range(500):
+                with shared:
+                    strayed.extend({get_current_session_name()} - {name})
+
+    threads = [threading.Thread(target=rollout, args=(f"r{number}",)) for number in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert strayed == []

@@ -101,9 +101,8 @@ class Session:
 
     def __enter__(self) -> Session:
         parent = current_frame()
-        self.name = self._own_name if parent is None or self._is_root else parent.name
         frame = Frame.of(self, parent)
-        self._session_uid_chain = frame.uids
+        self.name, self._session_uid_chain = frame.name, frame.uids
         with self._lock:
             self._num_open += 1
         context_in_threads.install()
@@ -134,11 +133,11 @@ class Frame:
     @classmethod
     def of(cls, session: Session, parent: Frame | None) -> Frame:
         if parent is None:
-            return cls(session, None, session.name, dict(session.metadata), session.base_url, session._uids)
+            return cls(session, None, session._own_name, dict(session.metadata), session.base_url, session._uids)
         return cls(
             session,
             parent,
-            session.name,
+            session._own_name if session._is_root else parent.name,
             {**parent.metadata, **session.metadata},
             session.base_url or parent.base_url,
             [*parent.uids, *session._uids],
