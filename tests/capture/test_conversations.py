@@ -57,6 +57,17 @@ def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
     assert known.prior_of(asked) is None
 
 
+def test_what_was_kept_while_a_trace_was_looked_for_is_not_given_its_tokens() -> None:
+    known = Conversations()
+    first, later = (trace_of([USER], ANSWER, prompt_ids, id) for prompt_ids, id in (([1], "t1"), ([2], "t2")))
+    asked = Said.of([USER, ANSWER, RESULT], None)
+    known.add(Said.of([USER], None), first)
+    assert known.lacks(asked) == "t1"
+    known.add(Said.of([USER], None), later)
+    known.supply(asked, first)
+    assert known.lacks(asked) == "t2"
+
+
 def called(arguments: Any, **changes: Any) -> Message:
     return {**ANSWER, "tool_calls": [{**CALL, "function": {"name": "mul", "arguments": arguments}}], **changes}
 
@@ -188,6 +199,7 @@ def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     assert known.drift_of(asked, [1, 90, 91, 5]) is None
     assert known.drift_of(asked, [1, 80]) == "edited"
     assert known.prior_of(Said.of([USER, {**answer, "content": "<code>\nleave()\n</code>"}], None)) is None
+    assert known.prior_of(Said.of([USER, {**answer, "tool_calls": [CALL]}, RESULT], None)) is None, "none was sampled"
     assert known.prior_of(Said.of([RESULT, {**answer, "content": "<code>\nlook()\n</code>"}], None)) is None
 
 
@@ -209,6 +221,27 @@ def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
     without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     assert known.prior_of(Said.of([USER, ANSWER, RESULT], None)) is not None
     assert known.prior_of(Said.of([USER, without, RESULT], None)) is None
+
+
+@pytest.mark.parametrize(
+    ("thought", "from_trace"), [("By adding.", "t1"), (" By guessing.\n", "t2"), ("", "t2"), ("Otherwise.", "t2")]
+)
+def test_of_answers_that_said_the_same_the_one_that_thought_it_is_gone_on_from(thought: str, from_trace: str) -> None:
+    known = Conversations()
+    answers = {"t1": {"reasoning_content": "By adding."}, "t2": {"reasoning": "By guessing."}}
+    traces = {
+        name: trace_of([USER], {"role": "assistant", "content": "42", **how}, [1, number], name)
+        for number, (name, how) in enumerate(answers.items())
+    }
+    for trace in traces.values():
+        known.add(Said.of([USER], None), trace)
+    answer = {"role": "assistant", "content": "42", "reasoning_content": thought}
+    asked = Said.of([USER, answer, {"role": "user", "content": "Are you sure?"}], None)
+    assert known.lacks(asked) == from_trace
+    known.supply(asked, traces[from_trace])
+    prior = known.prior_of(asked)
+    assert prior is not None
+    assert prior.trace_id == from_trace
 
 
 def test_what_is_no_message_is_only_not_recognised() -> None:

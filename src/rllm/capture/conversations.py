@@ -6,7 +6,8 @@ and the next prompt is made of the tokens that are known and of what is new.
 
 What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
 were never JSON come back in any form); its content is the same but for white space around it, or is left out beside the tool
-calls, or there was none, of which LiteLLM makes a remark. Its reasoning, and whatever else clients add or leave out, is ignored.
+calls, or there was none, of which LiteLLM makes a remark. Its reasoning tells two such answers apart where a client sends it back;
+else that, and whatever else clients add or leave out, is ignored.
 All other messages must be the same word for word, and so must the tools.
 
 An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
@@ -129,7 +130,7 @@ class Conversations:
     """Whether an answer whose reasoning (or text beside tool calls) was left out is another one, because whoever asks leaves it
     out on purpose."""
     _calls: dict[int, _Call] = field(default_factory=dict)
-    """By the digest of the messages and the answer; of those that said the same, the latest."""
+    """By the digest of the messages and the answer, and by that with the reasoning; of those that said the same, the latest."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
     """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
     _openings: set[int] = field(default_factory=set)
@@ -148,7 +149,7 @@ class Conversations:
             return
         if trace is None:
             self._forget(found.call.first)
-        else:
+        elif found.call.first.trace_id == trace.id:  # else another answer that said the same was kept meanwhile
             found.call.first.added_ids = array("q", [*trace.prompt_ids, *trace.response_ids])
 
     def prior_of(self, said: Said) -> Prior | None:
@@ -210,7 +211,10 @@ class Conversations:
                 call.added_ids = array("q", [*trace.prompt_ids[len(known) :], *trace.response_ids])
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
         forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
-        return partial(self._add, said, [hash((said.digests[-1], form)) for form in forms], content, call)
+        digests = [hash((said.digests[-1], form)) for form in forms]
+        if call.has_reasoning:
+            digests += [hash((digest, _reasoning(trace.response))) for digest in digests]
+        return partial(self._add, said, digests, content, call)
 
     def _add(self, said: Said, digests: Sequence[int], stopped_content: str, call: _Call) -> None:
         self._openings.add(said.opening)
@@ -228,19 +232,26 @@ class Conversations:
 
     def _found(self, said: Said) -> _Found | None:
         for place in range(len(said.messages), 0, -1):
-            call = self._calls.get(said.digests[place])
+            call = self._call(said, place)
             if call is not None:
                 return _Found(call=call, num_messages=place)
             if found := self._written_on(said, place):
                 return found
         return None
 
+    def _call(self, said: Said, place: int) -> _Call | None:
+        """The answer that ends the first messages: of those that said the same, one that was thought alike, or else the latest."""
+        digest, answer = said.digests[place], said.messages[place - 1]
+        thought = _reasoning(answer) if _is_answer(answer) else ""
+        return (self._calls.get(hash((digest, thought))) if thought else None) or self._calls.get(digest)
+
     def _written_on(self, said: Said, place: int) -> _Found | None:
         """The answer with which the message before `place` begins; of several, the latest."""
         stopped = self._stopped.get(said.digests[place - 1])
-        if not stopped or not _is_answer(said.messages[place - 1]):
+        message = said.messages[place - 1]
+        if not stopped or not _is_answer(message) or _tool_calls(message):
             return None
-        text = text_of(said.messages[place - 1])
+        text = text_of(message)
         for content, call in reversed(stopped):
             if text.startswith(content):
                 return _Found(call=call, num_messages=place, written_on=text.removeprefix(content))
@@ -256,7 +267,7 @@ class Conversations:
     def _same_arguments(self, said: Said, num_messages: int) -> bool:
         """Whether no answer that we know among the messages has other arguments now, where they were JSON."""
         for place in range(1, num_messages + 1):
-            call = self._calls.get(said.digests[place])
+            call = self._call(said, place)
             if call is None or not call.arguments:
                 continue
             echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[place - 1])]
@@ -320,7 +331,12 @@ def _own_content(answer: Message) -> str:
 
 
 def _has_reasoning(message: Message) -> bool:
-    return bool(message.get("reasoning_content") or message.get("reasoning"))
+    return bool(_reasoning(message))
+
+
+def _reasoning(message: Message) -> str:
+    """What was thought, without the white space around it."""
+    return str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
 
 
 def _tool_calls(message: Message) -> list[Mapping[str, Any]]:

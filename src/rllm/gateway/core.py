@@ -215,7 +215,7 @@ class Gateway:
 
     async def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
         """The prompt behind exactly the tokens of the answer that the call goes on from, if there is one."""
-        if missing := call.lacks():
+        while missing := call.lacks():
             call.supply(await asyncio.to_thread(self.store.trace, call.session.id, missing))
         prior = call.prior() if self._exact_turns else None
         return None if prior is None else self.upstream.continued_prompt(sent, prior)
