@@ -6,10 +6,13 @@ from urllib.parse import quote
 
 import pytest
 
+from rllm.capture import Said
 from rllm.errors import ConfigError
+from rllm.gateway.core import ABORTED
 from rllm.gateway.sessions import Sessions, with_fixed_sampling
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+from rllm.types import Trace
 
 from .held import HeldEngine
 
@@ -180,6 +183,17 @@ def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
     trace = store.by_session("s")[-1]
     assert trace.sampling["temperature"] == 0.7
     assert trace.parent_id == first["id"]
+
+
+async def test_an_answer_that_broke_off_is_not_gone_on_from_after_a_restart_either():
+    store, user = MemoryTraceStore(), {"role": "user", "content": "hi"}
+    answer = {"role": "assistant", "content": "The answ"}
+    tokens = {"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-0.1, -0.2]}
+    shared = {"session_id": "s", "model": "m", "messages": [user], "response": answer, **tokens}
+    store.add([Trace(id="whole", call_id="whole", **shared)])
+    store.add([Trace(id="cut", call_id="cut", finish_reason="abort", error=ABORTED, **shared)])
+    session = await Sessions(store).get("s")
+    assert session.conversations.lacks(Said.of([user, answer, user], None)) == "whole"
 
 
 def test_opening_twice_adds_metadata_and_replaces_sampling(serve):

@@ -219,7 +219,8 @@ class Sessions:
             for trace in self._store.by_session(session_id):
                 session.has_tools = session.has_tools or bool(trace.tools)
                 lineage.add(trace)
-                conversations.add(Said.of(trace.messages, trace.tools), trace)
+                if trace.error is None:
+                    conversations.add(Said.of(trace.messages, trace.tools), trace)
                 calls.setdefault(trace.call_id, trace)
             if "seed" in session.sampling:
                 for call in calls.values():
