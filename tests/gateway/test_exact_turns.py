@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from rllm.capture import Prior
 from rllm.engine.recorded import RecordedEngine
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
@@ -151,13 +151,36 @@ def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngi
     assert last["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
 
 
-@pytest.mark.parametrize("asked", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+        {"chat_template": "{{ messages[-1].content }}"},
+        {"documents": [{"title": "a", "text": "b"}]},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"add_generation_prompt": False},
+    ],
+)
 def test_what_a_completion_cannot_do_is_left_to_the_server(engine: LocalEngine, asked: Any) -> None:
     messages = [USER, {"role": "assistant", "content": "yes"}, NEXT]
     prior = Prior(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
     tokens = TokenPrompts(engine.tokenizer)
     assert tokens.continued({"messages": messages}, prior) is not None
     assert tokens.continued({"messages": messages, **asked}, prior) is None
+
+
+def test_log_probabilities_of_a_completion_line_up_and_keep_their_texts(engine: LocalEngine) -> None:
+    def read(**logprobs: Any) -> Any:
+        choice = {"index": 0, "token_ids": [5, 6], "logprobs": logprobs, "finish_reason": "length"}
+        chunks = TokenPrompts(engine.tokenizer).chat_chunks({}, [1, 2])
+        return chunks.feed({"choices": [choice]})["choices"][0]["logprobs"]["content"]
+
+    entries = read(token_logprobs=[-0.1, -0.2], tokens=["a", " b"])
+    assert [(entry["token"], entry["logprob"]) for entry in entries] == [("a", -0.1), (" b", -0.2)]
+    assert [entry["token"] for entry in read(token_logprobs=[-0.1, -0.2])] == ["token_id:5", "token_id:6"]
+    with pytest.raises(TokenMismatchError, match="2 sampled ids but 3 log-probabilities"):
+        read(token_logprobs=[-0.1, -0.2, -0.3])
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Any) -> None:

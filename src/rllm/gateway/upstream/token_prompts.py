@@ -22,9 +22,11 @@ from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
 _OF_CHAT = frozenset(
     """messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs chat_template_kwargs
-    add_generation_prompt continue_final_message response_format""".split()
+    add_generation_prompt continue_final_message response_format echo""".split()
 )
-"""Fields that a text completion does not take."""
+"""Fields that a text completion does not take, or takes otherwise."""
+_RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
+"""Fields by which a server prints messages otherwise than the model's template does here."""
 
 
 class TokenPrompts:
@@ -62,7 +64,9 @@ class TokenPrompts:
         """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
         if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
             return None
-        if request.get("top_logprobs"):
+        if request.get("top_logprobs") or request.get("add_generation_prompt") is False:
+            return None
+        if any(request.get(name) for name in _RENDERED_OTHERWISE):
             return None
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
@@ -157,11 +161,12 @@ class _Choice:
             delta["reasoning_content"] = reasoning
         if content:
             delta["content"] = content
-        numbers = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        given = choice.get("logprobs") or {}
+        numbers = given.get("token_logprobs")
         return {
             "index": choice.get("index", 0),
             "delta": delta,
-            "logprobs": logprobs_of(ids, numbers),
+            "logprobs": None if numbers is None else logprobs_of(ids, numbers, given.get("tokens") or ()),
             "finish_reason": reason,
             "token_ids": ids,
         }
