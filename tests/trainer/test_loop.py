@@ -234,6 +234,17 @@ def test_tasks_that_a_second_ctrl_c_ends_are_no_news(run_trainer: RunTrainer, ca
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
+def test_an_agent_that_stops_the_event_loop_is_told_and_the_last_step_saved(run_trainer: RunTrainer) -> None:
+    async def agent(word: str, base_url: str) -> float:
+        if ScriptedBackend.latest.weight_version == 1:
+            asyncio.get_running_loop().stop()
+        return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
+
+    run = run_trainer({"rollout": {"max_concurrent": 1}}, agent=agent, raises=RolloutError)
+    assert "stopped the event loop (loop.stop()), which all rollouts share: let it return instead" in str(run.error)
+    assert run.backend.saved_at == [1]
+
+
 def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         if word in ("fig", "apple"):

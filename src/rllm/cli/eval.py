@@ -141,6 +141,7 @@ def _make_missing(
     """Roll out what is missing, behind a gateway that keeps its traces beside the episodes."""
     from rllm.cli.eval_display import EvaluationDisplay
     from rllm.engine.agent_function_engine import AgentFunctionEngine
+    from rllm.engine.interrupts import run_to_its_end
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
     from rllm.store import open_store
@@ -155,7 +156,7 @@ def _make_missing(
         AgentFunctionEngine(function, gateway=gateway, store=store) as engine,
         closing(EvaluationDisplay(console)) as display,
     ):
-        asyncio.run(_quiet_when_stopped(evaluation.run(engine, on_progress=display, **limits)))
+        run_to_its_end(_quiet_when_stopped(evaluation.run(engine, on_progress=display, **limits)))
 
 
 def _fail_if_all_did(report: Report) -> None:

@@ -1,9 +1,35 @@
-"""A second Ctrl-C, which ends tasks in their midst: whoever pressed it need not hear of each."""
+"""What ends the event loop in the midst of its tasks: an agent that stops it, which is told, and a second Ctrl-C, of which
+whoever pressed it need not hear task by task."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rllm.errors import RolloutError
+
+T = TypeVar("T")
+
+_STOPPED = "Event loop stopped before Future completed."
+"""What event loops say for it, asyncio's and uvloop's."""
+
+
+def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, for work that shares its event loop with users' code.
+
+    Raises:
+        RolloutError: if the loop was stopped before the work was done.
+    """
+    try:
+        return asyncio.run(work)
+    except RuntimeError as error:
+        if str(error) != _STOPPED:
+            raise
+        raise RolloutError(
+            "an async agent, environment or reward stopped the event loop (loop.stop()), which all rollouts share: let it "
+            "return instead, or run what needs a loop of its own in a thread, await asyncio.to_thread(asyncio.run, work())"
+        ) from error
 
 
 def say_nothing_of_interrupted_tasks() -> None:

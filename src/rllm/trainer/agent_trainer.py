@@ -20,7 +20,7 @@ from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
-from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+from rllm.engine.interrupts import run_to_its_end, say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
@@ -184,13 +184,14 @@ class AgentTrainer:
         """Run the training to its end. May be called where an event loop is already running.
 
         Raises:
-            RolloutError: if every rollout of a step failed, or of the evaluation before the first.
+            RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the event
+                loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self._train())
+            return run_to_its_end(self._train())
         return _in_own_loop(self._train)
 
     async def _train(self) -> TrainResult:
@@ -311,7 +312,7 @@ def _in_own_loop(train: Callable[[], Any]) -> TrainResult:
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(stoppable()))
+            outcome.append(run_to_its_end(stoppable()))
         except BaseException as error:  # handed to the caller's thread
             outcome.append(error)
 
