@@ -8,13 +8,15 @@ import pytest
 
 from rllm.capture import Said
 from rllm.errors import ConfigError
-from rllm.gateway.core import ABORTED
-from rllm.gateway.sessions import Sessions, with_fixed_sampling
+from rllm.gateway.core import ABORTED, Gateway, ModelCall
+from rllm.gateway.sessions import Session, Sessions, with_fixed_sampling
+from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.types import Trace
 
 from .held import HeldEngine
+from .servers import RawServer, http
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = "/v1/chat/completions"
@@ -183,6 +185,20 @@ def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
     trace = store.by_session("s")[-1]
     assert trace.sampling["temperature"] == 0.7
     assert trace.parent_id == first["id"]
+
+
+async def test_the_prompt_that_is_counted_is_the_one_that_the_session_makes_of_it():
+    answer = {"choices": [{"index": 0, "message": {"content": ""}}], "usage": {"prompt_tokens": 3}}
+    sampling = {"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5, "max_completion_tokens": 9, "n": 2}
+    async with RawServer(http(200, answer)) as server:
+        upstream = HTTPUpstream(server.url)
+        call = ModelCall(asked={**HI, "min_tokens": 2}, session=Session("s", sampling=sampling), id="c")
+        assert await Gateway(MemoryTraceStore(), upstream).count_tokens(call) == 3
+        await upstream.close()
+    [sent] = server.requests
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert sent["max_tokens"] == 1
+    assert not {"min_tokens", "max_completion_tokens", "n"} & sent.keys()
 
 
 async def test_an_answer_that_broke_off_is_not_gone_on_from_after_a_restart_either():

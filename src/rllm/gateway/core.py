@@ -21,7 +21,7 @@ from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.redaction import Redact, redacted
-from rllm.gateway.sessions import Session, check_not_deleted
+from rllm.gateway.sessions import Session, check_not_deleted, with_fixed_sampling
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.gateway.upstream.route import Route
@@ -34,6 +34,9 @@ _random = random.Random()
 """Seeded by the system once; asking it for every id would cost a system call, which gives up the interpreter's lock."""
 
 ABORTED = "the client disconnected before the answer was complete"
+
+_NOT_COUNTED = ("stream", "stream_options", "n", "min_tokens")
+"""What a request may ask for that one token, whole, is no answer to."""
 
 
 def new_call_id(prefix: str) -> str:
@@ -190,7 +193,8 @@ class Gateway:
         Raises:
             RLLMError: if the upstream does not say.
         """
-        asked = {name: value for name, value in call.asked.items() if name not in ("stream", "stream_options", "n")}
+        imposed = with_fixed_sampling(call.asked, call.session.sampling)
+        asked = {name: value for name, value in imposed.items() if name not in _NOT_COUNTED}
         sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
         response = await self.upstream.complete(UpstreamCall(id=call.id, request=sent, route=call.route))
         counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
