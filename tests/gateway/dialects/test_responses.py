@@ -213,11 +213,21 @@ def test_log_probabilities_stand_where_they_were_asked_for():
     assert message["content"][0]["logprobs"] == entries
 
 
-def test_a_custom_tool_is_called_with_text_and_says_so_again():
+PATCH = {"type": "custom", "name": "patch"}
+NO_TOOLS = {"type": "allowed_tools", "tools": []}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [PATCH]},
+        {"tools": [{"type": "namespace", "name": "n", "tools": [PATCH]}]},
+        {"input": [{"type": "additional_tools", "tools": [PATCH]}, HI]},
+    ],
+)
+def test_a_custom_tool_is_called_with_text_and_says_so_again(asked):
     custom = {"id": "c1", "type": "function", "function": {"name": "patch", "arguments": '{"input": "+1 ü"}'}}
-    [call] = answer({"content": None, "tool_calls": [custom]}, asked={"tools": [{"type": "custom", "name": "patch"}]})[
-        "output"
-    ]
+    [call] = answer({"content": None, "tool_calls": [custom]}, asked=asked)["output"]
     assert (call["type"], call["input"]) == ("custom_tool_call", "+1 ü")
     output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
     assert chat(input=[HI, call, output])["messages"][1:] == [
@@ -271,6 +281,7 @@ def test_an_item_can_be_referred_to():
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": "x"}, "'tools'"),
+        ({"tools": [{"type": "namespace", "tools": [3]}], "tool_choice": NO_TOOLS}, "tools[].tools[0]=3"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

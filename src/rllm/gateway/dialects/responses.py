@@ -282,19 +282,19 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _tools(asked: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, Any]:
     """`tools`, `tool_choice`: of a choice among some tools, only these are shown to the model."""
-    given = [*objects(asked.get("tools") or [], "tools"), *added]
+    given = [(tool.get("name"), [*_functions(tool)]) for tool in [*objects(asked.get("tools") or [], "tools"), *added]]
     choice = asked.get("tool_choice")
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind == "allowed_tools":
             allowed = [tool.get("name") for tool in objects(choice.get("tools"), "tool_choice.tools")]
-            given = [tool for tool in given if tool.get("name") in allowed]
+            given = [(name, functions) for name, functions in given if name in allowed]
             choice = choice.get("mode") or "auto"
         elif kind in ("function", "custom"):
             choice = {"type": "function", "function": {"name": field(choice, "name", str, "tool_choice")}}
         else:
             raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
-    tools = [found for tool in given for found in _functions(tool)]
+    tools = [function for _, functions in given for function in functions]
     return ({"tools": tools} if tools else {}) | ({"tool_choice": choice} if choice is not None and tools else {})
 
 

@@ -150,7 +150,18 @@ def _call(own: str, position: int, call: Mapping[str, Any], custom: set[str]) ->
 
 
 def _custom_tools(asked: Mapping[str, Any]) -> set[str]:
-    return {tool.get("name") for tool in asked.get("tools") or () if tool.get("type") == "custom"}
+    items = asked["input"] if isinstance(asked.get("input"), list) else ()
+    added = (tool for item in items if item.get("type") == "additional_tools" for tool in item["tools"])
+    return {tool["name"] for tool in _unfolded([*(asked.get("tools") or ()), *added]) if tool.get("type") == "custom"}
+
+
+def _unfolded(tools: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """The tools, and in the place of a namespace those in it."""
+    for tool in tools:
+        if tool.get("type") == "namespace":
+            yield from _unfolded(tool["tools"])
+        else:
+            yield tool
 
 
 def _custom_input(arguments: str) -> str:
