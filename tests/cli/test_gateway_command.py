@@ -3,12 +3,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
 
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
+
+from ..ports import free_port
 
 
 def run(*arguments, timeout=60):
@@ -60,6 +63,30 @@ def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    port = str(free_port())
+    arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", port]
+    command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # as `| head` does
+        until_it_listens(process, f"http://127.0.0.1:{port}")
+        process.send_signal(signal.SIGTERM)
+        errors = process.stderr.read()
+    assert process.returncode == 0
+    assert b"BrokenPipe" not in errors
+
+
+def until_it_listens(process, url):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return httpx.get(f"{url}/healthz", timeout=60)
+        except httpx.ConnectError:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):

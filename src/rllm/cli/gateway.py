@@ -20,6 +20,7 @@ from rllm.cli.options import (
     Tokenizer,
     above_zero,
 )
+from rllm.cli.terminal import say
 
 if TYPE_CHECKING:
     from rllm.gateway.upstream import UpstreamPool
@@ -147,25 +148,23 @@ def gateway(
         _greet(url_of(listener, host), pool, store, needs_key=api_key is not None)
         with pruning(traces, retention):
             serve(app, listener, config)
-    print("rllm gateway: stopped; every acknowledged call is in the store")
+    say("rllm gateway: stopped; every acknowledged call is in the store")
 
 
 def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None:
     """Say what to do next, in one block."""
     key = "KEY" if needs_key else "anything"
-    print(
+    say(
         f"rllm gateway listens on {url}\n"
         f"  agents     base_url={url}/sessions/SESSION/v1  api_key={key}\n"
         f"             (any SESSION you like, one for each rollout; {url}/v1 gives every call its own)\n"
         f"  traces     {url}/sessions/SESSION/traces, kept in {store}\n"
         f"  forwards   to {', '.join(replica.address for replica in pool.replicas)}\n"
-        f"  Ctrl-C ends it; calls in flight are finished first.",
-        flush=True,
+        f"  Ctrl-C ends it; calls in flight are finished first."
     )
     for problem in _problems_of(pool):
-        print(
-            f"  WARNING    {problem}\n             (no call goes there until it answers; /readyz says whether any does)",
-            flush=True,
+        say(
+            f"  WARNING    {problem}\n             (no call goes there until it answers; /readyz says whether any does)"
         )
 
 

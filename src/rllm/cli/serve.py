@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rllm.cli.options import DEFAULT_STORE, Checkpoint, GatewayKey, Host, Port, Store
+from rllm.cli.terminal import say
 
 if TYPE_CHECKING:
     from rllm.gateway.upstream import Upstream
@@ -50,13 +51,12 @@ def serve(
         closing(open_store(store)) as traces,
         _upstream(config, max_concurrent) as upstream,
     ):
-        print(
+        say(
             f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
-            f"  traces are kept in {store}; Ctrl-C ends it, and calls in flight are finished first.",
-            flush=True,
+            f"  traces are kept in {store}; Ctrl-C ends it, and calls in flight are finished first."
         )
         serve_forever(create_app(traces, upstream, gateway), listener, gateway)
-    print("rllm serve: stopped")
+    say("rllm serve: stopped")
 
 
 def _folder_of(model: str, checkpoint: str) -> str:
@@ -110,7 +110,7 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
             f"model={config.model.path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
         )
     config.vllm.sleep = "never"  # nobody trains beside it
-    print(f"starting vLLM; what it says is in {LOG_FILE}", flush=True)
+    say(f"starting vLLM; what it says is in {LOG_FILE}")
     server = VLLMServer.start(
         serve_options(config, port=config.vllm.port or free_port()),
         command=vllm_command(config.vllm.command),

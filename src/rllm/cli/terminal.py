@@ -33,6 +33,15 @@ def print_json(values: Mapping[str, Any]) -> None:
     print(json.dumps(values), flush=True)
 
 
+def say(text: str) -> None:
+    """Print what a server has to say, for as long as somebody reads it: it is wanted also behind `| head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The text is still in the stream's buffer, where it would be an error again when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def command() -> str:
     """How this user can start `rllm`: by name where it is on the PATH, else as it was started now."""
     if shutil.which("rllm"):

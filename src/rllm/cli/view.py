@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rllm.cli.terminal import say
+
 DEFAULT_PORT = 7070
 _SELDOM = 50_000
 """New objects after which Python looks for unreachable cycles. What is read of a store stays, and is looked through in vain:
@@ -83,7 +85,7 @@ def _serve(runs: object, host: str, port: int, token: str | None, browser: bool)
     path = path_of("run", found[0].name) if len(found) == 1 else "/"
     query = f"?{urlencode({'token': token})}" if token else ""
     address = f"{url_of(listener, host)}{path}{query}"
-    print(f"{len(found)} run{'' if len(found) == 1 else 's'}: {address}  (Ctrl-C ends)", flush=True)
+    say(f"{len(found)} run{'' if len(found) == 1 else 's'}: {address}  (Ctrl-C ends)")
     if browser:
         webbrowser.open(address)
     serve(app, listener, GatewayConfig(shutdown_timeout_s=1.0))
