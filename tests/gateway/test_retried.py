@@ -113,6 +113,24 @@ def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serv
     assert engine.num_calls == 3
 
 
+def test_equal_requests_of_two_agents_are_not_taken_for_each_others_retries(serve, departures):
+    engine = HeldEngine()
+    served = serve(engine)
+
+    def headers_of(agent, count):
+        told = {"x-rllm-metadata": f'{{"agent":"{agent}"}}'}
+        return {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.01", **told}
+
+    for agent in ("first", "second"):
+        served.ask_and_leave(json=BODY, headers=headers_of(agent, "0"))
+    wait_for(lambda: len(departures) == 2)
+    engine.go.set()
+    answers = {
+        served.post(json=BODY, headers=headers_of(agent, "1")).json()["id"]: agent for agent in ("second", "first")
+    }
+    assert {trace.id: trace.metadata["agent"] for trace in served.store.by_session("s")} == answers
+
+
 def test_an_answer_that_its_client_may_have_missed_by_a_moment_is_kept_for_one_retry(serve):
     served = serve(["a", "b"], latency_s=0.05)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.05"}

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from rllm.gateway.identity import METADATA_HEADER
+
 _RETRY_COUNT = b"x-stainless-retry-count"
 """What the OpenAI and Anthropic SDKs send: 0 first, then 1, 2, ... for the same call."""
 _READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
@@ -37,7 +39,8 @@ class Attempt:
     """One request for an answer that may be asked for several times."""
 
     key: _Key
-    """Session, idempotency key, and hash of the body."""
+    """Session, idempotency key, and hash of the body and of the call's metadata: equal requests of two agents of a session are
+    told apart by what these say of themselves."""
     number: int = 0
     """How often the client has asked before."""
     read_timeout_s: float | None = None
@@ -76,7 +79,7 @@ def attempt_of(headers: Mapping[bytes, bytes], session_id: str | None, body: byt
         return None
     timeouts = [headers[name] for name in _READ_TIMEOUTS if name in headers]
     return Attempt(
-        key=(session_id or "", idempotency_key, hash(body)),
+        key=(session_id or "", idempotency_key, hash((body, headers.get(METADATA_HEADER.encode())))),
         number=int(count[:4]) if count.isdigit() else 0,
         read_timeout_s=_seconds(timeouts[0]) if timeouts else None,
     )
