@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from rllm.store import open_store
 from rllm.trainer.async_loop import AsyncTrainingLoop
 
 from . import mortal_run
-from .conftest import RunTrainer, ScriptedBackend, ask
+from .conftest import TASKS, RunTrainer, ScriptedBackend, ask
 from .test_loop import At, interrupt, step_words
 from .test_resume import assert_the_same, model, quiet, rollouts_of  # noqa: F401
 
@@ -31,6 +32,7 @@ def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
 def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer: RunTrainer) -> None:
     next_step_has_begun = threading.Event()
     versions: list[int] = []
+    turns = {task["word"]: itertools.count() for task in TASKS}
 
     def overlapping(word: str, base_url: str) -> float:
         versions.append(ScriptedBackend.latest.weight_version)
@@ -38,7 +40,7 @@ def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer:
             next_step_has_begun.set()
         assert next_step_has_begun.wait(timeout=60), "no rollout of the second step began beside those of the first"
         ask(base_url, word)
-        return float(len(base_url) % 2)
+        return float(next(turns[word]) % 2)
 
     config = {"num_steps": 4, "rollout": {"max_staleness": 1, "max_concurrent": 7}}
     run = run_trainer(config, agent=overlapping)

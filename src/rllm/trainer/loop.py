@@ -134,7 +134,7 @@ class TrainingLoop:
                 roles=self.roles,
             )
         self.trackers.progress("update", 0, 1)
-        ages = staleness(episodes, self.backend.weight_version)
+        ages = staleness(episodes, assembled.credits, self.backend.weight_version)
         self._is_whole = False
         with _timed(times, "update"):
             update = await self._beside(self.backend.update, assembled.batch, self.algorithm)

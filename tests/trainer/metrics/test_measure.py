@@ -13,6 +13,7 @@ from rllm.trainer.metrics.measure import (
     staleness,
     why_unusable,
 )
+from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, TerminationReason, Trajectory
 
 
@@ -91,12 +92,17 @@ def test_why_rollouts_ended() -> None:
     assert (metrics["rollout/ended_by/env_done"], metrics["rollout/ended_by/max_turns_exceeded"]) == (0.5, 0.25)
 
 
-def test_staleness_counts_publishes() -> None:
-    aged = [episode(1.0), episode(1.0), episode(1.0)]
-    for item, version in zip(aged, (3, 1, None), strict=True):
+def test_staleness_counts_publishes_of_what_is_trained_on() -> None:
+    def ages_of(*episodes: Episode) -> dict[str, float]:
+        roles = {"frozen": Role(trainable=False)}
+        return staleness(episodes, assemble(episodes, GRPO(), step=0, temperature=1.0, roles=roles).credits, 3)
+
+    aged = [episode(1.0), episode(0.0), episode(0.0), episode(None), episode(1.0)]
+    for item, version in zip(aged, (3, 1, None, 0, 0), strict=True):
         item.trajectories[0].steps[0].weight_version = version
-    assert staleness(aged, 3) == {"tokens/staleness": 1.0, "tokens/staleness_max": 2.0}
-    assert staleness([episode(1.0)], 3) == {}
+    aged[-1].trajectories[0].name = "frozen"
+    assert ages_of(*aged) == {"tokens/staleness": 1.0, "tokens/staleness_max": 2.0}
+    assert ages_of(episode(1.0), episode(0.0)) == {}
 
 
 def test_eval_metrics() -> None:

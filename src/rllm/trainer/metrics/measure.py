@@ -13,7 +13,7 @@ import torch
 
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.trainer.assemble import Assembled
-from rllm.types import Episode, Step
+from rllm.types import Episode, Step, StepCredit
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -51,12 +51,16 @@ def batch_metrics(assembled: Assembled) -> dict[str, float]:
     }
 
 
-def staleness(episodes: Sequence[Episode], weight_version: int) -> dict[str, float]:
-    """`tokens/staleness...`: how many publishes ago tokens that may be trained on were sampled; nothing where no version is
+def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight_version: int) -> dict[str, float]:
+    """`tokens/staleness...`: how many publishes ago the tokens that are trained on were sampled; nothing where no version is
     known."""
-    paths = [path for episode in episodes if not episode.failed for path in episode.trajectories if path.trainable]
+    trained = {(credit.session_id, credit.trace_id) for credit in credits if credit.dropped is None}
+    steps = ((item.session_id, step) for item in episodes for path in item.trajectories for step in path.steps)
     ages = [
-        float(weight_version - version) for path in paths for step in path.steps for version in token_versions(step)
+        float(weight_version - version)
+        for session_id, step in steps
+        if (session_id, step.id) in trained
+        for version in token_versions(step)
     ]
     return {**_mean("tokens/staleness", ages), **({"tokens/staleness_max": max(ages)} if ages else {})}
 
