@@ -257,6 +257,20 @@ async def test_paused_calls_wait_and_get_the_new_weights():
         assert ((await under_way).weight_version, (await held).weight_version) == (6, 7)
 
 
+async def test_a_replica_that_is_removed_while_it_is_drained_is_drained_to_the_end():
+    server, other = RawServer(), RawServer()
+    server.hold.clear()
+    async with pool_of(server, other) as pool:
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: server.requests)
+        drained = asyncio.create_task(pool.replicas.drain(DEADLINE_S, 1))
+        await asyncio.sleep(0)
+        pool.replicas.remove(1)
+        server.hold.set()
+        assert await drained == 0
+        await call
+
+
 async def test_weights_that_change_under_an_answer_are_noted():
     server = RawServer()
     server.hold.clear()

@@ -82,7 +82,7 @@ class ReplicaSet:
     @property
     def in_flight(self) -> int:
         """Calls under way at any replica, removed ones included."""
-        return sum(replica.in_flight for replica in (*self._replicas, *self._leaving))
+        return self._num_in_flight(None)
 
     @property
     def num_waiting(self) -> int:
@@ -359,4 +359,6 @@ class ReplicaSet:
         return chosen
 
     def _num_in_flight(self, replica_id: int | None) -> int:
-        return self.in_flight if replica_id is None else self._chosen(replica_id)[0].in_flight
+        """At any replica, or at the one of this id, which may be removed by now."""
+        replicas = (*self._replicas, *self._leaving)
+        return sum(replica.in_flight for replica in replicas if replica_id in (None, replica.id))
