@@ -360,6 +360,23 @@ def test_the_best_checkpoint_stays_so_in_a_run_that_is_stopped_twice(run_trainer
     assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
 
 
+def test_a_run_that_is_stopped_in_its_last_evaluation_can_be_resumed_for_it(run_trainer: RunTrainer) -> None:
+    def agent(word: str, base_url: str) -> float:
+        if word == "plum" and ScriptedBackend.latest.weight_version == 2 and stops:
+            stops.pop()()
+        ask(base_url, word)
+        return 1.0
+
+    stops = [interrupt]
+    stopped = run_trainer(agent=agent, val=True, raises=KeyboardInterrupt)
+    assert stopped.steps == [1, 2]
+    run = run_trainer(agent=agent, val=True, resume=True)
+    assert [line["step"] for line in run.lines if "eval/accuracy" in line] == [0, 2]
+    assert run.steps == [1, 2]
+    with pytest.raises(ConfigError, match="has already done the 2 steps"):
+        run_trainer(agent=agent, val=True, resume=True)
+
+
 def test_an_evaluation_in_which_all_failed_is_made_again(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         if word in ("lime", "plum") and ScriptedBackend.latest.weight_version == 2 and not mended:

@@ -202,7 +202,7 @@ class AgentTrainer:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
-        if start.steps_done >= self.config.num_steps:
+        if start.has_done(self.config.num_steps):
             decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
             raise ConfigError(
                 f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done the "

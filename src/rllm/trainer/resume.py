@@ -84,6 +84,10 @@ class StartingPoint:
         """After how many steps the policy was last evaluated; -1 for never."""
         return int(self.state.get("evaluated_at", self.state.get("step", -1)))
 
+    def has_done(self, num_steps: int) -> bool:
+        """Whether nothing is left of a run of so many steps, the evaluation behind its last one included."""
+        return self.steps_done > num_steps or self.steps_done == num_steps <= self.evaluated_at
+
     def score(self, keep_best: str | None) -> float | None:
         """What the policy was worth by this metric, if its last evaluation was by the same."""
         score: float | None = self.state.get("score")
