@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.sdk.programs import run_program, run_program_async
 from rllm.sdk.supervised import Limits, ProgramResult, run_supervised
 
 FAMILY = """
@@ -161,6 +162,13 @@ def test_a_program_that_is_not_there_is_named() -> None:
         run("no-such-program")
     with pytest.raises(ConfigError, match="list of a program and its arguments"):
         run_supervised("ls -l", Limits(), env={})
+
+
+async def test_no_program_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"command=\[\]"):
+        run_program([])
+    with pytest.raises(ConfigError, match=r"command=\[\]"):
+        await run_program_async([])
 
 
 @pytest.mark.parametrize(

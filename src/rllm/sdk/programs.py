@@ -70,7 +70,7 @@ async def run_program_async(
     cancelled = threading.Event()
     run = _prepared(command, limits, cwd=cwd, env=env, input=input)
     try:
-        return await in_thread(partial(run, cancelled.is_set), name=f"program {command[0]}")
+        return await in_thread(partial(run, cancelled.is_set), name=f"program {next(iter(command), '')}")
     except asyncio.CancelledError:
         cancelled.set()
         raise
