@@ -155,6 +155,11 @@ def shown(value: object) -> str:
         return "<a number too long to write>"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`, for a message."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _said_by(error: BaseException) -> str:
     """Its message; of a user's exception whose `__str__` raises in turn, the arguments."""
     try:

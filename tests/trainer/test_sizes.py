@@ -21,14 +21,18 @@ def test_sizes_in_words() -> None:
         "= 1,000 times through the 2 tasks"
     )
     assert in_words(load_config(SIZES), 1600)[0] == "32 tasks x 8 rollouts = 256 episodes a step, 1 update"
+    assert in_words(load_config(["tasks_per_step=1", "rollout.group_size=1", "num_steps=3"]), 1) == [
+        "1 task x 1 rollout = 1 episode a step, 1 update",
+        "3 steps x 1 task = 3 times through the 1 task",
+    ]
 
 
 def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config([*SIZES, "optim.num_minibatches=3", "rollout.resample_rounds=2", "num_steps=1"])
     assert in_words(config, 20) == [
         "32 tasks x 8 rollouts = 256 episodes a step, 3 updates of 85 or 86 episodes",
-        "1 steps x 32 tasks = 1.6 times through the 20 tasks",
-        "tasks_per_step=32 is more than the 20 tasks there are: a step takes some of them more than once, each time as a "
+        "1 step x 32 tasks = 1.6 times through the 20 tasks",
+        "tasks_per_step=32 is more than the 20 there are: a step takes some of them more than once, each time as a "
         "group of its own",
         "tasks whose rollouts all earn the same are replaced, up to 2 times a step",
     ]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rllm.cli.terminal import say
+from rllm.errors import counted
 
 DEFAULT_PORT = 7070
 _SELDOM = 50_000
@@ -85,7 +86,7 @@ def _serve(runs: object, host: str, port: int, token: str | None, browser: bool)
     path = path_of("run", found[0].name) if len(found) == 1 else "/"
     query = f"?{urlencode({'token': token})}" if token else ""
     address = f"{url_of(listener, host)}{path}{query}"
-    say(f"{len(found)} run{'' if len(found) == 1 else 's'}: {address}  (Ctrl-C ends)")
+    say(f"{counted(len(found), 'run')}: {address}  (Ctrl-C ends)")
     if browser:
         webbrowser.open(address)
     serve(app, listener, GatewayConfig(shutdown_timeout_s=1.0))

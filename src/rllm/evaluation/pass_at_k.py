@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from rllm.engine.episode_log import to_json
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.types import Trajectory
 
 _Z = 1.959963984540054
@@ -99,7 +99,7 @@ class PassAtK:
         unscored = f", {self.num_unscored} of them without a reward" if self.num_unscored else ""
         return (
             f"pass@1 {self.pass_at_1:.1%}, pass@{self.k} {self.pass_at_k:.1%} "
-            f"({self.num_tasks} tasks, {self.num_rollouts} rollouts{unscored})"
+            f"({counted(self.num_tasks, 'task')}, {counted(self.num_rollouts, 'rollout')}{unscored})"
         )
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rllm.backends.verl.settings import on_cpu
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
 from rllm.trainer.config.schema import TrainConfig
@@ -193,7 +193,7 @@ def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) ->
 
 def plan(config: TrainConfig, num_tasks: int, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
     """What each node has, what runs where, and how large a step is."""
-    told = [f"Ray cluster of {len(nodes)} node{'s' if len(nodes) > 1 else ''}:"]
+    told = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
     for node in nodes:
         answer = answers[node.id]
         gpus = f", {node.num_gpus:g} GPUs ({answer.gpus[0]})" if answer.gpus else f", {node.num_gpus:g} GPUs"
@@ -208,8 +208,8 @@ def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:
     if config.backend == "verl":
         unit = "CPU" if on_cpu(config) else "GPU"
         yield (
-            f"training: {config.verl.num_nodes} node{'s' if config.verl.num_nodes > 1 else ''} x {config.verl.workers_per_node} "
-            f"workers, a {unit} each, hold the model in pieces"
+            f"training: {counted(config.verl.num_nodes, 'node')} x {counted(config.verl.workers_per_node, 'worker')}, "
+            f"a {unit} each, hold the model in pieces"
         )
     where = "a vLLM server" if config.model.engine == "vllm" else "the process of the trainer"
     yield f"sampling: {where}, on this machine"

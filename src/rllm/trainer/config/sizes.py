@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.trainer.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -40,17 +40,18 @@ def num_episodes(config: TrainConfig) -> int:
 def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     """What the sizes mean: episodes and updates of a step, and how often the tasks are gone through."""
     times = config.num_steps * config.tasks_per_step / num_tasks
+    tasks = counted(config.tasks_per_step, "task")
     told = [
-        f"{config.tasks_per_step} tasks x {config.rollout.group_size} rollouts = {num_episodes(config)} episodes a step, "
+        f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a step, "
         f"{_updates(config)}",
-        f"{config.num_steps} steps x {config.tasks_per_step} tasks = "
-        f"{f'{times:.3g}' if times < 1000 else f'{times:,.0f}'} times through the {num_tasks} tasks",
+        f"{counted(config.num_steps, 'step')} x {tasks} = "
+        f"{f'{times:.3g}' if times < 1000 else f'{times:,.0f}'} times through the {counted(num_tasks, 'task')}",
     ]
     if config.tasks_per_step > num_tasks:
         told.append(_more_than_there_are(config, num_tasks))
     ahead = config.rollout.max_staleness
     if ahead:
-        told.append(f"rollouts run up to {ahead} step{'s' if ahead > 1 else ''} ahead of the updates")
+        told.append(f"rollouts run up to {counted(ahead, 'step')} ahead of the updates")
     if config.rollout.resample_rounds:
         told.append(
             f"tasks whose rollouts all earn the same are replaced, up to {config.rollout.resample_rounds} times a step"
@@ -71,6 +72,6 @@ def _updates(config: TrainConfig) -> str:
 
 def _more_than_there_are(config: TrainConfig, num_tasks: int) -> str:
     return (
-        f"tasks_per_step={config.tasks_per_step} is more than the {num_tasks} tasks there are: a step takes some of them "
+        f"tasks_per_step={config.tasks_per_step} is more than the {num_tasks} there are: a step takes some of them "
         "more than once, each time as a group of its own"
     )
