@@ -220,6 +220,13 @@ def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.Lo
     assert sess.llm_calls[0].metadata["big"] == "x" * 50_000
 
 
+def test_an_http_client_cannot_lead_one_model_client_to_the_gateway_and_another_not() -> None:
+    with openai.DefaultHttpxClient(verify=False) as http, get_chat_client(http_client=http) as client:
+        with pytest.raises(ConfigError, match="use_proxy=False: its http_client is also that of a model client with"):
+            get_chat_client(use_proxy=False, http_client=http)
+        assert client.with_options(timeout=1.0)._tracker is client._tracker
+
+
 def test_an_http_client_of_ones_own_is_tracked_once(server: ModelServer) -> None:
     with (
         openai.DefaultHttpxClient() as http,

@@ -168,10 +168,19 @@ class _Tracker:
 
     def attach_to(self, http_client: Any) -> Self:
         """Add the hooks, unless this client has them: copies of a model client share their HTTP client. Returns whose hooks
-        they are."""
+        they are.
+
+        Raises:
+            ConfigError: if it has those of a client that is led elsewhere.
+        """
         hooks = http_client.event_hooks
         for hook in hooks["request"]:
             if isinstance(there := getattr(hook, "__self__", None), type(self)):
+                if there._use_proxy != self._use_proxy:
+                    raise ConfigError(
+                        f"use_proxy={self._use_proxy}: its http_client is also that of a model client with "
+                        f"use_proxy={there._use_proxy}: give each an http_client of its own"
+                    )
                 return there
         http_client.event_hooks = {
             "request": [*hooks["request"], self.on_request],
