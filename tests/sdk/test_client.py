@@ -198,11 +198,11 @@ def test_calls_from_threads_belong_to_the_session(server: ModelServer) -> None:
 
 def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client:
-        for metadata in ({"x": {1, 2}}, {"x": {("a",): 1}}, {"x": float("nan")}, {"x": "naïve 日本 %"}):
-            with session(**metadata):
+        for value in ({1, 2}, {("a",): 1}, float("nan"), "naïve 日本 % 😀", "a\udcff 😀"):
+            with session(x=value):
                 client.chat.completions.create(model="m", messages=user("hello"))
     stamps = [json.loads(unquote(item.headers["x-rllm-metadata"])) for item in server.received]
-    assert [stamp["x"] for stamp in stamps] == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 %"]
+    assert [stamp["x"] for stamp in stamps] == ["{1, 2}", "{('a',): 1}", "nan", "naïve 日本 % 😀", "a? 😀"]
     assert all(isinstance(stamp["session_uids"], list) for stamp in stamps), "by which calls are found again"
 
 

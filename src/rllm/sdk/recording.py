@@ -137,9 +137,12 @@ def _warn_once_that_metadata_stays(limit: int) -> None:
 
 def _json_of(metadata: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
     try:
-        return json.dumps({**metadata, **needed}, default=str, allow_nan=False)
+        told = json.dumps({**metadata, **needed}, default=str, allow_nan=False)
     except (TypeError, ValueError):  # keys that are no strings, NaN, a cycle
-        return json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
+        told = json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
+    if "\\ud" in told:  # half of a surrogate pair, as in names of files, is no text to whoever reads this
+        told = json.dumps(json.loads(json.dumps(json.loads(told), ensure_ascii=False).encode(errors="replace")))
+    return told
 
 
 def _body_of(request: Any) -> bytes:
