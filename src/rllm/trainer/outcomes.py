@@ -12,17 +12,20 @@ from rllm.engine.complete import DEFAULT_NAME
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored
 
+Credited = tuple[str, str, str]
+"""Ids of a session and a trace, and between them the name of the trajectory: several may share a call."""
+
 _MAX_TEXT = 4000
 """Characters of an error or a traceback that are kept, its end: there it says what happened."""
 
 
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
     """Note on the session of each episode how it ended; durable on return. What has no session in the store is passed over."""
-    credit_of = {(credit.session_id, credit.trace_id): credit for credit in credits}
+    credit_of = {(credit.session_id, credit.trajectory_name, credit.trace_id): credit for credit in credits}
     await asyncio.to_thread(_keep, store, episodes, credit_of)
 
 
-def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[tuple[str, str], StepCredit]) -> None:
+def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[Credited, StepCredit]) -> None:
     noted = [
         store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
         for episode in episodes
@@ -32,12 +35,12 @@ def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[tup
         write.result()
 
 
-def outcome_of(episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]) -> dict[str, Any]:
+def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
     """The facts of an episode that are small, as JSON holds them.
 
     Args:
         episode: as its rollout, and its training if there was one, left it.
-        credit_of: by session and trace, what the trainer decided about its steps.
+        credit_of: by session, trajectory and trace, what the trainer decided about its steps.
     """
     error = episode.info.get("error")
     return {
@@ -50,8 +53,8 @@ def outcome_of(episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]
     }
 
 
-def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[tuple[str, str], StepCredit]) -> dict[str, Any]:
-    decided = [credit_of.get((episode.session_id, step.id)) for step in path.steps]
+def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
+    decided = [credit_of.get((episode.session_id, path.name, step.id)) for step in path.steps]
     known = [credit for credit in decided if credit is not None]
     reasons = {credit.dropped for credit in known}
     scored: list[Trajectory | Step] = [path, *path.steps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from rllm.errors import ConfigError
@@ -131,3 +132,27 @@ def test_trajectories_of_one_name_and_reward_are_rows_apart(run_trainer: RunTrai
         rows = rows_of_store(store)
     assert [len(row["steps"]) for row in rows] == [1] * 4
     assert len(sampled_from(rows, reward_threshold=None, best_per_task=1)) == 2, "two tasks"
+
+
+def test_a_call_that_trajectories_share_is_a_step_of_each(run_trainer: RunTrainer) -> None:
+    def planned(word: str, base_url: str) -> list[Trajectory]:
+        def call(content: str) -> str:
+            request = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+            told: str = httpx.post(f"{base_url}/chat/completions", json=request, timeout=60).json()["id"]
+            return told
+
+        plan = call(word)
+        return [
+            Trajectory(name="solver", reward=1.0, steps=[Step(id=plan), Step(id=call(f"solve {word}"))]),
+            Trajectory(name="critic", reward=0.5, steps=[Step(id=plan), Step(id=call(f"doubt {word}"))]),
+            Trajectory(name="judge", reward=0.0, steps=[Step(id=plan)]),
+        ]
+
+    config = {"num_steps": 1, "tasks_per_step": 1, "rollout": {"group_size": 1}, "algorithm": {"name": "reinforce"}}
+    run = run_trainer({**config, "roles": {"judge": {"trainable": False}}}, agent=planned)
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        rows = rows_of_store(store)
+        (session,) = store.sessions()
+    assert [(row["name"], row["reward"], len(row["steps"])) for row in rows] == [("solver", 1.0, 2), ("critic", 0.5, 2)]
+    told = session.metadata[OUTCOME_KEY]["trajectories"]
+    assert [(path["name"], path["advantage"]) for path in told] == [("solver", 1.0), ("critic", 0.5), ("judge", None)]
