@@ -1,15 +1,21 @@
+import json
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.errors import STOPPED
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+
+from .held import HeldEngine
 
 
 def gateway(**config):
@@ -162,3 +168,23 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):
         server.start()
     assert upstream.is_closed
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_by_the_shutdown_says_so_to_its_client_and_in_its_trace(serve, stream, caplog):
+    engine = HeldEngine(num_pieces=1)
+    served = serve(engine)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.post, json=body)
+        deadline = time.monotonic() + 60
+        while not engine.num_calls:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        served.server.stop()
+        told = answer.result(timeout=60)
+    error = json.loads(told.text.removesuffix("\n\n").rpartition("data: ")[2])["error"]
+    assert (told.status_code, error["code"]) == (200 if stream else 503, "stopped")
+    [trace] = served.store.by_session("s")
+    assert (trace.error, trace.finish_reason) == (STOPPED, "abort")
+    assert not [record for record in caplog.records if record.exc_info], "a stop is no failure of the program"

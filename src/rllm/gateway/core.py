@@ -18,7 +18,7 @@ from rllm.capture import ChatStream, Prior, Said, traces_from_chat
 from rllm.errors import RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
-from rllm.gateway.errors import UpstreamError
+from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session, check_not_deleted, with_fixed_sampling
@@ -140,8 +140,8 @@ class Gateway:
             complete_response(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
             answer = render(response)
-        except asyncio.CancelledError:
-            self._keep_unawaited(call, self._failed(call, sent, ABORTED))
+        except asyncio.CancelledError as cut:
+            self._keep_unawaited(call, self._failed(call, sent, _why_cut(cut)))
             raise
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error)))
@@ -176,8 +176,8 @@ class Gateway:
             if not rebuilt.finished:
                 raise UpstreamError("the upstream's stream ended before the answer was complete")
             traces = self._traces(call, sent, rebuilt.response(), timings)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._keep_unawaited(call, self._failed(call, sent, ABORTED, rebuilt.response(), timings))
+        except (asyncio.CancelledError, GeneratorExit) as cut:
+            self._keep_unawaited(call, self._failed(call, sent, _why_cut(cut), rebuilt.response(), timings))
             raise
         except Exception as error:
             await self._keep(call, self._failed(call, sent, _reason(error), rebuilt.response(), timings))
@@ -267,7 +267,7 @@ class Gateway:
         timings: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trace]:
         """The record of a call without a whole answer: its tokens so far, or none, and why."""
-        finish_reason = "abort" if reason is ABORTED else "error"
+        finish_reason = "abort" if reason in (ABORTED, STOPPED) else "error"
         traces: list[Trace] = []
         if partial.get("choices"):
             # The tokens that arrived may be the very reason for the failure.
@@ -346,6 +346,10 @@ class Gateway:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, RLLMError) else f"{type(error).__name__}: {error}"
+
+
+def _why_cut(cut: BaseException) -> str:
+    return STOPPED if was_stopped(cut) else ABORTED
 
 
 def _log_failure(write: Future[None]) -> None:

@@ -9,6 +9,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 from rllm.gateway.deadlines import Deadlines
+from rllm.gateway.errors import STOPPED, GatewayError, was_stopped
 
 WATCH_AFTER_S = 0.1
 """Most calls of a fast server are over by then, and never pay for a task that watches their connection."""
@@ -21,6 +22,7 @@ class ClientDisconnected(Exception):
 class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
     """`async with until_disconnect(receive, deadlines):` cancels its block, and raises `ClientDisconnected`, if the client leaves.
 
+    A block that is cancelled because the gateway is stopped raises a `GatewayError`, 503.
     The request's body must have been read: from there on an ASGI server has only the disconnect left to say.
     """
 
@@ -67,3 +69,6 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
             self._worker.uncancel()
             if kind is asyncio.CancelledError:
                 raise ClientDisconnected from error
+        elif was_stopped(error):
+            self._worker.uncancel()
+            raise GatewayError(503, f"{STOPPED}: ask again", code="stopped", retry_after_s=1.0) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +17,8 @@ from rllm.errors import (
     TokenMismatchError,
 )
 
+STOPPED = "the gateway was stopped before the answer was complete"
+"""With what the task of a call is cancelled that is under way for too long then."""
 CONTEXT_OVERFLOW = "context_length_exceeded"
 """The code of a prompt that is too long: clients shorten the conversation when they read it."""
 
@@ -77,6 +80,11 @@ class UpstreamError(InferenceError):
         self.fault: UpstreamFault = fault
         self.retry_after_s = retry_after_s
         """When to ask again, where the server said so."""
+
+
+def was_stopped(error: BaseException | None) -> bool:
+    """Whether this ends a call because the gateway is stopped."""
+    return isinstance(error, asyncio.CancelledError) and error.args == (STOPPED,)
 
 
 def to_gateway_error(error: Exception) -> GatewayError:

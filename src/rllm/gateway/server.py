@@ -23,6 +23,7 @@ from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.acceptor import Acceptor
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.errors import STOPPED
 from rllm.gateway.http_limits import BoundedHTTP
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
@@ -255,7 +256,9 @@ class _Server(uvicorn.Server):
         except TimeoutError:
             logger.error("%d calls are cut off, which did not end in time for the shutdown", len(state.tasks))
             for task in state.tasks:
-                task.cancel()
+                task.cancel(STOPPED)
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients are told
         if not self.force_exit:
             await self.lifespan.shutdown()
 
