@@ -59,7 +59,7 @@ def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
 
 def test_what_was_kept_while_a_trace_was_looked_for_is_not_given_its_tokens() -> None:
     known = Conversations()
-    first, later = (trace_of([USER], ANSWER, prompt_ids, id) for prompt_ids, id in (([1], "t1"), ([2], "t2")))
+    first, later = (trace_of([USER], ANSWER, prompt_ids, name) for prompt_ids, name in (([1], "t1"), ([2], "t2")))
     asked = Said.of([USER, ANSWER, RESULT], None)
     known.add(Said.of([USER], None), first)
     assert known.lacks(asked) == "t1"
