@@ -11,7 +11,7 @@ import pytest
 
 from rllm.errors import SessionDeletedError, StoreError
 from rllm.store import TraceStore, open_store
-from rllm.store.base import SessionRef
+from rllm.store.base import SessionRef, session_pages
 from rllm.types import StepCredit, Trace
 
 from .sample_traces import trace_of, turn_of
@@ -249,6 +249,19 @@ def test_oldest_first_is_the_other_way_round(store: TraceStore):
         store.open_session(name, {}).result()
     assert [info.id for info in store.sessions(oldest_first=True, limit=2)] == ["one", "two"]
     assert [info.id for info in store.sessions(oldest_first=True, offset=2)] == ["three"]
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_sessions_that_are_deleted_while_all_are_read_hide_none(store: TraceStore, oldest_first: bool):
+    for number in range(6):
+        store.open_session(str(number), {}).result()
+    pages = session_pages(store, oldest_first=oldest_first, page_size=2)
+    first = [info.id for info in next(pages)]
+    for session_id in first:
+        store.delete(session_id)
+    found = first + [info.id for page in pages for info in page]
+    assert found == sorted(found, reverse=not oldest_first)
+    assert len(found) == 6
 
 
 def test_a_session_that_is_copied_keeps_its_age(store: TraceStore):

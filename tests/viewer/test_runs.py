@@ -104,9 +104,9 @@ def test_a_large_store_is_read_in_few_pages(tmp_path: Path, monkeypatch: pytest.
     asked: list[tuple[int, int]] = []
 
     class Counting(SqliteTraceStore):
-        def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
+        def sessions(self, *, limit: int = 100, offset: int = 0, **options: Any) -> list[SessionInfo]:
             asked.append((limit, offset))
-            return super().sessions(limit=limit, offset=offset, oldest_first=oldest_first)
+            return super().sessions(limit=limit, offset=offset, **options)
 
     with Counting(tmp_path / "traces.db") as store:
         for number in range(9):

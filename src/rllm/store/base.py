@@ -85,8 +85,11 @@ class TraceStore(Protocol):
         """The session, or `None` if it is unknown."""
         ...
 
-    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
-        """Sessions, newest first unless told otherwise."""
+    def sessions(
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+    ) -> list[SessionInfo]:
+        """Sessions, newest first unless told otherwise; those that come behind the session of the number `beyond`, which need
+        not be there any more."""
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:
@@ -134,8 +137,16 @@ _PAGE = 256
 
 
 def every_session(store: TraceStore, *, oldest_first: bool = False) -> Iterator[SessionInfo]:
-    """All sessions, read a page at a time. Newest first, one that begins meanwhile makes another come twice."""
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=oldest_first):
+    """All sessions, whatever begins or is deleted meanwhile; they are read a page at a time."""
+    for page in session_pages(store, oldest_first=oldest_first):
         yield from page
-        offset += len(page)
+
+
+def session_pages(
+    store: TraceStore, *, oldest_first: bool = False, page_size: int = _PAGE
+) -> Iterator[list[SessionInfo]]:
+    """`every_session`, by pages."""
+    last: int | None = None
+    while page := store.sessions(limit=page_size, oldest_first=oldest_first, beyond=last):
+        yield page
+        last = page[-1].number

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from rllm.errors import StoreError
-from rllm.store.base import SessionInfo, TraceStore
+from rllm.store.base import SessionInfo, TraceStore, session_pages
 
 _PAGE = 64
 """Sessions that are under way at once: they share commits."""
@@ -31,7 +31,7 @@ def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Co
         StoreError: if a session is not the same in the target afterwards: it had other traces under the same ids.
     """
     copied = Copied()
-    for page in _pages(source):
+    for page in session_pages(source, oldest_first=True, page_size=_PAGE):
         missing = [info for info in page if not _is_whole(source, target, info)]
         _copy(source, target, missing)
         for info in missing:
@@ -43,13 +43,6 @@ def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Co
         )
         on_progress(copied)
     return copied
-
-
-def _pages(store: TraceStore) -> Iterator[list[SessionInfo]]:
-    offset = 0
-    while page := store.sessions(limit=_PAGE, offset=offset, oldest_first=True):
-        yield page
-        offset += len(page)
 
 
 def _is_whole(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
+from operator import gt, lt
 from types import TracebackType
 from typing import Any
 
@@ -74,12 +75,16 @@ class MemoryTraceStore:
             session = self._sessions.get(session_id)
             return _info(session_id, session) if session else None
 
-    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
+    def sessions(
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+    ) -> list[SessionInfo]:
         with self._lock:
             self._check_open()
             items = list(self._sessions.items())
             ordered = items if oldest_first else items[::-1]
-            return [_info(*item) for item in ordered[offset : offset + limit]]
+            is_behind = gt if oldest_first else lt
+            found = [item for item in ordered if beyond is None or is_behind(item[1].number, beyond)]
+            return [_info(*item) for item in found[offset : offset + limit]]
 
     def by_session(self, session_id: str) -> list[Trace]:
         with self._lock:

@@ -115,9 +115,14 @@ class SqlTraceStore(ABC):
         found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
         return rows.row_to_session(found[0]) if found else None
 
-    def sessions(self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False) -> list[SessionInfo]:
-        order = "ASC" if oldest_first else "DESC"
-        found = self._read(f"{rows.SELECT_SESSIONS} ORDER BY seq {order} LIMIT ? OFFSET ?", limit, offset)
+    def sessions(
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+    ) -> list[SessionInfo]:
+        order, behind = ("ASC", ">") if oldest_first else ("DESC", "<")
+        where, values = (f"WHERE seq {behind} ?", [beyond]) if beyond is not None else ("", [])
+        found = self._read(
+            f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?", *values, limit, offset
+        )
         return [rows.row_to_session(row) for row in found]
 
     def by_session(self, session_id: str) -> list[Trace]:
