@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -102,6 +102,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Agent:
     """Two turns with a shared, ordinary client; every other attempt at a question is rewarded."""
 
+    clients: ClassVar[list[openai.OpenAI]] = []
+
     def __init__(self) -> None:
         self.client: openai.OpenAI | None = None
         self.lock = threading.Lock()
@@ -113,7 +115,9 @@ class Agent:
 
     def attempt(self, question: str, number: int) -> Any:
         with self.lock:
-            self.client = self.client or openai.OpenAI()
+            if self.client is None:
+                self.client = openai.OpenAI()
+                self.clients.append(self.client)
         messages: list[Any] = [{"role": "user", "content": question}]
         for _ in range(2):
             response = self.client.chat.completions.create(model="any", messages=messages, max_tokens=6)
@@ -121,6 +125,13 @@ class Agent:
             messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "Sure?"}]
         with self.lock:
             return float(next(self.turns[question]) % 2)
+
+
+@pytest.fixture(autouse=True)
+def no_connection_is_left() -> Iterator[None]:
+    yield
+    while Agent.clients:
+        Agent.clients.pop().close()
 
 
 def trainer_of(policy: Path, run_dir: Path, agent: Any, *, num_steps: int = 2, **options: Any) -> AgentTrainer:
