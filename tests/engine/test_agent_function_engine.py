@@ -584,7 +584,8 @@ async def test_the_event_loop_does_not_wait_for_a_distant_store(scripted: Script
     store = DistantStore()
 
     def agent(question: str, base_url: str) -> float:
-        ask(openai.OpenAI(base_url=base_url, api_key="none"), question)
+        with openai.OpenAI(base_url=base_url, api_key="none") as client:
+            ask(client, question)
         return 1.0
 
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:

@@ -28,8 +28,8 @@ Client = Callable[..., TestClient]
 
 
 def ask(messages: list[dict[str, Any]]) -> str:
-    client = OpenAI()  # reads OPENAI_BASE_URL, which is the gateway's while a rollout goes on
-    answer = client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
+    with OpenAI() as client:  # reads OPENAI_BASE_URL, which is the gateway's while a rollout goes on
+        answer = client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
     return answer.choices[0].message.content or ""
 
 
