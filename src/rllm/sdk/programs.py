@@ -70,7 +70,7 @@ async def run_program_async(
     cancelled = threading.Event()
     run = _prepared(command, limits, cwd=cwd, env=env, input=input)
     try:
-        return await in_thread(partial(run, cancelled.is_set), name=f"program {next(iter(command), '')}")
+        return await in_thread(partial(run, cancelled.is_set), name=f"program {_program(command)}")
     except asyncio.CancelledError:
         cancelled.set()
         raise
@@ -83,7 +83,7 @@ def _prepared(
     frame = current_frame()
     variables = dict(os.environ)
     if frame is not None:
-        frame.note_program(os.fspath(command[0]) if command else "")
+        frame.note_program(_program(command))
         if led := program_environment(frame):
             variables = {**without_operators_keys(variables), **led}
     variables |= env or {}
@@ -95,6 +95,11 @@ def _prepared(
         return run_supervised(command, limits, env=variables, cwd=cwd, stdin=input, is_wanted=is_wanted)
 
     return run
+
+
+def _program(command: Sequence[Argument]) -> str:
+    """What is started; empty for an empty command, which is refused when it is run."""
+    return os.fspath(command[0]) if command else ""
 
 
 def _is_open(frame: Frame | None) -> bool:
