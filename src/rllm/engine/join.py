@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rllm.capture import side_calls
+from rllm.capture.side_calls import OWN_KEY
 from rllm.engine.runner import Attempt
 from rllm.errors import AgentError, CaptureError
 from rllm.sdk.decorators import SESSION_UID
@@ -94,7 +95,7 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
             continue
         uid = trajectory.info.get(SESSION_UID)
         if uid is not None:
-            calls = [trace for trace in traces if uid in trace.metadata.get("session_uids", ())]
+            calls = [trace for trace in traces if uid in trace.metadata.get(OWN_KEY, ())]
         elif len(trajectories) == 1:
             calls = list(traces)
         else:

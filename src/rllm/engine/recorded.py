@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rllm.capture import Conversations, Said, failed_trace, parent_of, trace_from_output
+from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError, shown
 from rllm.gateway.sessions import with_fixed_sampling
@@ -171,4 +172,4 @@ def _filed_by(frame: Frame) -> Session:
 
 
 def _metadata(frame: Frame) -> dict[str, Any]:
-    return {**frame.metadata, "session_uids": list(frame.uids)}
+    return {**frame.metadata, OWN_KEY: list(frame.uids)}

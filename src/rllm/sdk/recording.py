@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from rllm.capture.chat import traces_from_chat
-from rllm.capture.side_calls import PROGRAM_KEY
+from rllm.capture.side_calls import OWN_KEY, PROGRAM_KEY
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.sdk.context import Call, Frame
 from rllm.telemetry import outgoing_headers
@@ -103,7 +103,7 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
     """
     around = read_stamp(inherited)
     around.pop(PROGRAM_KEY, None)  # whose clients stamp by themselves is not merely told to
-    needed: dict[str, Any] = {"session_uids": [*around.get("session_uids", []), *frame.uids]}
+    needed: dict[str, Any] = {OWN_KEY: [*around.get(OWN_KEY, []), *frame.uids]}
     if of_program:
         needed[PROGRAM_KEY] = True
     metadata = _json_of({**around, **frame.metadata}, needed)
@@ -119,13 +119,13 @@ def read_stamp(stamp: str) -> dict[str, Any]:
         metadata = json.loads(unquote(stamp)) if stamp else {}
     except ValueError:
         return {}
-    known = isinstance(metadata, dict) and isinstance(metadata.get("session_uids", []), list)
+    known = isinstance(metadata, dict) and isinstance(metadata.get(OWN_KEY, []), list)
     return metadata if known else {}
 
 
 def stamped_metadata(frame: Frame) -> dict[str, Any]:
     """What a call's trace tells about the sessions it was made in."""
-    return {**frame.metadata, "session_uids": frame.uids}
+    return {**frame.metadata, OWN_KEY: frame.uids}
 
 
 @functools.cache
