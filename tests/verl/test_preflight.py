@@ -51,7 +51,7 @@ def test_the_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_
     assert done.returncode == 0, done.stderr[-3000:]
     for told in (
         "Ray cluster of 2 nodes:",
-        "training: 2 nodes x 1 workers, a CPU each",
+        "training: 2 nodes x 1 worker, a CPU each",
         "rollouts: 2 processes on the nodes, 64 rollouts under way at a time",
         "episodes a step",
         "predicted memory of each process:",
