@@ -9,7 +9,7 @@ Two rules run through all of it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, TypeAlias
@@ -398,6 +398,8 @@ class StepCredit:
     training_step: int
     episode_id: str
     trajectory_name: str
+    trajectory_index: int = 0
+    """Which of the episode's trajectories: a step that several of them share has a credit in each."""
     reward: float | None
     """`None`: unscored."""
     group_id: str | None = None
@@ -407,6 +409,14 @@ class StepCredit:
     """The trainer's log-probabilities of the same response ids, before the update."""
     dropped: str | None = None
     """Why this step was not trained on; `None` means that it was."""
+
+
+def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit]]:
+    """The credits of each call: one for each trajectory that it is a step of, and for each training step."""
+    found: dict[str, list[StepCredit]] = {}
+    for credit in credits:
+        found.setdefault(credit.trace_id, []).append(credit)
+    return found
 
 
 def text_of(message: Mapping[str, Any]) -> str:

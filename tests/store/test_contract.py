@@ -124,6 +124,14 @@ def test_credits_come_back_in_call_order_and_the_last_word_stands(store: TraceSt
     assert store.credits("s") == [credit_of("b", 1), dropped, full, credit_of("unknown")]
 
 
+def test_a_step_has_a_credit_in_each_trajectory_that_shares_it(store: TraceStore):
+    store.add([trace_of("a")]).result()
+    critic = credit_of("a", trajectory_name="critic", trajectory_index=1)
+    store.annotate([critic, credit_of("a", reward=0.5)]).result()
+    store.annotate([credit_of("a", reward=0.25)]).result()
+    assert store.credits("s") == [credit_of("a", reward=0.25), critic]
+
+
 def test_deleting_a_session_takes_its_traces_and_credits_and_nothing_else(store: TraceStore):
     store.add([trace_of("a"), trace_of("b"), trace_of("a", "t")])
     store.annotate([credit_of("a"), credit_of("a", session_id="t")])

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from rllm.errors import ConfigError, StoreError
 from rllm.store.schema import APPLICATION_ID, MIGRATIONS, migrate, open_for_writing
 from rllm.store.sqlite import SqliteTraceStore
-from rllm.types import Trace
+from rllm.types import StepCredit, Trace
 
 
 def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
@@ -95,7 +96,7 @@ def make_newer(path: Path) -> None:
         (make_text, r"file is not a database: .* choose another path"),
         (make_other_application, r"another application's SQLite file \(application_id=77, 0 tables"),
         (make_unmarked_tables, r"another application's SQLite file \(application_id=0, 1 tables"),
-        (make_newer, r"has schema 99 and this version of rllm knows 2: upgrade rllm"),
+        (make_newer, r"has schema 99 and this version of rllm knows 3: upgrade rllm"),
     ],
 )
 def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
@@ -298,6 +299,27 @@ def test_a_file_of_the_first_version_is_read(old_store: SqliteTraceStore):
         (0.5, [-0.5, -0.125])
     ]
     assert [(info.id, info.num_traces) for info in old_store.sessions()] == [("two", 2), ("one", 2)]
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_file_with_one_credit_for_a_step_is_read(tmp_path: Path, read_only: bool):
+    path = tmp_path / "traces.db"
+    with sqlite3.connect(path) as connection:
+        migrate(connection, path, MIGRATIONS[:2])
+        connection.execute("INSERT INTO sessions (id, created_at) VALUES ('s', 0.0)")
+        connection.execute("INSERT INTO credits VALUES (1, 'a', 3, 't:0', 'solver', 1.0, 't', 0.5, 0.5, NULL, NULL)")
+        connection.commit()
+    connection.close()
+    credit = StepCredit(
+        trace_id="a", session_id="s", training_step=3, episode_id="t:0", trajectory_name="solver", reward=1.0,
+        group_id="t", baseline=0.5, advantage=0.5,
+    )  # fmt: skip
+    with SqliteTraceStore(path, read_only=read_only) as store:
+        assert store.credits("s") == [credit]
+        if not read_only:
+            second = replace(credit, trajectory_index=1)
+            store.annotate([second]).result()
+            assert store.credits("s") == [credit, second]
 
 
 def test_a_conversation_that_began_in_the_first_version_goes_on(tmp_path: Path):

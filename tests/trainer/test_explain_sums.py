@@ -65,6 +65,18 @@ def roles(word: str, base_url: str) -> list[Trajectory]:
     ]
 
 
+def shared(word: str, base_url: str) -> list[Trajectory]:
+    """Trajectories of one plan, of which some have the same name, and some are not learned from."""
+    won = luck(word)
+    plan, *others = (Step(id=call(base_url, [user(f"{name} {word}")])[0]) for name in ("plan", "solve", "doubt"))
+    return [
+        Trajectory(name="solver", steps=[plan, others[0]], reward=won),
+        Trajectory(name="solver", steps=[plan, others[1]], reward=0.5 * won),
+        Trajectory(name="critic", steps=[plan], reward=1.0),
+        Trajectory(name="judge", steps=[plan], reward=won, trainable=False),
+    ]
+
+
 def often_cut(word: str, base_url: str) -> Episode:
     won = luck(word)
     call(base_url, [user(word)], **({"max_tokens": 1} if SEEN[word] % 3 == 0 else {}))
@@ -91,6 +103,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "edited": (edited, {}),
     "edited steps": (edited, {"algorithm": {"name": "rloo", "level": "step"}}),
     "roles": (roles, {"roles": {"judge": {"weight": 0.5, "estimator": {"name": "rloo"}}}}),
+    "a shared call": (shared, {}),
     "a frozen role": (roles, {"roles": {"judge": {"trainable": False}}}),
     "filters": (often_cut, {"filters": {"truncated": True, "ended_by": ["max_turns_exceeded"]}}),
     "resampling": (mostly_alike, {"rollout": {"resample_rounds": 2}}),

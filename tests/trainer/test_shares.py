@@ -32,7 +32,7 @@ def path(*steps: Step, **fields: Any) -> Trajectory:
 
 
 def sample(trajectory: Trajectory) -> Sample:
-    return Sample(episode=Episode(task_id="task"), trajectory=trajectory)
+    return Sample(episode=Episode(task_id="task", trajectories=[trajectory]), index=0)
 
 
 def shares(*rewards: float, group_id: str = "g") -> list[Share]:

@@ -138,6 +138,27 @@ def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
     assert agrees["tokens"]
 
 
+def test_a_call_that_trajectories_share_is_told_with_all_that_it_was_trained_with() -> None:
+    rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=1))
+    scored = {"trainer_logprobs": FIRST.logprobs, "baseline": 0.0}
+    credits_ = [
+        credit_of(FIRST, trajectory_index=0, advantage=None, dropped="zero_variance"),
+        credit_of(FIRST, trajectory_index=1, advantage=0.5, **scored),
+        credit_of(FIRST, trajectory_index=2, advantage=-2.0, trajectory_name="critic", **scored),
+    ]
+    spans = [[FIRST.id, 2, 4]]
+    batch = fed([3, 4, 3, 4], [1, 2, 3, 4], spans, advantage=[0.5, 0.5, -2.0, -2.0], weight=[0.1] * 4)
+    batch.told["sequences"].append(batch.told["sequences"][0])
+    batch.told["sampler_logprob_sum"] = -3.0
+    truth = truth_of(batch, [rollout], lambda _: ([FIRST], credits_), {"tokens/trained": 4.0})
+    assert {check.name: check.agrees for check in truth.checks if not check.agrees} == {}
+    assert [(item.role, item.credited) for item in truth.sequences] == [("agent", 1.0), ("critic", -4.0)]
+    assert truth.left_out == []
+    [call] = graph_of(rollout, [FIRST], credits_).calls
+    assert (call.advantage, call.credit.dropped, call.credit.baseline) == (-1.5, None, None)
+    assert token_table(FIRST, [FIRST], credits_, batch).columns["advantage"][2:] == [-1.5, -1.5]
+
+
 def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
     (tmp_path / "batches").mkdir()
     (tmp_path / "batches/step-000001.json").write_text('{"step": 1}')

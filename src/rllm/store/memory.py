@@ -24,7 +24,7 @@ class _Session:
     created_at: float
     metadata: dict[str, Any] = field(default_factory=dict)
     traces: dict[str, Trace] = field(default_factory=dict)
-    credits: dict[tuple[str, int], StepCredit] = field(default_factory=dict)
+    credits: dict[tuple[str, int, int], StepCredit] = field(default_factory=dict)
 
 
 class MemoryTraceStore:
@@ -108,7 +108,7 @@ class MemoryTraceStore:
             self._check_open()
             for credit in credits:
                 if session := self._sessions.get(credit.session_id):
-                    session.credits[credit.trace_id, credit.training_step] = credit
+                    session.credits[credit.trace_id, credit.training_step, credit.trajectory_index] = credit
         return _done()
 
     def credits(self, session_id: str) -> list[StepCredit]:
@@ -120,7 +120,11 @@ class MemoryTraceStore:
             order = {trace_id: position for position, trace_id in enumerate(session.traces)}
             return sorted(
                 session.credits.values(),
-                key=lambda credit: (order.get(credit.trace_id, len(order)), credit.training_step),
+                key=lambda credit: (
+                    order.get(credit.trace_id, len(order)),
+                    credit.training_step,
+                    credit.trajectory_index,
+                ),
             )
 
     def delete(self, session_id: str) -> int:

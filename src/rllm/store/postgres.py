@@ -58,6 +58,7 @@ CREATE TABLE credits (
     session BIGINT NOT NULL,
     trace_id TEXT NOT NULL,
     training_step BIGINT NOT NULL,
+    trajectory_index BIGINT NOT NULL,
     episode_id TEXT NOT NULL,
     trajectory_name TEXT NOT NULL,
     reward DOUBLE PRECISION,
@@ -66,13 +67,22 @@ CREATE TABLE credits (
     advantage DOUBLE PRECISION,
     trainer_logprobs BYTEA,
     dropped TEXT,
-    PRIMARY KEY (session, trace_id, training_step)
+    PRIMARY KEY (session, trace_id, training_step, trajectory_index)
 );
 ALTER TABLE traces ALTER prompt_ids SET STORAGE EXTERNAL, ALTER response_ids SET STORAGE EXTERNAL,
     ALTER logprobs SET STORAGE EXTERNAL, ALTER document SET STORAGE EXTERNAL;
 CREATE TABLE version (schema INTEGER NOT NULL);
 """
 """The columns of SQLite's tables. The blobs are compressed already, so PostgreSQL is told not to try."""
+
+_MIGRATIONS = {
+    2: """
+    ALTER TABLE credits ADD COLUMN trajectory_index BIGINT NOT NULL DEFAULT 0, DROP CONSTRAINT credits_pkey,
+        ADD PRIMARY KEY (session, trace_id, training_step, trajectory_index);
+    UPDATE version SET schema = 3;
+    """,
+}
+"""What takes tables of each earlier version to the next; there is none of version 1."""
 
 _TRACE_TYPES = (
     *("int8", "int8", "text", "text", "int4", "text", "text", "text", "int8", "text", "text", "float8", "text"),
@@ -106,7 +116,8 @@ class PostgresTraceStore(SqlTraceStore):
 
         Raises:
             ConfigError: if the URL cannot be read.
-            StoreError: if the server cannot be reached, or has tables of a newer version.
+            StoreError: if the server cannot be reached, or has tables of a newer version, or of an older one that is only
+                read: whoever writes brings them up to date.
         """
         super().__init__()
         self.server = _Server(url, timeout_s)
@@ -207,17 +218,21 @@ class _Server:
                     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_NAMESPACE}")
                     connection.execute(_SCHEMA)
                     connection.execute("INSERT INTO version VALUES (%s)", [rows.SCHEMA])
+                while migration := _MIGRATIONS.get(_version(connection)):
+                    connection.execute(migration)
         except psycopg.Error as error:
             raise self.named(error) from error
 
     def _check_version(self, connection: psycopg.Connection[TupleRow]) -> None:
         if not _has_tables(connection):
             raise StoreError(f"trace store {self.name} holds nothing: nothing was ever written to it")
-        found = connection.execute("SELECT schema FROM version").fetchone()
-        if found is None or found[0] != rows.SCHEMA:
+        version = _version(connection)
+        if version != rows.SCHEMA:
+            remedy = "upgrade rllm, or use another database"
+            if version in _MIGRATIONS:
+                remedy = "a gateway or a training that writes to it brings it up to date"
             raise StoreError(
-                f"trace store {self.name} has schema {found and found[0]} and this version of rllm knows {rows.SCHEMA}: "
-                "use the version of rllm that made it, or another database"
+                f"trace store {self.name} has schema {version} and this version of rllm knows {rows.SCHEMA}: {remedy}"
             )
 
     def named(self, error: Exception) -> StoreError:
@@ -228,6 +243,11 @@ class _Server:
 def _has_tables(connection: psycopg.Connection[TupleRow]) -> bool:
     found = connection.execute("SELECT to_regclass(%s)", [f"{_NAMESPACE}.version"]).fetchone()
     return found is not None and found[0] is not None
+
+
+def _version(connection: psycopg.Connection[TupleRow]) -> int:
+    [version] = connection.execute("SELECT schema FROM version").fetchone() or [0]
+    return int(version)
 
 
 def _one_line(error: Exception) -> str:

@@ -12,8 +12,8 @@ from rllm.store.codec import pack_floats, plain_text, unpack_document, unpack_fl
 from rllm.store.turns import HEAD, PackedTrace, draft_of, pack, unpack_document_of
 from rllm.types import StepCredit, Trace
 
-SCHEMA = 2
-"""The version of the tables that this module speaks of; 1 had no `base` and no `digest`."""
+SCHEMA = 3
+"""The version of the tables that this module speaks of; 1 had no `base` and no `digest`, and 2 one credit for a step."""
 
 SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
@@ -31,6 +31,7 @@ TRACE_COLUMNS = (
 CREDIT_COLUMNS = (
     "trace_id",
     "training_step",
+    "trajectory_index",
     "episode_id",
     "trajectory_name",
     "reward",
@@ -55,8 +56,8 @@ IS_A_BASE = f"SELECT 1 FROM traces WHERE session = {SESSION} AND base = ? LIMIT 
 
 UPSERT_CREDIT = (
     f"INSERT INTO credits (session, {', '.join(CREDIT_COLUMNS)}) VALUES ({SESSION}{', ?' * len(CREDIT_COLUMNS)}) "
-    "ON CONFLICT (session, trace_id, training_step) DO UPDATE SET "
-    f"{', '.join(f'{name} = excluded.{name}' for name in CREDIT_COLUMNS[2:])}"
+    "ON CONFLICT (session, trace_id, training_step, trajectory_index) DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in CREDIT_COLUMNS[3:])}"
 )
 """Takes a row of `credit_to_row`."""
 
@@ -91,11 +92,16 @@ SELECT_SESSION_OF = "SELECT id FROM sessions WHERE seq = (SELECT session FROM tr
 """Reads through the index of (session, id), about 50 ms for a million traces: only people ask, and an index for it would make
 every write dearer."""
 
-SELECT_CREDITS = (
-    f"SELECT {', '.join(f'credits.{name}' for name in CREDIT_COLUMNS)} FROM credits "
-    "LEFT JOIN traces ON traces.session = credits.session AND traces.id = credits.trace_id "
-    f"WHERE credits.session = {SESSION} ORDER BY traces.seq IS NULL, traces.seq, credits.training_step"
-)
+
+def select_credits(schema: int) -> str:
+    """The rows of a session for `row_to_credit` in the order of its calls, from a store of this schema."""
+    columns = [f"credits.{name}" if name != "trajectory_index" or schema > 2 else "0" for name in CREDIT_COLUMNS]
+    return (
+        f"SELECT {', '.join(columns)} FROM credits "
+        "LEFT JOIN traces ON traces.session = credits.session AND traces.id = credits.trace_id "
+        f"WHERE credits.session = {SESSION} ORDER BY traces.seq IS NULL, traces.seq, 2, 3"
+    )
+
 
 SELECT_SESSIONS = (
     "SELECT id, created_at, (SELECT COUNT(*) FROM traces WHERE session = sessions.seq), metadata, seq FROM sessions"
@@ -159,6 +165,7 @@ def credit_to_row(credit: StepCredit) -> Row:
         credit.session_id,
         credit.trace_id,
         credit.training_step,
+        credit.trajectory_index,
         credit.episode_id,
         credit.trajectory_name,
         _number(credit.reward),
@@ -171,7 +178,7 @@ def credit_to_row(credit: StepCredit) -> Row:
 
 
 def row_to_credit(row: Sequence[Any], session_id: str) -> StepCredit:
-    """The credit of one row of `SELECT_CREDITS`."""
+    """The credit of one row of `select_credits`."""
     values = dict(zip(CREDIT_COLUMNS, row, strict=True))
     if values["trainer_logprobs"] is not None:
         values["trainer_logprobs"] = unpack_floats(values["trainer_logprobs"])

@@ -74,6 +74,32 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     # A trace may leave out what it has in common with an earlier one: `base` is that one's `seq`.
     ("ALTER TABLE traces ADD COLUMN base INTEGER", "ALTER TABLE traces ADD COLUMN digest BLOB"),
+    # A step has a credit in each trajectory that it belongs to. SQLite changes a primary key only in a new table.
+    (
+        "ALTER TABLE credits RENAME TO credits_of_steps",
+        """
+        CREATE TABLE credits (
+            session INTEGER NOT NULL,
+            trace_id TEXT NOT NULL,
+            training_step INTEGER NOT NULL,
+            trajectory_index INTEGER NOT NULL,
+            episode_id TEXT NOT NULL,
+            trajectory_name TEXT NOT NULL,
+            reward REAL,
+            group_id TEXT,
+            baseline REAL,
+            advantage REAL,
+            trainer_logprobs BLOB,
+            dropped TEXT,
+            PRIMARY KEY (session, trace_id, training_step, trajectory_index)
+        )
+        """,
+        """
+        INSERT INTO credits SELECT session, trace_id, training_step, 0, episode_id, trajectory_name, reward, group_id,
+            baseline, advantage, trainer_logprobs, dropped FROM credits_of_steps
+        """,
+        "DROP TABLE credits_of_steps",
+    ),
 )
 
 _REMEDIES = {

@@ -145,7 +145,8 @@ class SqlTraceStore(ABC):
             ) from error
 
     def credits(self, session_id: str) -> list[StepCredit]:
-        return [rows.row_to_credit(row, session_id) for row in self._read(rows.SELECT_CREDITS, session_id)]
+        found = self._read(rows.select_credits(self._schema), session_id)
+        return [rows.row_to_credit(row, session_id) for row in found]
 
     def close(self) -> None:
         self._closed = True
@@ -258,7 +259,7 @@ def _put(connection: SqlConnection, draft: Draft, session: int) -> None:
 
 def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:
     # The last word stands, and a statement may not say two about the same.
-    latest = {row[:3]: row for row in chain.from_iterable(batches)}
+    latest = {row[:4]: row for row in chain.from_iterable(batches)}
     there = connection.ensure_sessions({session_id: None for session_id, *_ in latest})
     for row in latest.values():
         if row[0] in there:

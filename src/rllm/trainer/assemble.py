@@ -66,7 +66,9 @@ class Assembled:
     batch: Batch
     """Only sequences that can move the weights; the others do count in the loss's mean."""
     credits: list[StepCredit]
-    """One for every step of every episode, dropped ones with the reason; `trainer_logprobs` is still missing."""
+    """One for every step of every trajectory, dropped ones with the reason; `trainer_logprobs` is still missing."""
+    trajectories: list[tuple[str, int]]
+    """Those that `batch.trajectory_of` counts: the session of each, and which of its episode's it is."""
     num_groups: int
     num_uniform_groups: int
     """Groups whose rewards are all alike, which have nothing to teach; a trajectory alone is like nothing."""
@@ -108,10 +110,10 @@ def assemble(
     """
     roles = roles or {}
     samples = [
-        _sample(episode, trajectory, algorithm, roles.get(trajectory.name, PLAIN))
+        _sample(episode, index, algorithm, roles.get(trajectory.name, PLAIN))
         for episode in episodes
         if not episode.failed
-        for trajectory in episode.trajectories
+        for index, trajectory in enumerate(episode.trajectories)
     ]
     usable = [sample for sample in samples if sample.dropped is None]
     whole = _whole(usable, temperature)
@@ -147,6 +149,7 @@ def assemble(
     return Assembled(
         batch=batch,
         credits=[item for sample in samples for item in _step_credits(sample, step)],
+        trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
         num_groups=len(groups),
         num_uniform_groups=sum(_is_uniform(members) for members in groups.values()),
         dropped=+dropped,
@@ -159,12 +162,13 @@ def assemble(
     )
 
 
-def _sample(episode: Episode, trajectory: Trajectory, algorithm: Algorithm, role: Role) -> Sample:
+def _sample(episode: Episode, index: int, algorithm: Algorithm, role: Role) -> Sample:
     """A trajectory with its sequences and shares, or if it cannot be learned from, with the reason.
 
     Tokens of what is not trained on need not line up: a judge may be a server that gives no log-probabilities.
     """
-    sample = Sample(episode=episode, trajectory=trajectory)
+    sample = Sample(episode=episode, index=index)
+    trajectory = sample.trajectory
     if not (trajectory.trainable and role.trainable):
         sample.dropped = FROZEN
         return sample
@@ -307,6 +311,7 @@ def _step_credits(sample: Sample, training_step: int) -> Iterator[StepCredit]:
             training_step=training_step,
             episode_id=sample.episode.id,
             trajectory_name=sample.trajectory.name,
+            trajectory_index=sample.index,
             reward=sample.trajectory.final_reward(),
             dropped=sample.dropped,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace
+from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ExplainedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedStep:
-    """One model call, and what the trainer made of it."""
+    """One model call, and what the trainer made of it in one of the trajectories that it is a step of."""
 
     trace_id: str
     role: str
@@ -55,7 +55,7 @@ class ExplainedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEpisode:
-    """An episode: its calls in order."""
+    """An episode: its calls in order; one that trajectories share is told of once for each."""
 
     episode_id: str
     session_id: str
@@ -127,13 +127,13 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         raise ConfigError(
             f"episode={episode!r} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
         )
-    credit_of = {credit.trace_id: credit for credit in store.credits(session.id)}
+    credits_of = credits_by_trace(store.credits(session.id))
     traces = [trace for trace in store.by_session(session.id) if trace.error is None]
     return ExplainedEpisode(
         episode_id=_episode_id(session) or session.id,
         session_id=session.id,
         split=str(session.metadata.get("split", "")),
-        steps=[_step(trace, credit_of.get(trace.id)) for trace in traces],
+        steps=[_step(trace, credit) for trace in traces for credit in credits_of.get(trace.id, [None])],
     )
 
 

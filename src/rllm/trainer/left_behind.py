@@ -14,24 +14,31 @@ def reason_of(episode: Episode) -> str:
 
 
 def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: int) -> list[StepCredit]:
-    """One credit for each call of the failed episodes, with the reason why nobody learned from it in this training step."""
+    """One credit for each call of the failed episodes in each of its trajectories, with the reason why nobody learned from it
+    in this training step."""
     return [
         StepCredit(
             trace_id=trace.id,
             session_id=episode.session_id,
             training_step=step,
             episode_id=episode.id,
-            trajectory_name=_name_of(trace.id, episode),
+            trajectory_name=name,
+            trajectory_index=index,
             reward=None,
             dropped=reason_of(episode),
         )
         for episode in episodes
         if episode.failed
         for trace in store.by_session(episode.session_id)
+        for index, name in _paths_of(trace.id, episode)
     ]
 
 
-def _name_of(trace_id: str, episode: Episode) -> str:
-    """The trajectory that a call was made for, as far as the rollout had come to say so."""
-    names = (path.name for path in episode.trajectories for step in path.steps if step.id == trace_id)
-    return next(names, "")
+def _paths_of(trace_id: str, episode: Episode) -> list[tuple[int, str]]:
+    """The trajectories that a call was made for, as far as the rollout had come to say so: which ones, and their names."""
+    found = [
+        (index, path.name)
+        for index, path in enumerate(episode.trajectories)
+        if any(step.id == trace_id for step in path.steps)
+    ]
+    return found or [(0, "")]

@@ -44,7 +44,8 @@ from rllm.trainer.metrics.signals import Watch
 from rllm.trainer.outcomes import keep_outcomes
 from rllm.trainer.resume import newest_session
 from rllm.trainer.roles import Roles, warn_of_unknown
-from rllm.types import Episode
+from rllm.trainer.tokens import spans
+from rllm.types import Episode, StepCredit
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -250,8 +251,7 @@ class TrainingLoop:
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         """Keep beside each trace what became of it."""
         failed = await self._beside(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
-        logprobs = _logprobs_by_step(assembled, update)
-        explained = [replace(credit, trainer_logprobs=logprobs.get(credit.trace_id)) for credit in assembled.credits]
+        explained = _with_logprobs(assembled, update)
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
         await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
         if self.batch_log is not None:
@@ -265,21 +265,25 @@ class TrainingLoop:
         return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)
 
 
-def _logprobs_by_step(assembled: Assembled, update: UpdateResult) -> dict[str, list[float]]:
-    """The trainer's log-probabilities of each step's tokens, by step id.
+def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredit]:
+    """The credits with the trainer's log-probabilities of what was in the batch.
 
     Raises:
         TokenMismatchError: if there is not one for each token of the batch.
     """
     if update.logprobs is None:
-        return {}
+        return assembled.credits
     if len(update.logprobs) != assembled.batch.num_tokens:
         raise TokenMismatchError(
             f"the backend gave {len(update.logprobs)} log-probabilities for {assembled.batch.num_tokens} sampled tokens"
         )
-    values = iter(update.logprobs.tolist())
-    spans = (span for sequence in assembled.batch.sequences for span in sequence.spans)
-    return {span.step_id: [next(values) for _ in range(span.stop - span.start)] for span in spans}
+    logprobs: dict[tuple[str, int, str], list[float]] = {}
+    for (number, step_id), tokens in spans(assembled.batch):
+        logprobs[*assembled.trajectories[number], step_id] = update.logprobs[tokens].tolist()
+    return [
+        replace(credit, trainer_logprobs=logprobs.get((credit.session_id, credit.trajectory_index, credit.trace_id)))
+        for credit in assembled.credits
+    ]
 
 
 async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:

@@ -12,8 +12,8 @@ from rllm.engine.complete import DEFAULT_NAME
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored
 
-Credited = tuple[str, str, str]
-"""Ids of a session and a trace, and between them the name of the trajectory: several may share a call."""
+Credited = tuple[str, int, str]
+"""Ids of a session and a trace, and between them which trajectory it is: several may share a call."""
 
 _MAX_TEXT = 4000
 """Characters of an error or a traceback that are kept, its end: there it says what happened."""
@@ -21,7 +21,7 @@ _MAX_TEXT = 4000
 
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
     """Note on the session of each episode how it ended; durable on return. What has no session in the store is passed over."""
-    credit_of = {(credit.session_id, credit.trajectory_name, credit.trace_id): credit for credit in credits}
+    credit_of = {(credit.session_id, credit.trajectory_index, credit.trace_id): credit for credit in credits}
     await asyncio.to_thread(_keep, store, episodes, credit_of)
 
 
@@ -49,12 +49,13 @@ def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> di
         "error": None if error is None else {name: str(text)[-_MAX_TEXT:] for name, text in error.items()},
         "warnings": [str(warning) for warning in episode.info.get("warnings", ())],
         "metrics": dict(episode.metrics),
-        "trajectories": [_trajectory(path, episode, credit_of) for path in episode.trajectories],
+        "trajectories": [_trajectory(index, episode, credit_of) for index in range(len(episode.trajectories))],
     }
 
 
-def _trajectory(path: Trajectory, episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
-    decided = [credit_of.get((episode.session_id, path.name, step.id)) for step in path.steps]
+def _trajectory(index: int, episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
+    path = episode.trajectories[index]
+    decided = [credit_of.get((episode.session_id, index, step.id)) for step in path.steps]
     known = [credit for credit in decided if credit is not None]
     reasons = {credit.dropped for credit in known}
     scored: list[Trajectory | Step] = [path, *path.steps]

@@ -31,11 +31,16 @@ class Sample:
     """One trajectory on its way into the batch."""
 
     episode: Episode
-    trajectory: Trajectory
+    index: int
+    """Which of the episode's trajectories it is."""
     sequences: list[TokenSequence] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     dropped: str | None = None
     """Why it was left out before anything was credited."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.episode.trajectories[self.index]
 
     @property
     def role(self) -> str:

@@ -6,6 +6,7 @@ import struct
 import zlib
 from array import array
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ class FedSpan:
     """The tokens of one call, as they were fed."""
 
     trace_id: str
+    place: int
+    """How many sequences before its own hold the same call: several where trajectories share it."""
     sequence: int
     start: int
     """Position of the first of them in its sequence."""
@@ -82,19 +85,30 @@ class FedBatch:
     @cached_property
     def sequences(self) -> list[FedSequence]:
         found, place = [], 0
+        fed: Counter[str] = Counter()
         for number, sequence in enumerate(self.told["sequences"]):
             spans = []
             for trace_id, start, stop in sequence["spans"]:
                 tokens = slice(place, place + stop - start)
-                spans.append(FedSpan(trace_id=trace_id, sequence=number, start=start, tokens=tokens))
+                spans.append(
+                    FedSpan(trace_id=trace_id, place=fed[trace_id], sequence=number, start=start, tokens=tokens)
+                )
+                fed[trace_id] += 1
                 place = tokens.stop
             found.append(FedSequence(length=sequence["length"], digest=sequence["digest"], spans=spans))
         return found
 
     @cached_property
-    def by_trace(self) -> dict[str, FedSpan]:
+    def spans(self) -> list[FedSpan]:
+        return [span for sequence in self.sequences for span in sequence.spans]
+
+    @cached_property
+    def by_trace(self) -> dict[str, list[FedSpan]]:
         """The spans by the call that sampled them."""
-        return {span.trace_id: span for sequence in self.sequences for span in sequence.spans}
+        found: dict[str, list[FedSpan]] = {}
+        for span in self.spans:
+            found.setdefault(span.trace_id, []).append(span)
+        return found
 
 
 def read_batch(folder: Path, step: int) -> FedBatch | None:

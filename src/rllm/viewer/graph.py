@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rllm.types import StepCredit, Trace
+from rllm.viewer.credited import credit_of_calls
 from rllm.viewer.drift import num_alike
 from rllm.viewer.messages import said
 from rllm.viewer.rollouts import Rollout
@@ -110,7 +111,7 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
 
 
 def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
-    credit_of = {credit.trace_id: credit for credit in credits_}
+    credit_of = credit_of_calls(credits_)
     told = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
     calls = []
     for number, trace in enumerate(traces, start=1):

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch
+from rllm.viewer.credited import credit_of_calls
 
 Column: TypeAlias = list[float | None]
 
@@ -100,7 +101,7 @@ def token_table(
     table = TokenTable(ids=ids, spans=[], clip=batch.clip if batch else None)
     table.columns = {name: [None] * len(ids) for name in (*OVERLAYS, "weight")}
     table.columns["mask"] = [0.0] * len(ids)
-    credit_of = {credit.trace_id: credit for credit in credits_}
+    credit_of = credit_of_calls(credits_)
     for item in chain_of(trace, traces):
         start = len(item.prompt_ids)
         table.spans.append((start, start + len(item.response_ids), item.id))
@@ -128,10 +129,12 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
             put("trainer", list(credit.trainer_logprobs))
             if len(trace.logprobs) == count:
                 put("gap", [one - other for one, other in zip(credit.trainer_logprobs, trace.logprobs, strict=True)])
-    if batch is not None and (span := batch.by_trace.get(trace.id)) is not None:
-        for name in ("advantage", "weight", "entropy", "ratio"):
-            if name in batch.numbers:
-                put(name, batch.numbers[name][span.tokens])
+    spans = batch.by_trace.get(trace.id, []) if batch is not None else []
+    for name in ("advantage", "weight", "entropy", "ratio"):
+        if batch is not None and spans and name in batch.numbers:
+            fed = [batch.numbers[name][span.tokens] for span in spans]
+            # Trajectories that share a call give each of its tokens an advantage.
+            put(name, [sum(values) for values in zip(*fed, strict=True)] if name == "advantage" else fed[0])
 
 
 def _versions(trace: Trace) -> list[float | None]:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rllm.types import StepCredit, Trace
-from rllm.viewer.batches import FedBatch, FedSequence, digest_of
+from rllm.types import StepCredit, Trace, credits_by_trace
+from rllm.viewer.batches import FedBatch, FedSequence, FedSpan, digest_of
 from rllm.viewer.metrics import Row
 from rllm.viewer.rollouts import Rollout
 
@@ -68,6 +68,21 @@ class Truth:
 Calls = Callable[[str], tuple[list[Trace], list[StepCredit]]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StoredCall:
+    """What the store has of a call."""
+
+    trace: Trace
+    credits: Sequence[StepCredit]
+    """Of this step, in the order of the trajectories that share it."""
+    rollout: Rollout
+
+    def credit_of(self, span: FedSpan) -> StepCredit | None:
+        """What these tokens were credited with; a batch has the trajectories that share them in their order."""
+        scored = [credit for credit in self.credits if credit.trainer_logprobs is not None] or self.credits
+        return scored[min(span.place, len(scored) - 1)] if scored else None
+
+
 def truth_of(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row: Row) -> Truth:
     """Compare a step's batch with the rollouts that the store has of it.
 
@@ -77,32 +92,30 @@ def truth_of(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row:
         calls_of: traces and credits of a session.
         row: the step's metrics.
     """
-    traces: dict[str, tuple[Trace, StepCredit | None, Rollout]] = {}
+    calls: dict[str, _StoredCall] = {}
     for rollout in rollouts:
-        found, credits_ = calls_of(rollout.session_id)
-        credit_of = {credit.trace_id: credit for credit in credits_ if credit.training_step == batch.step - 1}
-        traces |= {trace.id: (trace, credit_of.get(trace.id), rollout) for trace in found}
+        traces, credits_ = calls_of(rollout.session_id)
+        credits_of = credits_by_trace(credit for credit in credits_ if credit.training_step == batch.step - 1)
+        for trace in traces:
+            calls[trace.id] = _StoredCall(trace=trace, credits=credits_of.get(trace.id, ()), rollout=rollout)
     truth = Truth(batch=batch)
-    truth.sequences = [_checked(number, sequence, batch, traces) for number, sequence in enumerate(batch.sequences)]
-    truth.left_out = _left_out(batch, traces)
-    truth.checks = _checks(batch, truth, traces, row)
+    truth.sequences = [_checked(number, sequence, batch, calls) for number, sequence in enumerate(batch.sequences)]
+    truth.left_out = _left_out(batch, calls)
+    truth.checks = _checks(batch, truth, calls, row)
     return truth
 
 
-def _checked(
-    number: int, sequence: FedSequence, batch: FedBatch, traces: Mapping[str, tuple[Trace, StepCredit | None, Rollout]]
-) -> CheckedSequence:
+def _checked(number: int, sequence: FedSequence, batch: FedBatch, calls: Mapping[str, _StoredCall]) -> CheckedSequence:
     told = CheckedSequence(number=number, sequence=sequence)
     told.num_fed = sum(span.tokens.stop - span.tokens.start for span in sequence.spans)
     tokens = slice(sequence.spans[0].tokens.start, sequence.spans[-1].tokens.stop) if sequence.spans else slice(0, 0)
     told.advantage, told.weight = (sum(batch.numbers[name][tokens]) for name in ("advantage", "weight"))
-    known = [traces.get(span.trace_id) for span in sequence.spans]
-    if any(item is None for item in known):
+    known = [calls[span.trace_id] for span in sequence.spans if span.trace_id in calls]
+    if len(known) < len(sequence.spans):
         return told
     told.same_ids = True
-    for span, item in zip(sequence.spans, known, strict=True):
-        assert item is not None
-        trace, credit, told.rollout = item
+    for span, call in zip(sequence.spans, known, strict=True):
+        trace, credit, told.rollout = call.trace, call.credit_of(span), call.rollout
         told.num_sampled += len(trace.response_ids)
         told.role = credit.trajectory_name if credit else told.role
         told.credited += (credit.advantage or 0.0) * len(trace.response_ids) if credit else 0.0
@@ -114,35 +127,31 @@ def _checked(
                 min(len(fed), len(trace.response_ids)),
             )
             told.first_difference = told.first_difference or f"call {span.trace_id}, token {place}"
-    last = known[-1]
-    assert last is not None
-    told.same_context = digest_of([*last[0].prompt_ids, *last[0].response_ids]) == sequence.digest
+    last = known[-1].trace
+    told.same_context = digest_of([*last.prompt_ids, *last.response_ids]) == sequence.digest
     return told
 
 
-def _left_out(
-    batch: FedBatch, traces: Mapping[str, tuple[Trace, StepCredit | None, Rollout]]
-) -> list[tuple[str, int, int]]:
-    calls: Counter[str] = Counter()
+def _left_out(batch: FedBatch, calls: Mapping[str, _StoredCall]) -> list[tuple[str, int, int]]:
+    counts: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for trace, credit, rollout in traces.values():
-        if trace.id in batch.by_trace:
+    for call in calls.values():
+        if call.trace.id in batch.by_trace:
             continue
-        reason = (credit.dropped if credit else None) or (
-            "failed" if rollout.error else "no advantage" if credit else "of no trajectory"
+        reason = next((credit.dropped for credit in call.credits if credit.dropped), None) or (
+            "failed" if call.rollout.error else "no advantage" if call.credits else "of no trajectory"
         )
-        calls[reason] += 1
-        tokens[reason] += len(trace.response_ids)
-    return [(reason.replace("_", " "), count, tokens[reason]) for reason, count in calls.most_common()]
+        counts[reason] += 1
+        tokens[reason] += len(call.trace.response_ids)
+    return [(reason.replace("_", " "), count, tokens[reason]) for reason, count in counts.most_common()]
 
 
-def _checks(
-    batch: FedBatch, truth: Truth, traces: Mapping[str, tuple[Trace, StepCredit | None, Rollout]], row: Row
-) -> list[Check]:
-    fed = [traces[trace_id] for trace_id in batch.by_trace if trace_id in traces]
-    is_whole = len(fed) == len(batch.by_trace)
-    sampled = [trace for trace, _, _ in fed]
-    credited = [sum(credit.trainer_logprobs) for _, credit, _ in fed if credit and credit.trainer_logprobs is not None]
+def _checks(batch: FedBatch, truth: Truth, calls: Mapping[str, _StoredCall], row: Row) -> list[Check]:
+    fed = [(calls[span.trace_id], span) for span in batch.spans if span.trace_id in calls]
+    is_whole = len(fed) == len(batch.spans)
+    sampled = [call.trace for call, _ in fed]
+    credits_ = [call.credit_of(span) for call, span in fed]
+    scored = [credit for credit in credits_ if credit and credit.trainer_logprobs is not None]
     trained = row.get("tokens/trained", 0 if row and not batch.num_tokens else None)
     return [
         Check(
@@ -178,8 +187,8 @@ def _checks(
         ),
         Check(
             name="calls with trainer log-probabilities",
-            fed=len(batch.by_trace),
-            stored=len(credited) if is_whole else None,
+            fed=len(batch.spans),
+            stored=len(scored) if is_whole else None,
             explained="every fed token was scored by the trainer",
         ),
     ]

@@ -12,7 +12,7 @@ from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
-from rllm.types import OUTCOME_KEY, Episode, Step, StepCredit, Trajectory
+from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
 
 Row = dict[str, Any]
 
@@ -128,45 +128,20 @@ def _has_failed(outcome: Any) -> bool:
     return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
-_Path = tuple[int | None, str, float | None]
-"""A trajectory: which one of its rollout, its name, and what it earned."""
-
-
-def _paths_of(outcome: Any) -> dict[str, list[_Path]]:
-    """The learning trajectories that each call belongs to; empty where the outcome is missing, or of another form than ours."""
-    found: dict[str, list[_Path]] = {}
-    try:
-        for number, path in enumerate(outcome["trajectories"]):
-            for step in path["steps"] if path["dropped"] != FROZEN else ():
-                found.setdefault(step["id"], []).append((number, path["name"], path["reward"]))
-    except (KeyError, TypeError):
-        return {}
-    return found
-
-
 def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
-    """One for each trajectory. Without an outcome, those of one name and reward are taken for one."""
+    """One for each trajectory that learns; where its steps were rewarded apart, one for each reward."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
-    paths_of = _paths_of(session.metadata.get(OUTCOME_KEY))
-    credit_of = {credit.trace_id: credit for credit in store.credits(session.id)}
-    by_trajectory: dict[_Path, list[Step]] = {}
+    credits_of = credits_by_trace(store.credits(session.id))
+    by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):
-        credit = credit_of.get(trace.id)
-        if credit is not None and trace.error is None:
-            for path in _credited(credit, paths_of.get(trace.id, [])):
+        for credit in credits_of.get(trace.id, ()) if trace.error is None else ():
+            if credit.dropped != FROZEN:
+                path = (credit.trajectory_index, credit.trajectory_name, credit.reward)
                 by_trajectory.setdefault(path, []).append(Step.from_trace(trace))
     return [
         row_of(Trajectory(name=name, steps=steps, reward=reward), task_id)
         for (_, name, reward), steps in by_trajectory.items()
     ]
-
-
-def _credited(credit: StepCredit, paths: Sequence[_Path]) -> Sequence[_Path]:
-    """The trajectories that a call was credited for; of several that share it, the store keeps the credit of the last only."""
-    if not paths:
-        return [] if credit.dropped == FROZEN else [(None, credit.trajectory_name, credit.reward)]
-    number, name, _ = paths[0]
-    return [(number, name, credit.reward)] if len(paths) == 1 and name == credit.trajectory_name else paths
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:
