@@ -208,7 +208,7 @@ async def test_a_failure_is_told_to_who_waits_and_not_kept():
 
     def fail():
         with flights.begin(first):
-            waiting.append(flights.find(first).joined())
+            waiting.append(flights.find(first).joined(first))
             raise GatewayError(502, "broken")
 
     with pytest.raises(GatewayError):
@@ -218,16 +218,39 @@ async def test_a_failure_is_told_to_who_waits_and_not_kept():
     assert flights.find(first) is None
 
 
+async def test_a_call_that_is_given_up_is_joined_by_nobody_while_it_ends():
+    flights, leaver = Flights(), Attempt(key=("s", b"k", 1), read_timeout_s=600.0)
+    with flights.begin(leaver) as flight:
+        assert not flight.left(lambda: None)
+        assert flights.find(leaver) is None
+
+
+async def test_a_call_goes_on_for_as_long_as_somebody_comes_back():
+    flights, key, cuts = Flights(), ("s", b"", 1), []
+    hasty, patient = Attempt(key=key, number=1, read_timeout_s=0.0), Attempt(key=key, number=2, read_timeout_s=600.0)
+    with flights.begin(Attempt(key=key, read_timeout_s=0.0)) as flight:
+        assert flights.find(hasty) is None
+        assert flight.left(lambda: cuts.append("cut"))
+        for _ in range(2):
+            assert flights.find(hasty) is flight
+            flight.joined(hasty)
+            assert flights.find(hasty) is None, "another retry has a call of its own"
+            assert flight.left_by(hasty)
+        flight.joined(patient)
+        assert not flight.left_by(patient)
+        assert (cuts, flights.find(hasty), flights._offered) == (["cut"], None, {})
+
+
 async def test_answers_are_forgotten(monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._KEPT_S", 0.05)
     flights, attempt = Flights(), Attempt(key=("s", b"k", 1))
     with flights.begin(attempt) as flight:
         flight.land(b"answer")
-    assert await flights.find(attempt).joined() == b"answer"
+    assert await flights.find(attempt).joined(attempt) == b"answer"
     while flights.find(attempt) is not None:  # noqa: ASYNC110  (a timer's work has no event)
         await asyncio.sleep(0.01)
     assert flights.find(attempt) is None
-    assert (flights._expected, flights._kept_bytes) == ({}, 0)
+    assert (flights._offered, flights._kept_bytes) == ({}, 0)
 
 
 async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
@@ -236,7 +259,7 @@ async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
     for number, size in enumerate((6, 6, 4)):
         with flights.begin(Attempt(key=("s", b"k", number))) as flight:
             flight.land(b"x" * size)
-    assert [key[2] for key in flights._expected] == [0, 2]
+    assert [key[2] for key in flights._offered] == [0, 2]
 
 
 def wait_for(read, timeout_s=60.0):

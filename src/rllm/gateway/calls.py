@@ -214,13 +214,12 @@ class CallEndpoint:
     async def _joined(self, flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:
         """The answer of an earlier call to one who asks for it again."""
         assert attempt is not None
-        whole = flight.joined()
+        whole = flight.joined(attempt)
         async with until_disconnect(receive, self.watched):
             try:
                 return await asyncio.shield(whole)
             except asyncio.CancelledError:
-                if not flight.left_by(attempt):
-                    flight.give_up()
+                flight.left_by(attempt)
                 raise
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 from rllm.gateway.identity import METADATA_HEADER
 
@@ -92,23 +92,26 @@ def _seconds(header: bytes) -> float | None:
         return None
 
 
+_State: TypeAlias = Literal["awaited", "deserted", "landed", "over"]
+"""Of a call. `awaited`: somebody waits for its answer. `deserted`: nobody does, and unless somebody asks again in time, which makes
+it `awaited` once more, it is given up. It ends from either: `landed`, with an answer, or `over`, failed or given up, and then
+nobody joins it any more."""
+
+
 class Flight:
     """One call under way, and those who wait for its answer. `with` it while the call is made."""
 
     def __init__(self, flights: Flights, attempt: Attempt | None, *, shared: bool) -> None:
+        """`shared`: whether others may join while somebody waits."""
         self._flights = flights
         self._attempt = attempt
         self._shared = shared
+        self._state: _State = "awaited"
         self._num_waiting = 1
         self._cut: Callable[[], None] | None = None
         self._answer: asyncio.Future[bytes] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.size = 0
-
-    @property
-    def alone(self) -> bool:
-        """Whether nobody waits for the answer at this moment."""
-        return self._num_waiting == 0
 
     @property
     def diverted(self) -> bool:
@@ -117,76 +120,89 @@ class Flight:
 
     def __enter__(self) -> Self:
         if self._shared and self._attempt is not None:
-            self._flights.expect(self._attempt.key, self)
+            self._flights.offer(self._attempt.key, self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cut = None
-        if self._attempt is None or self.answered:
+        if self._attempt is None or self._state == "landed":
             return
+        self._state = "over"
+        self._flights.withdraw(self._attempt.key, self)
         if self._answer is not None and isinstance(error, Exception):
             self._answer.set_exception(error)
             self._answer.exception()  # Those who wait may all have gone.
         elif self._answer is not None:
             self._answer.cancel()
-        self._flights.forget(self._attempt.key, self)
-
-    @property
-    def answered(self) -> bool:
-        return self._answer is not None and self._answer.done()
 
     def land(self, answer: bytes) -> None:
         """Give the answer to those who wait for it, and keep it a while for one who comes back."""
         attempt = self._attempt
-        if attempt is None:
+        if attempt is None or self._state == "over":
             return
         if not (self._shared or self.diverted):
             if not attempt.comes_back:
                 return
             # It took so long that the client may be giving up at this moment, which nobody has noticed yet.
-            self._flights.expect(attempt.key, self, for_s=attempt.pause_s)
+            self._flights.offer(attempt.key, self, for_s=attempt.pause_s)
+        self._state = "landed"
         self._awaited().set_result(answer)
-        self._flights.keep(attempt, self, len(answer))
+        self._flights.keep(attempt.key, self, len(answer))
 
     def left(self, cut: Callable[[], None]) -> bool:
         """Note that the client of the call has gone; returns whether the call goes on, until `cut` is called."""
-        if self._attempt is None:
+        if self._attempt is None or not self.left_by(self._attempt):
             return False
         self._cut = cut
-        return self.left_by(self._attempt)
-
-    def left_by(self, attempt: Attempt) -> bool:
-        """Note that one of those who wait has gone; returns whether there is still a reason to go on."""
-        self._num_waiting -= 1
-        if self._num_waiting == 0 and not attempt.comes_back:
-            return False
-        if self._num_waiting == 0:
-            self._flights.expect(attempt.key, self, for_s=attempt.pause_s)
         return True
 
-    def joined(self) -> asyncio.Future[bytes]:
+    def left_by(self, attempt: Attempt) -> bool:
+        """Note that one of those who wait has gone; returns whether the call goes on."""
+        self._num_waiting -= 1
+        if self._num_waiting or self._state != "awaited":
+            return True
+        if attempt.comes_back:
+            self._state = "deserted"
+            self._flights.offer(attempt.key, self, for_s=attempt.pause_s)
+            return True
+        self._give_up(attempt.key)
+        return False
+
+    def joined(self, attempt: Attempt) -> asyncio.Future[bytes]:
         """One more waits: for the whole answer, or the error that the call ends with."""
         self._num_waiting += 1
+        if self._state == "deserted":
+            self._state = "awaited"
+            self._flights.offer(attempt.key, self)
+        if not attempt.idempotent:
+            self._flights.withdraw(attempt.key, self)  # Each retry has a call of its own.
         return self._awaited()
+
+    def expire(self, key: _Key) -> None:
+        """Note that nobody has come back in time."""
+        self._flights.withdraw(key, self)
+        if self._state == "deserted":
+            self._give_up(key)
+
+    def _give_up(self, key: _Key) -> None:
+        self._state = "over"
+        self._flights.withdraw(key, self)  # before it has ended: nobody may join it meanwhile
+        if self._cut is not None:
+            self._cut()
 
     def _awaited(self) -> asyncio.Future[bytes]:
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
         return self._answer
 
-    def give_up(self) -> None:
-        """End the call, if it is still under way."""
-        if self._cut is not None:
-            self._cut()
-
 
 class Flights:
     """The calls whose answers may be asked for again. Lives in one event loop."""
 
     def __init__(self) -> None:
-        self._expected: dict[_Key, list[Flight]] = {}
+        self._offered: dict[_Key, list[Flight]] = {}
         self._kept_bytes = 0
         self._untold = Flight(self, None, shared=False)
 
@@ -198,51 +214,41 @@ class Flights:
 
     def find(self, attempt: Attempt | None) -> Flight | None:
         """The earlier call that this is a retry of, if there is one; then `Flight.joined` has its answer."""
-        if attempt is None or not (attempt.number or attempt.idempotent) or attempt.key not in self._expected:
+        if attempt is None or not (attempt.number or attempt.idempotent) or attempt.key not in self._offered:
             return None
-        flight = self._expected[attempt.key][0]
-        if not attempt.idempotent:
-            self.forget(attempt.key, flight)  # Each retry has a call of its own.
-        elif not flight.answered:
-            self._stop_timer(flight)
-        return flight
+        return self._offered[attempt.key][0]
 
-    def expect(self, key: _Key, flight: Flight, *, for_s: float | None = None) -> None:
-        """Let others join a call; if nobody does in so many seconds, and nobody waits for it, it ends."""
-        flights = self._expected.setdefault(key, [])
+    def offer(self, key: _Key, flight: Flight, *, for_s: float | None = None) -> None:
+        """Let others join a call, for so many seconds."""
+        flights = self._offered.setdefault(key, [])
         if flight not in flights:
             flights.append(flight)
+        self._stop_timer(flight)
         if for_s is not None:
-            self._stop_timer(flight)
-            flight.timer = asyncio.get_running_loop().call_later(for_s, self._expire, key, flight)
+            flight.timer = asyncio.get_running_loop().call_later(for_s, flight.expire, key)
 
-    def keep(self, attempt: Attempt, flight: Flight, size: int) -> None:
-        """Keep an answer for one who comes back, if there is room."""
-        if flight not in self._expected.get(attempt.key, ()):
+    def keep(self, key: _Key, flight: Flight, size: int) -> None:
+        """Go on to offer a call that has its answer, if there is room."""
+        if flight not in self._offered.get(key, ()):
             return
         if self._kept_bytes + size > _MAX_KEPT_BYTES:
-            self.forget(attempt.key, flight)
+            self.withdraw(key, flight)
             return
         self._kept_bytes += size
         flight.size = size
         if flight.timer is None:
-            self.expect(attempt.key, flight, for_s=_KEPT_S)
+            self.offer(key, flight, for_s=_KEPT_S)
 
-    def forget(self, key: _Key, flight: Flight) -> None:
+    def withdraw(self, key: _Key, flight: Flight) -> None:
         """Let nobody join a call any more."""
         self._stop_timer(flight)
-        flights = self._expected.get(key, [])
+        flights = self._offered.get(key, [])
         if flight in flights:
             flights.remove(flight)
             self._kept_bytes -= flight.size
             flight.size = 0
         if not flights:
-            self._expected.pop(key, None)
-
-    def _expire(self, key: _Key, flight: Flight) -> None:
-        self.forget(key, flight)
-        if flight.alone:
-            flight.give_up()
+            self._offered.pop(key, None)
 
     def _stop_timer(self, flight: Flight) -> None:
         if flight.timer is not None:
