@@ -12,11 +12,13 @@ from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.retried import Attempt, Flights, attempt_of
+from rllm.gateway.sessions import Session
 
 from .held import HeldEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "m", "messages": MESSAGES}
+SESSION = Session("s")
 
 
 @pytest.fixture(autouse=True)
@@ -187,23 +189,33 @@ def test_an_idempotency_key_makes_requests_one_while_the_first_is_under_way_and_
     assert engine.num_calls == 2
 
 
+def test_the_answer_of_a_session_that_was_deleted_is_not_given_to_a_later_one_of_its_name(serve):
+    served = serve(["a", "b"])
+    key = {"idempotency-key": "k"}
+    first = served.post(json=BODY, headers=key).json()["id"]
+    served.http.delete("/sessions/s")
+    again = served.post(json=BODY, headers=key).json()["id"]
+    assert again != first
+    assert [trace.id for trace in served.store.by_session("s")] == [again]
+
+
 # --- the rules, without HTTP ------------------------------------------------------------------------------------------
 
 
 def test_only_what_can_be_told_apart_is_an_attempt():
     count = {b"x-stainless-retry-count": b"2", b"x-stainless-read-timeout": b"600"}
-    attempt = attempt_of(count, "s", b"{}")
+    attempt = attempt_of(count, SESSION, b"{}")
     assert (attempt.number, attempt.read_timeout_s, attempt.idempotent) == (2, 600.0, False)
     assert attempt.pause_s == 2.0 + 60.0
     assert attempt_of(count, None, b"{}") is None
-    assert attempt_of({}, "s", b"{}") is None
-    assert attempt_of({b"x-stainless-retry-count": b"x"}, "s", b"{}") is None
+    assert attempt_of({}, SESSION, b"{}") is None
+    assert attempt_of({b"x-stainless-retry-count": b"x"}, SESSION, b"{}") is None
     assert attempt_of({b"idempotency-key": b"k"}, None, b"{}").idempotent
-    assert attempt_of({**count, b"x-stainless-read-timeout": b"x"}, "s", b"{}").read_timeout_s is None
+    assert attempt_of({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}").read_timeout_s is None
 
 
 async def test_a_failure_is_told_to_who_waits_and_not_kept():
-    flights, first = Flights(), Attempt(key=("s", b"k", 1))
+    flights, first = Flights(), Attempt(key=(SESSION, b"k", 1))
     waiting = []
 
     def fail():
@@ -219,14 +231,14 @@ async def test_a_failure_is_told_to_who_waits_and_not_kept():
 
 
 async def test_a_call_that_is_given_up_is_joined_by_nobody_while_it_ends():
-    flights, leaver = Flights(), Attempt(key=("s", b"k", 1), read_timeout_s=600.0)
+    flights, leaver = Flights(), Attempt(key=(SESSION, b"k", 1), read_timeout_s=600.0)
     with flights.begin(leaver) as flight:
         assert not flight.left(lambda: None)
         assert flights.find(leaver) is None
 
 
 async def test_a_call_goes_on_for_as_long_as_somebody_comes_back():
-    flights, key, cuts = Flights(), ("s", b"", 1), []
+    flights, key, cuts = Flights(), (SESSION, b"", 1), []
     hasty, patient = Attempt(key=key, number=1, read_timeout_s=0.0), Attempt(key=key, number=2, read_timeout_s=600.0)
     with flights.begin(Attempt(key=key, read_timeout_s=0.0)) as flight:
         assert flights.find(hasty) is None
@@ -243,7 +255,7 @@ async def test_a_call_goes_on_for_as_long_as_somebody_comes_back():
 
 async def test_answers_are_forgotten(monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._KEPT_S", 0.05)
-    flights, attempt = Flights(), Attempt(key=("s", b"k", 1))
+    flights, attempt = Flights(), Attempt(key=(SESSION, b"k", 1))
     with flights.begin(attempt) as flight:
         flight.land(b"answer")
     assert await flights.find(attempt).joined(attempt) == b"answer"
@@ -257,7 +269,7 @@ async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._MAX_KEPT_BYTES", 10)
     flights = Flights()
     for number, size in enumerate((6, 6, 4)):
-        with flights.begin(Attempt(key=("s", b"k", number))) as flight:
+        with flights.begin(Attempt(key=(SESSION, b"k", number))) as flight:
             flight.land(b"x" * size)
     assert [key[2] for key in flights._offered] == [0, 2]
 

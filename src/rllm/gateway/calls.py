@@ -146,7 +146,7 @@ class CallEndpoint:
         )
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)
-        return call, asked, attempt_of(headers, named, body)
+        return call, asked, attempt_of(headers, session if named else None, body)
 
     async def _answers(self, session_id: str | None, ids: Sequence[str]) -> Mapping[str, Trace]:
         """The traces of these answers, as far as the session has them."""

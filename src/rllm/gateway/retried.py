@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 from rllm.gateway.identity import METADATA_HEADER
+from rllm.gateway.sessions import Session
 
 _RETRY_COUNT = b"x-stainless-retry-count"
 """What the OpenAI and Anthropic SDKs send: 0 first, then 1, 2, ... for the same call."""
@@ -31,7 +32,7 @@ _KEPT_S = 10.0
 _MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Of all answers that are kept for clients who may come back."""
 
-_Key = tuple[str, bytes, int]
+_Key = tuple[Session | None, bytes, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +40,8 @@ class Attempt:
     """One request for an answer that may be asked for several times."""
 
     key: _Key
-    """Session, idempotency key, and hash of the body and of the call's metadata: equal requests of two agents of a session are
-    told apart by what these say of themselves."""
+    """Session (not its name, which another one may have once it is deleted), idempotency key, and hash of the body and of the
+    call's metadata: equal requests of two agents of a session are told apart by what these say of themselves."""
     number: int = 0
     """How often the client has asked before."""
     read_timeout_s: float | None = None
@@ -65,21 +66,21 @@ class Attempt:
         return min(_FIRST_PAUSE_S * 2.0 ** min(self.number, 8), _LONGEST_PAUSE_S) + _MARGIN_S
 
 
-def attempt_of(headers: Mapping[bytes, bytes], session_id: str | None, body: bytes) -> Attempt | None:
+def attempt_of(headers: Mapping[bytes, bytes], session: Session | None, body: bytes) -> Attempt | None:
     """What a request says about its being asked again; `None` if nothing would tell its retry from another call.
 
     Args:
         headers: of the request.
-        session_id: the session that the request names: without one, equal requests may be different agents'.
+        session: the one that the request names: without one, equal requests may be different agents'.
         body: of the request; a retry has the very same.
     """
     idempotency_key = headers.get(_IDEMPOTENCY_KEY, b"")
     count = headers.get(_RETRY_COUNT, b"")
-    if not idempotency_key and (session_id is None or not count.isdigit()):
+    if not idempotency_key and (session is None or not count.isdigit()):
         return None
     timeouts = [headers[name] for name in _READ_TIMEOUTS if name in headers]
     return Attempt(
-        key=(session_id or "", idempotency_key, hash((body, headers.get(METADATA_HEADER.encode())))),
+        key=(session, idempotency_key, hash((body, headers.get(METADATA_HEADER.encode())))),
         number=int(count[:4]) if count.isdigit() else 0,
         read_timeout_s=_seconds(timeouts[0]) if timeouts else None,
     )

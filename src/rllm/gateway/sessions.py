@@ -35,7 +35,7 @@ _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
 """Two names of one limit; the first one counts where a request has both."""
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Session:
     """What the gateway keeps in memory about a session; all of it can be read back from the store."""
 
