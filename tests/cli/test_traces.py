@@ -87,13 +87,13 @@ def test_traces_are_exported(store, tmp_path):
 
 
 def test_sessions_are_deleted(store):
-    assert run("traces", "delete", "first") == "1 sessions with 2 traces deleted\n"
+    assert run("traces", "delete", "first") == "1 session with 2 traces deleted\n"
     with open_store(str(store), read_only=True) as opened:
         assert [info.id for info in opened.sessions()] == ["second"]
 
 
 def test_old_sessions_are_pruned(store):
-    assert run("store", "prune", "traces.db", "--keep-days", 365) == "1 sessions with 2 traces deleted\n"
+    assert run("store", "prune", "traces.db", "--keep-days", 365) == "1 session with 2 traces deleted\n"
     assert run("store", "prune", "--max-gb", 1) == "0 sessions with 0 traces deleted\n"
 
 

@@ -8,7 +8,7 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import DEFAULT_STORE, KeepDays, MaxGb
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from rllm.store.base import TraceStore
@@ -65,8 +65,8 @@ def migrate(
 
         copied = copy_store(read, written, show)
     print(
-        f"{copied.num_sessions} sessions with {copied.num_traces} traces copied and compared; "
-        f"{copied.num_skipped} were there already"
+        f"{counted(copied.num_sessions, 'session')} with {counted(copied.num_traces, 'trace')} copied and compared; "
+        f"{copied.num_skipped} {'was' if copied.num_skipped == 1 else 'were'} there already"
     )
 
 
@@ -85,4 +85,4 @@ def prune(
         raise ConfigError("nothing says what to delete: give --keep-days, --max-gb, or both")
     with open_existing(url, read_only=False) as opened:
         pruned = delete_old(opened, retention)
-    print(f"{pruned.num_sessions} sessions with {pruned.num_traces} traces deleted")
+    print(f"{pruned} deleted")

@@ -12,7 +12,7 @@ import typer
 from rllm.cli import terminal
 from rllm.cli.options import DEFAULT_STORE, OnlyJson, Store
 from rllm.cli.store import open_existing
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from rllm.store.base import SessionInfo, TraceStore
@@ -101,7 +101,7 @@ def export(
     with open_existing(url) as store:
         sessions = [_known(store, name) for name in session] if session else None
         count = export_traces(_every_trace(store, sessions), path, chosen)  # type: ignore[arg-type]
-    print(f"{count} traces written to {path}")
+    print(f"{counted(count, 'trace')} written to {path}")
 
 
 @traces.command()
@@ -116,7 +116,7 @@ def delete(
         for name in session:
             _known(store, name)  # all of them, before anything is deleted
         pruned = delete_sessions(store, session)
-    print(f"{pruned.num_sessions} sessions with {pruned.num_traces} traces deleted")
+    print(f"{pruned} deleted")
 
 
 def _known(store: TraceStore, session_id: str) -> SessionInfo:

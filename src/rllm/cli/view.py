@@ -61,7 +61,7 @@ def _export(sources: list[str], path: Path) -> None:
     if len(sources) != 1:
         raise ConfigError(f"--export takes one run, and {len(sources)} were named")
     count = export_report(sources[0], path)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count} rollouts in full")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {counted(count, 'rollout')} in full")
 
 
 def _serve(runs: object, host: str, port: int, token: str | None, browser: bool) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, RLLMError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,9 @@ class Pruned:
     num_sessions: int = 0
     num_traces: int = 0
 
+    def __str__(self) -> str:
+        return f"{counted(self.num_sessions, 'session')} with {counted(self.num_traces, 'trace')}"
+
     def __add__(self, other: Pruned) -> Pruned:
         return Pruned(
             num_sessions=self.num_sessions + other.num_sessions, num_traces=self.num_traces + other.num_traces
@@ -61,7 +64,7 @@ def prune(store: TraceStore, retention: Retention) -> Pruned:
     if retention.max_gb is not None:
         pruned += _make_room(store, int(retention.max_gb * _GB))
     if pruned.num_sessions:
-        logger.info("deleted %d sessions with %d traces: %s", pruned.num_sessions, pruned.num_traces, retention)
+        logger.info("deleted %s: %s", pruned, retention)
     return pruned
 
 
