@@ -6,6 +6,7 @@ One group of two workers, with a policy, a reference and a critic, serves all of
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from rllm.backends.verl.backend import VerlBackend
 from rllm.errors import WorkerError
 from rllm.trainer.config import load_config
 
-from .batches import batch_for
+from .batches import batch_for, sequence
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
@@ -142,6 +143,28 @@ def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -
             assert verl.metrics[name] == pytest.approx(local.metrics[name], rel=2e-3, abs=2e-4), name
     batch = batch_for(algorithm, seed=5)
     torch.testing.assert_close(pair.verl.score(batch), pair.local.score(batch), rtol=1e-3, atol=1e-3)
+
+
+def test_a_sequence_longer_than_a_pass_may_be_goes_by_itself(pair: Pair, beginning: Path) -> None:
+    pair.begin_anew(beginning)
+    long = Batch.of([sequence(random.Random(seed), num_turns) for seed, num_turns in enumerate((1, 9, 2, 7, 1))])
+    assert max(len(item.ids) for item in long.sequences) > 48, "optim.micro_batch_tokens"
+    batch = replace(long, advantages=torch.ones(long.num_tokens)).with_weights("token-mean", None)
+    close(pair.verl.score(batch), pair.local.score(batch))
+    verl, local = (backend.update(batch, GRPO()).metrics["policy/grad_norm"] for backend in (pair.verl, pair.local))
+    assert verl == pytest.approx(local, rel=2e-3)
+
+
+def test_an_update_whose_gradient_is_not_finite_is_left_out_and_told(
+    pair: Pair, beginning: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.begin_anew(beginning)
+    batch = batch_for(GRPO())
+    before = pair.verl.score(batch)
+    assert batch.advantages is not None
+    pair.verl.update(replace(batch, advantages=batch.advantages * float("nan")), GRPO())
+    assert "update 1 of the policy is left out: its gradient is not finite (norm nan)" in caplog.text
+    assert torch.equal(pair.verl.score(batch), before)
 
 
 def test_verls_own_policy_loss_in_the_place_of_ours(pair: Pair, beginning: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,12 +26,14 @@ from rllm.backends.verl.compose import worker_configs
 from rllm.backends.verl.configure import check, demand_of, environment_of
 from rllm.backends.verl.group import WorkerGroup
 from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
-from rllm.backends.verl.rows import MASK, Rows, at_tokens, numbers
+from rllm.backends.verl.rows import LONGEST, MASK, Rows, at_tokens, numbers
 from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import load_tokenizer, tokenizer_in
+
+logger = logging.getLogger(__name__)
 
 RECOVERY_FILE = "recovery.json"
 BUCKET_BYTES = 2**29
@@ -170,7 +174,12 @@ class VerlBackend:
         num_rows = len(rows.order)
         return tensordict_utils.get_tensordict(
             {**rows.columns(), "row": torch.arange(num_rows)},
-            non_tensor_dict={"temperature": rows.batch.temperature, "calculate_entropy": False, **settings},
+            non_tensor_dict={
+                "temperature": rows.batch.temperature,
+                "calculate_entropy": False,
+                LONGEST: int(rows.offsets.diff().max()),
+                **settings,
+            },
         )
 
     def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
@@ -235,7 +244,11 @@ class VerlBackend:
             for name, values in told.items()
             if "/" in name and not name.startswith(("rllm/", "perf/"))
         }
-        progress.note(Counter({**sums, "loss": sum(told[LOSS])}), float(told["grad_norm"][0]))
+        norm = float(told["grad_norm"][0])
+        if not math.isfinite(norm):
+            number = self._counts.updates[role]
+            logger.warning("update %d of the %s is left out: its gradient is not finite (norm %s)", number, role, norm)
+        progress.note(Counter({**sums, "loss": sum(told[LOSS])}), norm)
         return rows.back(_in_order(told[ROWS], told[LOGPROBS], rows)) if role == "policy" else torch.zeros(0)
 
     def publish(self) -> int:

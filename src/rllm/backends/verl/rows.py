@@ -18,6 +18,8 @@ from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 
 MASK, NUMBERS = "loss_mask", "of_"
 """The name of the mask of sampled tokens, which verl counts, and what begins the names of our own tensors."""
+LONGEST = "longest"
+"""How many tokens the longest row has, which all workers are told."""
 _NOT_NUMBERS = {"ids", "sequence_of"}
 
 

@@ -6,6 +6,7 @@ Everything here runs in Ray actors. The driver calls a method of all of them at 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -15,6 +16,7 @@ import verl.utils.model
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils
@@ -24,6 +26,8 @@ from verl.workers.engine_workers import TrainingWorker
 
 from rllm.algorithms.base import Algorithm
 from rllm.backends.verl.losses import PolicyLoss, ValueLoss
+from rllm.backends.verl.rows import LONGEST
+from rllm.inference.local.loading import attention_of
 
 Role: TypeAlias = Literal["policy", "reference", "critic"]
 
@@ -68,6 +72,7 @@ class TrainingProcess(Worker):  # type: ignore[misc]
         for role, config in self._configs.items():
             part = TrainingWorker(_worker_config(role, config))
             part.reset()
+            _drop_nothing(part.engine.module)
             self.set_dispatch_collect(mesh_name=role, **part.get_dispatch_collect())
             self._parts[role] = part
         if "critic" in self._parts:
@@ -76,17 +81,22 @@ class TrainingProcess(Worker):  # type: ignore[misc]
     @in_shares("policy")
     def policy_outputs(self, data: Any) -> Any:
         """Log-probabilities of all tokens under the policy, and with its adapter off under the model without."""
-        return self._parts["policy"].infer_batch(data)
+        return self._outputs("policy", data)
 
     @in_shares("reference")
     def reference_outputs(self, data: Any) -> Any:
         """The same under the reference."""
-        return self._parts["reference"].infer_batch(data)
+        return self._outputs("reference", data)
 
     @in_shares("critic")
     def critic_outputs(self, data: Any) -> Any:
         """The critic's estimates at all tokens."""
-        return self._parts["critic"].infer_batch(data)
+        return self._outputs("critic", data)
+
+    def _outputs(self, role: Role, data: Any) -> Any:
+        part = self._parts[role]
+        _make_room(part, data)
+        return part.infer_batch(data)
 
     @in_shares("policy")
     def update_policy(self, data: Any) -> Any:
@@ -102,6 +112,7 @@ class TrainingProcess(Worker):  # type: ignore[misc]
         part, lr = self._parts[role], tensordict_utils.pop(data, "lr")
         for group in part.engine.optimizer.param_groups:
             group["lr"] = lr
+        _make_room(part, data)
         return part.train_mini_batch(data)
 
     @on_all
@@ -182,11 +193,21 @@ def _worker_config(role: Role, config: DictConfig) -> Any:
     )
 
 
+def _make_room(part: Any, data: Any) -> None:
+    """Let a row that is longer than a pass may be go by itself, as on the local backend; verl would refuse it. All workers are
+    told of the same row, because they must divide theirs alike."""
+    split = getattr(part.engine, "ulysses_sequence_parallel_size", 1)
+    share = math.ceil(tensordict_utils.pop(data, LONGEST) / split)
+    most = max(part.engine_config.max_token_len_per_gpu, share)
+    tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=most)
+
+
 def _choose_attention(model: DictConfig) -> None:
-    """flash-attn where this node has it, which takes sequences without padding; else torch's own."""
+    """flash-attn where this node has it, which takes sequences without padding; else what the local backend would take."""
     chosen = model.override_config.get("attn_implementation")
     if chosen is None:
-        chosen = "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa"
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        chosen = "flash_attention_2" if importlib.util.find_spec("flash_attn") else attention_of(config)
         with open_dict(model):
             model.override_config.attn_implementation = chosen
     if chosen != "flash_attention_2":
@@ -204,6 +225,17 @@ def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trus
         attn_implementation=model_config._attn_implementation,
         trust_remote_code=trust_remote_code,
     )
+
+
+def _drop_nothing(module: Any) -> None:
+    """Compute in training what is computed in sampling, as on the local backend: a ratio of the two would be of other tokens
+    left out by chance."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
 
 
 def _zero_head(module: Any) -> None:

@@ -97,12 +97,12 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         "weights",
         config=config,
         dtype=chosen_dtype,
-        attn_implementation=_attention(config),
+        attn_implementation=attention_of(config),
     )
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
 
-def _attention(config: Any) -> str | None:
+def attention_of(config: Any) -> str | None:
     """`transformers`' fastest kind of attention that computes all that the model is; `None` leaves it to choose, which is `sdpa` for
     models that have it. `sdpa` passes over a bound of the attention scores, as Gemma 2 has one, without a word."""
     is_bounded = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
