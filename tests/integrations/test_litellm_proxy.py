@@ -28,6 +28,8 @@ from ..ports import free_port
 pytestmark = pytest.mark.litellm
 
 LONG = "word " * 20_000
+LONG_S = 600.0
+"""How long it takes, which nobody waits for."""
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
@@ -37,6 +39,10 @@ def answer_to(messages):
     return {"long": LONG, "tool": {"tool_calls": [CALL]}, "think": {"content": "4", "reasoning": "2 and 2"}}.get(
         asked, f"You said: {asked}."
     )
+
+
+def latency_of(messages):
+    return LONG_S if answer_to(messages) is LONG else 0.0
 
 
 CONFIG = """
@@ -58,7 +64,7 @@ router_settings:
 
 @pytest.fixture(scope="module")
 def upstream():
-    with ScriptedServer(ScriptedEngine(answer_to)) as server:
+    with ScriptedServer(ScriptedEngine(answer_to, latency_s=latency_of)) as server:
         yield server
 
 
