@@ -76,6 +76,12 @@ def test_a_key_of_verls_is_handed_on() -> None:
     assert user_keys(config) == {f"{ACTOR}.fsdp_config.param_offload": True}
 
 
+def test_what_verls_own_losses_read_is_handed_on_with_them() -> None:
+    own = {f"{ACTOR}.policy_loss.clip_cov_ratio": 0.1, f"{ACTOR}.tau_pos": 2.0}
+    overrides = [f"verl.overrides.{key}={value}" for key, value in own.items()]
+    assert user_keys(config_of("verl.policy_loss=clip_cov", *overrides)) == own
+
+
 def test_megatron_has_no_keys_of_fsdp() -> None:
     config = config_of(
         "verl.overrides.model_engine=megatron", f"verl.overrides.{ACTOR}.megatron.tensor_model_parallel_size=2"
@@ -98,6 +104,16 @@ def test_megatron_has_no_keys_of_fsdp() -> None:
         ),
         ("verl.overrides.trainer.nnodes=2", "see num_steps, save_every, eval.every, verl.num_nodes"),
         ("verl.overrides.actor_rollout_ref.rollout.n=4", "rollouts are made by rllm's runner"),
+        (f"verl.overrides.{ACTOR}.use_kl_loss=true", "would have no effect: set algorithm.kl_coef"),
+        (f"verl.overrides.{ACTOR}.entropy_coeff=0.1", "would have no effect: set algorithm.entropy_coef; leave"),
+        (f"verl.overrides.{ACTOR}.clip_ratio=0.5", "would have no effect: set algorithm.clip_low and"),
+        (f"verl.overrides.{ACTOR}.policy_loss.loss_mode=gspo", "set verl.policy_loss for one of verl's"),
+        (f"verl.overrides.{ACTOR}.ppo_mini_batch_size=4", "would have no effect: set optim.num_minibatches"),
+        (f"verl.overrides.{ACTOR}.optim.lr_scheduler_type=cosine", "would have no effect: set optim.schedule"),
+        ("verl.overrides.actor_rollout_ref.ref.log_prob_micro_batch_size=1", "set optim.micro_batch_tokens"),
+        ("verl.overrides.critic.cliprange_value=0.1", "would have no effect: set algorithm.value_clip"),
+        ("verl.overrides.critic.ulysses_sequence_parallel_size=2", "verl reads that of the section fsdp"),
+        ("verl.overrides.ray_kwargs.ray_init.num_cpus=2", "of verl only the workers take part"),
         ("model.device=cuda:1", "verl's workers have a GPU each, whichever Ray gives them"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic"),

@@ -36,6 +36,53 @@ ELSEWHERE = {
 }
 """Sections of verl's that drive parts of it which are not used here, and what decides instead."""
 
+_MICRO = "set optim.micro_batch_tokens"
+_SCHEDULE = "set optim.schedule and optim.warmup_steps"
+_CLIP = "set algorithm.clip_low and algorithm.clip_high"
+_KL = "set algorithm.kl_coef, algorithm.kl_in and algorithm.kl_estimator"
+_OF_LOSSES = {
+    "clip_ratio": _CLIP,
+    "clip_ratio_low": _CLIP,
+    "clip_ratio_high": _CLIP,
+    "clip_ratio_c": "set algorithm.dual_clip",
+    "loss_agg_mode": "set algorithm.aggregation",
+    "policy_loss": "the loss is that of algorithm.name; set verl.policy_loss for one of verl's",
+    "tau_pos": "set verl.policy_loss=sapo, which reads it",
+    "tau_neg": "set verl.policy_loss=sapo, which reads it",
+}
+"""Keys of an actor that verl's own losses read, if one is to be minimised (`verl.policy_loss`)."""
+INSTEAD = {
+    "loss_scale_factor": "set algorithm.fixed_length",
+    "cliprange_value": "set algorithm.value_clip",
+    "entropy_coeff": "set algorithm.entropy_coef",
+    "calculate_entropy": "the entropy is always told",
+    "use_kl_loss": _KL,
+    "kl_loss_coef": _KL,
+    "kl_loss_type": _KL,
+    "ppo_mini_batch_size": "set optim.num_minibatches",
+    **dict.fromkeys(
+        (
+            f"{name}micro_batch_size{suffix}"
+            for name in ("ppo_", "forward_", "log_prob_")
+            for suffix in ("", "_per_gpu")
+        ),
+        _MICRO,
+    ),
+    "forward_max_token_len_per_gpu": _MICRO,
+    "grad_clip": "set optim.max_grad_norm, and critic.max_grad_norm",
+    "optim.lr_scheduler_type": _SCHEDULE,
+    "optim.warmup_style": _SCHEDULE,
+    "optim.min_lr_ratio": _SCHEDULE,
+    "optim.num_cycles": _SCHEDULE,
+    "shuffle": "a batch is gone through in its own order",
+    "data_loader_seed": "a batch is gone through in its own order",
+    "rollout_n": "set rollout.group_size",
+    "enable": "algorithm.name decides whether there is a critic",
+    "profiler": "workers are not profiled",
+    "use_torch_compile": "set it in the section fsdp_config",
+}
+"""Keys of an actor, a reference and a critic that only verl's trainer reads, which takes no part, and what decides instead."""
+
 
 @dataclass(frozen=True)
 class Ours:
@@ -69,10 +116,10 @@ def user_keys(config: Any) -> dict[str, Any]:
     """
     given, ours = _given(config), verl_keys(config)
     for key, value in given.items():
-        section = next((name for name in ELSEWHERE if key == name or key.startswith(f"{name}.")), None)
-        if section is not None:
+        decides_instead = None if key in ours else _instead_of(key, config)
+        if decides_instead is not None:
             raise ConfigError(
-                f"verl.overrides.{key}={value!r} would have no effect: {ELSEWHERE[section]}; leave it out"
+                f"verl.overrides.{key}={value!r} would have no effect: {decides_instead}; leave the override out"
             )
         if key in ours and ours[key].value != value:
             decides = ours[key]
@@ -81,6 +128,25 @@ def user_keys(config: Any) -> dict[str, Any]:
                 f"{decides.setting} instead, and leave the override out"
             )
     return given
+
+
+def _instead_of(key: str, config: Any) -> str | None:
+    """What decides in the place of a key that nobody reads here; `None` for one that somebody does."""
+    if key == ENGINE or _lies_in(key, MODEL) or _lies_in(key, f"{CRITIC}.model"):
+        return None
+    part = next((name for name in (ACTOR, REFERENCE, CRITIC) if _lies_in(key, name)), None)
+    if part is None:
+        others = f"of verl only the workers take part: see {ENGINE}, {MODEL}, {ACTOR}, {REFERENCE} and {CRITIC}"
+        return next((why for section, why in ELSEWHERE.items() if _lies_in(key, section)), others)
+    name = key.removeprefix(f"{part}.")
+    if part == CRITIC and name == "ulysses_sequence_parallel_size":
+        return "verl reads that of the section fsdp"
+    known = {**INSTEAD, **({} if config.verl.policy_loss is not None and part == ACTOR else _OF_LOSSES)}
+    return next((why for section, why in known.items() if _lies_in(name, section)), None)
+
+
+def _lies_in(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def on_cpu(config: Any) -> bool:
