@@ -8,7 +8,8 @@ import pytest
 
 from rllm.capture import Said
 from rllm.errors import ConfigError
-from rllm.gateway.core import ABORTED, Gateway, ModelCall
+from rllm.gateway.core import ABORTED, Gateway
+from rllm.gateway.model_call import ModelCall
 from rllm.gateway.sessions import Session, Sessions, with_fixed_sampling
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore

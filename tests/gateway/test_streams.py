@@ -84,6 +84,17 @@ def test_a_client_that_leaves_an_http_upstream_closes_the_stream_there(serve):
     assert TURN_END not in trace.response_ids
 
 
+def test_a_turn_behind_what_its_agent_had_enough_of_goes_on_from_it(serve):
+    served = serve(["abcdefgh" * 200_000, "hello"], upstream="http")
+    with served.http.stream("POST", CHAT, json=BODY) as answer:
+        next(answer.iter_raw())
+    [broken_off] = wait_for(lambda: served.store.by_session("s"))
+    messages = [*BODY["messages"], broken_off.response, {"role": "user", "content": "on"}]
+    served.post(json={"model": "m", "messages": messages})
+    _, later = served.store.by_session("s")
+    assert later.parent_id == broken_off.id
+
+
 def test_a_client_that_leaves_before_the_answer_cancels_it(serve):
     served = serve(HeldEngine(["never"]))
     served.ask_and_leave()

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from rllm.capture.side_calls import is_own
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import Gateway, ModelCall, new_call_id
+from rllm.gateway.core import Gateway
 from rllm.gateway.deadlines import Deadlines
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
@@ -25,6 +25,7 @@ from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import SESSION_HEADER, headers_of, metadata_of, session_named
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
+from rllm.gateway.model_call import ModelCall, new_call_id
 from rllm.gateway.notes import notes_of
 from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of

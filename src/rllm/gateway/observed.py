@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import ModelCall
+from rllm.gateway.model_call import ModelCall
 from rllm.types import Trace
 
 
