@@ -23,9 +23,10 @@ from rllm.gateway.server import ServerThread
 from rllm.inference.engine import ModelOutput
 from rllm.testing.scripted import ScriptedEngine, decode
 
-Fault: TypeAlias = Literal["html", "malformed", "error", "cut", "mismatch", "no_tokens"]
+Fault: TypeAlias = Literal["html", "malformed", "error", "cut", "stall", "mismatch", "no_tokens"]
 """`html`: a proxy's error page. `malformed`: 200 with half a JSON object. `error`: 500 with an OpenAI error. `cut`: the
-stream's connection breaks in the middle. `mismatch`: one log-probability is missing. `no_tokens`: no ids, as OpenAI."""
+stream's connection breaks in the middle. `stall`: the stream stops there, and nothing more comes. `mismatch`: one
+log-probability is missing. `no_tokens`: no ids, as OpenAI."""
 
 
 class ScriptedServer:
@@ -129,6 +130,8 @@ class ScriptedServer:
             for position in range(max(len(output.completion_ids) for output in outputs)):
                 if self.fault == "cut" and position == 2:
                     raise ConnectionResetError("cut on request")
+                if self.fault == "stall" and position == 2:
+                    await asyncio.Event().wait()  # until its client leaves
                 for index, output in enumerate(outputs):
                     if position < len(output.completion_ids):
                         choice = self._streamed_choice(asked, index, output, position)
