@@ -18,7 +18,7 @@ import torch
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
 from rllm.engine.garbage import THRESHOLDS
-from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError
+from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
 from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -205,6 +205,29 @@ def test_spoilt_weights_are_not_saved(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 3, "save_every": 1, "backend": f"{__name__}:Spoilt"}, raises=WeightSyncError)
     assert run.backend.saved_at == [1]
     assert [path.name for path in (run.trainer.run_dir / "checkpoints").iterdir()] == ["step-000001"]
+
+
+class Lost(ScriptedBackend):
+    """Its workers are gone from the second step on, which asks them for the reference."""
+
+    def score_reference(self, batch: Batch) -> Any:
+        if self.batches:
+            raise WorkerError("a worker died when it was to score a batch with the reference")
+        return super().score_reference(batch)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        raise WorkerError("a worker died when it was to write a checkpoint")
+
+
+def test_what_ended_a_run_is_told_and_not_what_then_was_not_saved(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"save_every": 0, "backend": f"{__name__}:Lost", "algorithm": {"kl_coef": 0.1}}
+    run = run_trainer(config, raises=WorkerError)
+    assert "to score a batch with the reference" in str(run.error)
+    assert "checkpoint of step 1 cannot be written" in caplog.text
+    assert not list((run.trainer.run_dir / "checkpoints").iterdir()), "nothing is left in the way"
 
 
 def test_a_killed_run_writes_the_lost_steps_once(run_trainer: RunTrainer) -> None:

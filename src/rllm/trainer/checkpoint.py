@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rllm.errors import CheckpointError, ConfigError
+from rllm.errors import CheckpointError, ConfigError, WorkerError
 from rllm.files import flush, replace_text
 
 _NAME = re.compile(r"step-\d+")
@@ -36,7 +36,7 @@ class Checkpoints:
         that is saved already gets the new state only. The oldest checkpoints go, but for the best where that is kept.
 
         Raises:
-            CheckpointError: if it cannot be written, as on a disk that is full.
+            CheckpointError: if it cannot be written, as on a disk that is full, or by workers that are gone.
         """
         try:
             return self._save(step, write, state)
@@ -44,7 +44,8 @@ class Checkpoints:
             OSError,
             RuntimeError,
             SafetensorError,
-        ) as error:  # torch and safetensors have their own for a full disk
+            WorkerError,
+        ) as error:  # torch, safetensors and workers have their own for a full disk
             self._clear()
             latest = self.latest()
             raise CheckpointError(

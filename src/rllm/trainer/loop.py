@@ -20,7 +20,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
 from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
-from rllm.errors import RolloutError, TokenMismatchError
+from rllm.errors import CheckpointError, RolloutError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.threads import OneThread
 from rllm.tracking.base import Trackers
@@ -93,6 +93,7 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it."""
         await self._take_down()
+        failure: Exception | None = None
         try:
             if self._owes_evaluation():
                 await self.evaluate()
@@ -104,9 +105,12 @@ class TrainingLoop:
                     await self.evaluate()
                 if self._due(self.config.save_every) or self._is_best():
                     await self.save()
+        except Exception as error:
+            failure = error
+            raise
         finally:
-            if self._is_whole:
-                await self.save()
+            if self._is_whole and not isinstance(failure, CheckpointError):
+                await self._save_at_the_end(failure)
             self._thread.close()
 
     async def step(self) -> None:
@@ -184,6 +188,15 @@ class TrainingLoop:
     async def save(self) -> None:
         """Keep the weights and all that is needed to go on from the last whole step."""
         await _to_the_end(self._beside(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
+
+    async def _save_at_the_end(self, failure: Exception | None) -> None:
+        """Save. Where that fails, too, as with workers that are gone, what ended the run is what is raised."""
+        try:
+            await self.save()
+        except CheckpointError as error:
+            if failure is None:
+                raise
+            logger.warning("%s", error)
 
     async def _take_down(self) -> None:
         """Hold fast what a checkpoint of this moment says beside the weights. What is drawn and stored from here on is of
