@@ -108,6 +108,15 @@ def test_sessions_come_newest_first_in_pages(store: TraceStore):
     assert store.sessions(offset=3) == []
 
 
+def test_sessions_that_began_before_a_moment(store: TraceStore):
+    for name, created_at in {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}.items():
+        store.open_session(name, {}, created_at=created_at).result()
+    found = store.sessions(created_before=3.0, oldest_first=True)
+    assert [info.id for info in found] == ["a", "b", "d"]
+    beyond = store.sessions(created_before=3.0, oldest_first=True, beyond=found[0].number, limit=1)
+    assert [info.id for info in beyond] == ["b"]
+
+
 def test_an_unknown_session_is_empty_and_no_error(store: TraceStore):
     assert store.session("nope") is None
     assert store.by_session("nope") == []

@@ -57,6 +57,14 @@ def test_what_is_in_use_stays_whatever_room_it_takes(store: TraceStore):
     assert names(store) == ["in use"]
 
 
+def test_an_old_session_goes_that_came_late(store: TraceStore):
+    for number in range(300):
+        store.open_session(f"young {number}", {})
+    begin(store, "copied", days_ago=9)
+    assert prune(store, Retention(keep_days=7)).num_sessions == 1
+    assert len(store.sessions(limit=1000)) == 300
+
+
 def test_without_limits_everything_stays(store: TraceStore):
     begin(store, "old", days_ago=900)
     assert not Retention()

@@ -86,10 +86,22 @@ class TraceStore(Protocol):
         ...
 
     def sessions(
-        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        oldest_first: bool = False,
+        beyond: int | None = None,
+        created_before: float | None = None,
     ) -> list[SessionInfo]:
-        """Sessions, newest first unless told otherwise; those that come behind the session of the number `beyond`, which need
-        not be there any more."""
+        """Sessions in the order in which they came into the store, newest first unless told otherwise.
+
+        Args:
+            limit, offset: how many, and how many are passed over.
+            oldest_first: the other way round.
+            beyond: those behind the session of this number, which need not be there any more.
+            created_before: those that began before then, in Unix seconds; copied ones came later than they began.
+        """
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:
@@ -106,8 +118,8 @@ class TraceStore(Protocol):
         ...
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        """Keep what the trainer decided about steps; the last word on a (trace, training step) pair stands. What is said of a
-        session that is not there, because it was deleted, is passed over."""
+        """Keep what the trainer decided about steps; the last word on a trace in a training step and a trajectory stands. What
+        is said of a session that is not there, because it was deleted, is passed over."""
         ...
 
     def credits(self, session_id: str) -> list[StepCredit]:
@@ -143,10 +155,16 @@ def every_session(store: TraceStore, *, oldest_first: bool = False) -> Iterator[
 
 
 def session_pages(
-    store: TraceStore, *, oldest_first: bool = False, page_size: int = _PAGE
+    store: TraceStore,
+    *,
+    oldest_first: bool = False,
+    page_size: int = _PAGE,
+    created_before: float | None = None,
 ) -> Iterator[list[SessionInfo]]:
-    """`every_session`, by pages."""
+    """`every_session`, by pages; `created_before` as for `TraceStore.sessions`."""
     last: int | None = None
-    while page := store.sessions(limit=page_size, oldest_first=oldest_first, beyond=last):
+    while page := store.sessions(
+        limit=page_size, oldest_first=oldest_first, beyond=last, created_before=created_before
+    ):
         yield page
         last = page[-1].number

@@ -76,14 +76,25 @@ class MemoryTraceStore:
             return _info(session_id, session) if session else None
 
     def sessions(
-        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        oldest_first: bool = False,
+        beyond: int | None = None,
+        created_before: float | None = None,
     ) -> list[SessionInfo]:
         with self._lock:
             self._check_open()
             items = list(self._sessions.items())
             ordered = items if oldest_first else items[::-1]
             is_behind = gt if oldest_first else lt
-            found = [item for item in ordered if beyond is None or is_behind(item[1].number, beyond)]
+            found = [
+                (name, session)
+                for name, session in ordered
+                if (beyond is None or is_behind(session.number, beyond))
+                and (created_before is None or session.created_at < created_before)
+            ]
             return [_info(*item) for item in found[offset : offset + limit]]
 
     def by_session(self, session_id: str) -> list[Trace]:

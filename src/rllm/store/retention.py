@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rllm.errors import ConfigError, RLLMError, counted
-from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +106,9 @@ def last_call_at(store: TraceStore, info: SessionInfo) -> float:
 
 
 def _delete_unused_since(store: TraceStore, moment: float) -> Pruned:
-    pruned, num_kept = Pruned(), 0
-    while page := store.sessions(limit=_PAGE, offset=num_kept, oldest_first=True):
-        begun = [info for info in page if info.created_at < moment]
-        unused = [info.id for info in begun if last_call_at(store, info) < moment]
-        pruned += delete_sessions(store, unused)
-        num_kept += len(page) - len(unused)
-        if not begun:
-            break
+    pruned = Pruned()
+    for page in session_pages(store, oldest_first=True, created_before=moment):
+        pruned += delete_sessions(store, [info.id for info in page if last_call_at(store, info) < moment])
     return pruned
 
 

@@ -116,12 +116,20 @@ class SqlTraceStore(ABC):
         return rows.row_to_session(found[0]) if found else None
 
     def sessions(
-        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        oldest_first: bool = False,
+        beyond: int | None = None,
+        created_before: float | None = None,
     ) -> list[SessionInfo]:
         order, behind = ("ASC", ">") if oldest_first else ("DESC", "<")
-        where, values = (f"WHERE seq {behind} ?", [beyond]) if beyond is not None else ("", [])
+        limits = {f"seq {behind} ?": beyond, "created_at < ?": created_before}
+        asked = {condition: value for condition, value in limits.items() if value is not None}
+        where = f"WHERE {' AND '.join(asked)}" if asked else ""
         found = self._read(
-            f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?", *values, limit, offset
+            f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?", *asked.values(), limit, offset
         )
         return [rows.row_to_session(row) for row in found]
 
