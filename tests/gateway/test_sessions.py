@@ -319,3 +319,16 @@ async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_
     await sessions.delete("a")
     assert under_way.deleted
     assert not (await sessions.get("a")).deleted
+
+
+async def test_a_session_that_is_opened_anew_has_nothing_of_a_deleted_one_that_a_call_still_holds(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
+    store = MemoryTraceStore()
+    sessions = Sessions(store)
+    sessions.open("a", metadata=None, sampling=None).result(60)
+    under_way = await sessions.get("a")
+    await sessions.get("b")
+    store.delete("a")
+    sessions.open("a", metadata=None, sampling=None).result(60)
+    assert await sessions.get("a") is not under_way
+    assert under_way.deleted

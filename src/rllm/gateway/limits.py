@@ -82,7 +82,7 @@ class CallLimits:
             GatewayError: 429, if it is one too many.
         """
         most = self._config.max_sessions
-        if most is None or (session_id is not None and await self._is_known(session_id)):
+        if most is None or (session_id is not None and await self._sessions.has_begun(session_id)):
             return
         async with self._counting:
             if session_id is not None and self._sessions.knows(session_id):
@@ -107,11 +107,6 @@ class CallLimits:
                 self._by_session.popitem(last=False)
         self._by_session.move_to_end(session_id)
         return bucket
-
-    async def _is_known(self, session_id: str) -> bool:
-        if self._sessions.knows(session_id):
-            return True
-        return await asyncio.to_thread(self._store.session, session_id) is not None
 
     async def _count(self, most: int) -> None:
         """Look how many sessions there are, but not all the time."""

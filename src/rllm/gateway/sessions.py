@@ -73,13 +73,21 @@ class Session:
 
 
 class Sessions:
-    """The sessions in use, the least recently used of them dropped from memory (and read back when used again)."""
+    """The sessions of a gateway, each an object that is shared by its calls. One is
+
+    - *begun*, once somebody has opened it or made a call: it is known, or in the store, from which it is read then;
+    - *known*, while it is among the 10,000 used last, which are kept in memory;
+    - *in use*, while anything holds it, also where calls under way alone do: there are never two of one name;
+    - *doubtful*, if it was not looked for in the store for seconds, or was refused a write: somebody else may have deleted it;
+    - *deleted*, from when we are asked to delete it, or find that somebody else has: its calls under way end with an error.
+
+    One that is deleted is known until it is out of the store. Then it is forgotten, and another may begin under its name.
+    """
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._in_use: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        """Also those that were dropped while calls of theirs were under way."""
         self._num_deleted = 0
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """The sessions of answers whose calls named none, by the answer's id."""
@@ -95,13 +103,13 @@ class Sessions:
             ConfigError: if the id cannot stand in a URL path.
             GatewayError: 410, if it is being deleted.
         """
-        session = await self._remembered(session_id)
+        session = await self._still_known(session_id)
         while session is None:
             check_session_id(session_id)
             num_deleted = self._num_deleted
-            loaded = self._in_use.get(session_id) or await self._found(session_id)
-            if num_deleted == self._num_deleted:  # else what was loaded may be gone
-                session = self._keep(self._known.setdefault(session_id, loaded))
+            found = self._in_use.get(session_id) or await self._read(session_id)
+            if num_deleted == self._num_deleted:  # else what was found may be gone
+                session = self._know(found)
         check_not_deleted(session)
         with suppress(KeyError):  # another thread may just have let go of it
             self._known.move_to_end(session_id)
@@ -121,31 +129,30 @@ class Sessions:
         """
         check_session_id(session_id)
         _check_metadata(metadata or {})
-        session = self._known.get(session_id)
+        session = self._known.get(session_id) or self._in_use.get(session_id)
         if session is not None:
             check_not_deleted(session)
-            session = None if self._has_gone(session) else session
+            session = session if self._is_there(session) else None
         fixed = checked_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         ref = SessionRef() if session is None else session.ref
         write = self._store.open_session(session_id, stored, session=ref)
         if session is None:
             is_old = self._store.session(session_id) is not None
-            new = self._load(session_id) if is_old else Session(session_id, ref=ref)
-            session = self._keep(self._known.setdefault(session_id, self._in_use.get(session_id) or new))
+            session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
         if fixed is not None:
             session.sampling = fixed
         session.trace_context = outgoing_headers() or session.trace_context
         return write
 
     def knows(self, session_id: str) -> bool:
-        """Whether the session is in memory."""
+        """Whether the session is known."""
         return session_id in self._known
 
     async def has_begun(self, session_id: str) -> bool:
         """Whether somebody has begun this session."""
         return (
-            await self._remembered(session_id) is not None
+            await self._still_known(session_id) is not None
             or await asyncio.to_thread(self._store.session, session_id) is not None
         )
 
@@ -167,7 +174,7 @@ class Sessions:
 
         Its name may be used again then, for a session that has nothing of this one.
         """
-        ended = self._known.setdefault(session_id, self._in_use.get(session_id) or Session(session_id))
+        ended = self._know(self._in_use.get(session_id) or Session(session_id))
         ended.deleted = True  # and stays known until it is gone, so that calls that come meanwhile hear of it
         try:
             return await asyncio.to_thread(self._store.delete, session_id)
@@ -176,33 +183,39 @@ class Sessions:
             self._in_use.pop(session_id, None)
             self._known.pop(session_id, None)
 
-    async def _remembered(self, session_id: str) -> Session | None:
-        """The session that is in memory, unless it is in the store no more."""
+    async def _still_known(self, session_id: str) -> Session | None:
+        """The session, if it is known and in the store still, as far as that is not doubtful."""
         session = self._known.get(session_id)
         if session is None or not session.is_doubtful:
             return session
-        gone = self._has_gone(session) if self._store.is_local else await asyncio.to_thread(self._has_gone, session)
-        return self._known.get(session_id) if gone else session
+        is_there = self._is_there(session) if self._store.is_local else await asyncio.to_thread(self._is_there, session)
+        return session if is_there else self._known.get(session_id)
 
-    def _has_gone(self, session: Session) -> bool:
-        """Whether somebody else has deleted it, and then forget it: another gateway, the command line, or for its age."""
+    def _is_there(self, session: Session) -> bool:
+        """Look for the session in the store; one that somebody else has deleted, another gateway, the command line, or for its
+        age, is forgotten."""
         if session.ref.number is None:
-            return False
+            return True
         with suppress(StoreError):  # if it cannot be asked now, what is written will tell
             info = self._store.session(session.id)
             session.looked_for_at = time.monotonic()
             session.ref.is_gone = info is None or info.number != session.ref.number
         if session.ref.is_gone:
             session.deleted = True
-            self._forget(session)
-        return session.ref.is_gone
+            for sessions in (self._known, self._in_use):
+                if sessions.get(session.id) is session:
+                    sessions.pop(session.id, None)
+        return not session.ref.is_gone
 
-    def _forget(self, session: Session) -> None:
-        for sessions in (self._known, self._in_use):
-            if sessions.get(session.id) is session:
-                sessions.pop(session.id, None)
+    def _know(self, session: Session) -> Session:
+        """Keep a session in memory; returns it, or the one of its name that is known by now."""
+        session = self._known.setdefault(session.id, session)
+        self._in_use[session.id] = session
+        if len(self._known) > _MAX_IN_MEMORY:
+            self._known.popitem(last=False)
+        return session
 
-    async def _found(self, session_id: str) -> Session:
+    async def _read(self, session_id: str) -> Session:
         # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
         if self._store.is_local and self._store.session(session_id) is None:
             return Session(session_id)
@@ -225,12 +238,6 @@ class Sessions:
             if "seed" in session.sampling:
                 for call in calls.values():
                     session.seeds.next(0, call.messages, call.tools)
-        return session
-
-    def _keep(self, session: Session) -> Session:
-        self._in_use[session.id] = session
-        if len(self._known) > _MAX_IN_MEMORY:
-            self._known.popitem(last=False)
         return session
 
 
