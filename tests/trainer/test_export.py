@@ -68,7 +68,7 @@ def run_with(tmp_path: Path, *files: str) -> Path:
 
 
 def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt")
+    run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt", "recovery.json")
     export_model(chosen_checkpoint(run, "latest"), tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
     with pytest.raises(ConfigError, match="is there already and not empty"):

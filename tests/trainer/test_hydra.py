@@ -159,7 +159,7 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
     ignored, few_tasks = log
     assert ignored.endswith("the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size")
-    assert "tasks_per_step=32 is more than the 1 there are" in few_tasks
+    assert "tasks_per_step=32 is more than the 1 there is" in few_tasks
 
 
 def test_the_resolver_is_there_whoever_is_imported_first(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from rllm.engine.ray_cluster import ClusterNode
 from rllm.errors import ConfigError
+from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.memory import checkpoint_bytes, num_weights, worker_memory
-from rllm.trainer.preflight import Answer, Question, answered, check_node, plan
+from rllm.trainer.preflight import Answer, Question, answered, check_node, check_room, plan
 
 from ..ports import free_port
 
@@ -90,8 +91,43 @@ def test_memory_is_worked_out_from_the_models_files(model: Path) -> None:
     assert all(f"{size / 1e9:.2f} GB {name}" in told for name, size in sizes.items())
     # bfloat16 for the model, and float32 with two means for the workers, three times
     assert checkpoint_bytes(config_of(model, "keep_checkpoints=2")) == 3 * 1006 * (2 + 12)
+    assert checkpoint_bytes(config_of(model, "keep_best=eval/reward")) == 4 * 1006 * (2 + 12)
+    assert checkpoint_bytes(config_of(model, "model.lora_rank=4")) is None, "an adapter is small"
     assert worker_memory(load_config([])) == []
     assert "not predicted" in worker_memory(load_config(["backend=verl", "model.path=some/hub-id"]))[0]
+
+
+def test_what_a_resumed_run_has_written_is_not_asked_for_again(model: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "run", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, lambda folder: None, {})
+    assert checkpoint_bytes(config_of(model, f"run_dir={tmp_path / 'run'}", "keep_checkpoints=2")) == 1006 * (2 + 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["verl.workers_per_node=8"], "need 8 GPUs on a node, and no node has them (node 10.0.0.1 has 1 GPU)"),
+        (["verl.num_nodes=2"], "need 1 GPU on each of 2 nodes, and 1 node has it (node 10.0.0.1 has 1 GPU)"),
+    ],
+)
+def test_a_cluster_with_too_little_is_told(model: Path, settings: list[str], told: str) -> None:
+    node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_room(config_of(model, *settings), [node])
+
+
+def test_one_is_told_as_one(model: Path) -> None:
+    node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
+    config = config_of(model, "rollout.runner=ray", "rollout.max_concurrent=1")
+    text = "\n".join(plan(config, 320, [node], {"1": THERE}))
+    for told in (
+        "Ray cluster of 1 node:",
+        "10.0.0.1: 1 CPU, 1 GPU, 1000 GB of disk",
+        "training: 1 node x 1 worker, on a GPU, holds the model\n",
+        "rollouts: 1 process on the nodes, 1 rollout under way at a time",
+    ):
+        assert told in text
 
 
 def test_the_plan_says_what_runs_where_and_how_large_a_step_is(model: Path) -> None:

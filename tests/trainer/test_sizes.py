@@ -27,6 +27,19 @@ def test_sizes_in_words() -> None:
     ]
 
 
+def test_one_is_told_as_one() -> None:
+    single = ["tasks_per_step=2", "rollout.group_size=1", "num_steps=1", "rollout.resample_rounds=1"]
+    assert in_words(load_config([*single, "optim.num_minibatches=2"]), 1) == [
+        "2 tasks x 1 rollout = 2 episodes a step, 2 updates of 1 episode",
+        "1 step x 2 tasks = 2 times through the 1 task",
+        "tasks_per_step=2 is more than the 1 there is: a step takes it more than once, each time as a group of its own",
+        "tasks whose rollouts all earn the same are replaced, at most once a step",
+    ]
+    assert in_words(load_config([*single, "tasks_per_step=4"]), 4)[1] == "1 step x 4 tasks = once through the 4 tasks"
+    with pytest.raises(ConfigError, match="= 1 episode to divide; use at most 1"):
+        check_sizes(load_config(["tasks_per_step=1", "rollout.group_size=1", "optim.num_minibatches=2"]), 5)
+
+
 def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config([*SIZES, "optim.num_minibatches=3", "rollout.resample_rounds=2", "num_steps=1"])
     assert in_words(config, 20) == [
@@ -34,7 +47,7 @@ def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixt
         "1 step x 32 tasks = 1.6 times through the 20 tasks",
         "tasks_per_step=32 is more than the 20 there are: a step takes some of them more than once, each time as a "
         "group of its own",
-        "tasks whose rollouts all earn the same are replaced, up to 2 times a step",
+        "tasks whose rollouts all earn the same are replaced, at most 2 times a step",
     ]
     check_sizes(config, 20)
     assert [record.getMessage() for record in caplog.records] == [in_words(config, 20)[2]]

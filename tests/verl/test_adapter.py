@@ -45,7 +45,9 @@ def logprobs_of(model: Any, batch: Batch) -> Tensor:
     return torch.stack(said)
 
 
-def test_an_adapter_learns_and_leaves_the_reference_alone(backend: VerlBackend, tmp_path: Path) -> None:
+def test_an_adapter_learns_and_leaves_the_reference_alone(
+    backend: VerlBackend, model_folder: Path, tmp_path: Path
+) -> None:
     batch, algorithm = batch_for(GRPO()), GRPO(kl_coef=0.1)
     batch.ref_logprobs = backend.score_reference(batch)
     assert torch.equal(backend.score(batch), batch.ref_logprobs), "a new adapter changes nothing"
@@ -61,6 +63,8 @@ def test_an_adapter_learns_and_leaves_the_reference_alone(backend: VerlBackend, 
 
     backend.save(tmp_path)
     assert (tmp_path / "adapter_config.json").exists()
+    pieces = sum(path.stat().st_size for path in (tmp_path / "verl").rglob("model_*.pt"))
+    assert pieces < 0.5 * (model_folder / "model.safetensors").stat().st_size, "what is not trained is not kept"
     saved = load_model(tmp_path, dtype="float32", device="cpu").model
     torch.testing.assert_close(logprobs_of(saved, batch), learnt, rtol=0, atol=1e-5)
     backend.update(batch, algorithm)

@@ -80,13 +80,13 @@ def test_a_policy_loss_that_verl_does_not_know_is_told_before_a_run_begins(model
 
 def test_too_few_cpus_are_told_with_the_nodes(cluster: None, model_folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"verl.workers_per_node=64 need 64 CPUs on each of 1 nodes, and 0 .* has 4 CPUs"
+        ConfigError, match=r"verl.workers_per_node=64 need 64 CPUs on a node, and no node has them .* has 4 CPUs"
     ):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=64"))
 
 
 def test_too_few_nodes(cluster: None, model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"verl.num_nodes=2 .* need 2 CPUs on each of 2 nodes, and 1 have them"):
+    with pytest.raises(ConfigError, match=r"verl.num_nodes=2 .* need 2 CPUs on each of 2 nodes, and 1 node has them"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2", "verl.num_nodes=2"))
 
 

@@ -51,7 +51,7 @@ def test_the_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_
     assert done.returncode == 0, done.stderr[-3000:]
     for told in (
         "Ray cluster of 2 nodes:",
-        "training: 2 nodes x 1 worker, a CPU each",
+        "training: 2 nodes x 1 worker, a CPU each, hold",
         "rollouts: 2 processes on the nodes, 64 rollouts under way at a time",
         "episodes a step",
         "predicted memory of each process:",
@@ -64,7 +64,7 @@ def test_what_a_cluster_has_not_is_told_in_a_line(address: str, model_folder: Pa
     model = f"model.path={model_folder}"
     few = dry_run(tmp_path, address, model, "verl.workers_per_node=8")
     assert few.returncode == 2
-    assert "need 8 CPUs on each of 1 nodes, and 0 have them (node " in few.stderr.replace("\n", " ")
+    assert "need 8 CPUs on a node, and no node has them (node " in few.stderr.replace("\n", " ")
     nobody = dry_run(tmp_path, "127.0.0.1:1", model)
     assert nobody.returncode == 2
     assert "ray.address='127.0.0.1:1': nothing answers there" in nobody.stderr.replace("\n", " ")

@@ -18,7 +18,7 @@ from rllm.types import Episode, Trajectory
 
 _ROWS = 256
 """Rows to a group of a Parquet file: what is in memory at a time."""
-_OF_TRAINER = (STATE_FILE, "recovery.pt")
+_OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json")
 """Files of a checkpoint that only a resumed run reads."""
 _ADAPTER = "adapter_config.json"
 

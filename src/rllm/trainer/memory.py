@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
+from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config.schema import TrainConfig
 
 GB = 1e9
@@ -30,13 +31,19 @@ def _numbers_in(path: Path) -> int:
 
 
 def checkpoint_bytes(config: TrainConfig) -> int | None:
-    """What the checkpoints that are kept take together: the model as it is sampled from, and what its workers go on from."""
+    """What checkpoints will take beside those that lie in the run's folder: the model as it is sampled from, and what its workers
+    go on from. `None` where the model's files are not here, or only an adapter is kept, which is small."""
     number = _weights_of(config)
-    if number is None:
+    if number is None or config.model.lora_rank:
         return None
     models = 2 if needs_critic(config) else 1
-    each = number * _bytes_each(config) + (0 if config.model.lora_rank else models * number * (FLOAT32 + ADAMW))
-    return each * (config.keep_checkpoints + 1)  # a new one is whole before the oldest goes
+    each = number * (_bytes_each(config) + models * (FLOAT32 + ADAMW))
+    most = config.keep_checkpoints + (config.keep_best is not None) + 1  # a new one is whole before the oldest goes
+    return each * max(most - _num_written(config), 1)
+
+
+def _num_written(config: TrainConfig) -> int:
+    return 0 if config.run_dir is None else len(Checkpoints(config.run_dir, keep=config.keep_checkpoints).all())
 
 
 def worker_memory(config: TrainConfig) -> list[str]:

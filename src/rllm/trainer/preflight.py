@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rllm.backends.verl.cluster import lacking
+from rllm.backends.verl.configure import demand_of
 from rllm.backends.verl.settings import on_cpu
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
@@ -82,7 +84,7 @@ def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
     """
     with joined_for(config) as ray:
         nodes = alive_nodes()
-        _check_room(config, nodes)
+        check_room(config, nodes)
         with _listening(config) as url:
             answers = _ask(ray, nodes, _question(config, url), config.ray.start_timeout_s)
     here = answered(Question(packages=_packages(config)))
@@ -145,18 +147,20 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
     return answers
 
 
-def _check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
+def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
+    """
+    Raises:
+        ConfigError: if fewer nodes have what verl's workers need than are asked for, whoever else uses them now.
+    """
     if config.backend != "verl":
         return
-    resource, wanted = ("CPU" if on_cpu(config) else "GPU"), config.verl.workers_per_node
-    has = [(node.address, node.num_cpus if on_cpu(config) else node.num_gpus) for node in nodes]
-    fit = sum(number >= wanted for _, number in has)
-    if fit < config.verl.num_nodes:
-        found = "; ".join(f"node {address} has {number:g} {resource}s" for address, number in has)
+    demand = demand_of(config)
+    has = [(node.address, int(node.num_cpus if demand.resource == "CPU" else node.num_gpus)) for node in nodes]
+    fit = sum(number >= demand.workers_per_node for _, number in has)
+    if fit < demand.num_nodes:
+        found = "; ".join(f"node {address} has {counted(number, demand.resource)}" for address, number in has)
         raise ConfigError(
-            f"verl.num_nodes={config.verl.num_nodes} and verl.workers_per_node={wanted} need {wanted} {resource}s on each of "
-            f"{config.verl.num_nodes} nodes, and {fit} have them ({found}): lower verl.workers_per_node or verl.num_nodes, or add "
-            "nodes"
+            f"{lacking(demand, fit)} ({found}): lower verl.workers_per_node or verl.num_nodes, or add nodes"
         )
 
 
@@ -196,27 +200,28 @@ def plan(config: TrainConfig, num_tasks: int, nodes: Sequence[ClusterNode], answ
     told = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
     for node in nodes:
         answer = answers[node.id]
-        gpus = f", {node.num_gpus:g} GPUs ({answer.gpus[0]})" if answer.gpus else f", {node.num_gpus:g} GPUs"
+        units = f"{counted(int(node.num_cpus), 'CPU')}, {counted(int(node.num_gpus), 'GPU')}"
+        kind = f" ({answer.gpus[0]})" if answer.gpus else ""
         installed = " ".join(f"{name} {found}" for name, found in answer.versions.items())
-        told.append(
-            f"  {node.address}: {node.num_cpus:g} CPUs{gpus}, {answer.disk_free / GB:.0f} GB of disk; {installed}"
-        )
+        told.append(f"  {node.address}: {units}{kind}, {answer.disk_free / GB:.0f} GB of disk; {installed}")
     return [*told, *_roles(config, nodes), *in_words(config, num_tasks), *worker_memory(config)]
 
 
 def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:
     if config.backend == "verl":
         unit = "CPU" if on_cpu(config) else "GPU"
+        is_one = config.verl.num_nodes * config.verl.workers_per_node == 1
         yield (
             f"training: {counted(config.verl.num_nodes, 'node')} x {counted(config.verl.workers_per_node, 'worker')}, "
-            f"a {unit} each, hold the model in pieces"
+            + (f"on a {unit}, holds the model" if is_one else f"a {unit} each, hold the model in pieces")
         )
     where = "a vLLM server" if config.model.engine == "vllm" else "the process of the trainer"
     yield f"sampling: {where}, on this machine"
     rollout = config.rollout
     if rollout.runner == "ray":
         number = config.ray.num_actors or len([node for node in nodes if node.num_cpus]) or len(nodes)
-        yield f"rollouts: {number} processes on the nodes, {rollout.max_concurrent} rollouts under way at a time"
+        processes = "1 process" if number == 1 else f"{number} processes"
+        yield f"rollouts: {processes} on the nodes, {counted(rollout.max_concurrent, 'rollout')} under way at a time"
     else:
         yield f"rollouts: in the process of the trainer, {rollout.max_concurrent} under way at a time"
 

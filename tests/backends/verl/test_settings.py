@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.configure import check as check_local
 from rllm.backends.verl.configure import check_settings, demand_of, environment_of
 from rllm.backends.verl.settings import needs_reference, user_keys, verl_keys, weights_dtype
@@ -157,6 +159,30 @@ def test_a_second_model_is_loaded_only_where_a_divergence_is_asked_for() -> None
     assert not needs_reference(config_of("algorithm.kl_coef=0.1", "model.lora_rank=2")), (
         "the policy without its adapter"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(GRPO):
+    """An algorithm of a user's own, which holds the policy to its reference unless it is told not to."""
+
+    kl_coef: float = 0.1
+
+
+def test_an_algorithm_may_ask_for_a_divergence_by_default() -> None:
+    assert needs_reference(config_of(f"algorithm.name={__name__}:Held"))
+    assert not needs_reference(config_of(f"algorithm.name={__name__}:Held", "algorithm.kl_coef=0"))
+
+
+def test_a_checkpoint_has_of_an_adapter_what_is_trained() -> None:
+    key = f"{ACTOR}.checkpoint.save_lora_only"
+    assert key not in verl_keys(config_of())
+    assert verl_keys(config_of("model.lora_rank=2"))[key].value is True
+
+
+def test_an_adapter_is_no_model_to_begin_from(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is a LoRA adapter, .* `rllm export RUN --model FOLDER`"):
+        check_settings(config_of(f"model.path={tmp_path}"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.backends.verl.versions import SUPPORTED, check_version
-from rllm.errors import ConfigError, first_line
+from rllm.errors import ConfigError, counted, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,16 @@ class Node:
     total: float
     """How many of the resource it has."""
     free: float
+
+
+def lacking(demand: Demand, num_fit: int) -> str:
+    """That fewer nodes have what is needed than are asked for, in words."""
+    where = "a node" if demand.num_nodes == 1 else f"each of {demand.num_nodes} nodes"
+    fit = {0: "no node has", 1: "1 node has"}.get(num_fit, f"{num_fit} nodes have")
+    return (
+        f"verl.num_nodes={demand.num_nodes} and verl.workers_per_node={demand.workers_per_node} need "
+        f"{counted(demand.workers_per_node, demand.resource)} on {where}, and {fit} {'it' if demand.workers_per_node == 1 else 'them'}"
+    )
 
 
 class Cluster:
@@ -118,17 +128,13 @@ class Cluster:
     def _shortage(self, num_fit: int) -> str:
         demand = self._demand
         found = "; ".join(
-            f"{node.name} has {node.total:g} {demand.resource}s, {node.free:g} of them free"
+            f"{node.name} has {counted(int(node.total), demand.resource)}, {int(node.free)} of them free"
             for node in nodes_of(demand.resource)
         )
         remedy = "lower verl.workers_per_node or verl.num_nodes, or add nodes"
         if demand.resource == "GPU":
             remedy += "; model.device=cpu trains without GPUs"
-        return (
-            f"verl.num_nodes={demand.num_nodes} and verl.workers_per_node={demand.workers_per_node} need "
-            f"{demand.workers_per_node} {demand.resource}s on each of {demand.num_nodes} nodes, and {num_fit} have them "
-            f"({found or 'no node is alive'}): {remedy}"
-        )
+        return f"{lacking(demand, num_fit)} ({found or 'no node is alive'}): {remedy}"
 
     def check_nodes(self, model: str, run_dir: Path | None) -> None:
         """Ask the nodes that have room what they have installed, and whether they see the model and the run's folder.

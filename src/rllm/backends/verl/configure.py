@@ -14,7 +14,7 @@ from rllm.backends.verl.settings import algorithm_of, needs_critic, on_cpu, user
 from rllm.backends.verl.versions import check_versions, is_before
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
-from rllm.inference.local.loading import check_source
+from rllm.inference.local.loading import check_source, is_adapter
 from rllm.parser.tool_parser import tool_parser
 from rllm.registry import resolve
 
@@ -43,6 +43,11 @@ def check_settings(config: Any) -> None:
         ConfigError: naming the setting, its value and the remedy.
     """
     check_source(config.model.path)
+    if is_adapter(config.model.path):
+        raise ConfigError(
+            f"model.path={config.model.path!r} is a LoRA adapter, which verl's workers cannot begin from: make a model of it and the "
+            "one that it is for, with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and name that"
+        )
     tool_parser(config.model.tool_parser)
     on_cpu(config)
     user_keys(config)

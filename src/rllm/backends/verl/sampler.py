@@ -55,6 +55,7 @@ class PublishedPolicy:
                     max_length=config.model.max_length,
                     tool_parser=config.model.tool_parser,
                     seed=config.seed,
+                    autocast=config.optim.autocast,
                 )
             stack.callback(self._sampler.close)
             self._sampler.hand_over(0)

@@ -178,7 +178,8 @@ def needs_critic(config: Any) -> bool:
 
 def needs_reference(config: Any) -> bool:
     """Whether a second model is needed; with LoRA the policy without its adapter is the reference."""
-    return bool(config.algorithm.get("kl_coef")) and not config.model.lora_rank
+    kind = resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name")
+    return float(config.algorithm.get("kl_coef", kind.kl_coef)) > 0 and not config.model.lora_rank
 
 
 def _given(config: Any) -> dict[str, Any]:
@@ -287,6 +288,8 @@ def _fsdp(config: Any) -> dict[str, Ours]:
         keys[f"{engine}.entropy_checkpointing"] = Ours("algorithm.entropy_coef", True)
         if on_cpu(config):
             keys[f"{engine}.use_torch_compile"] = Ours("model.device", False)
+    if config.model.lora_rank:  # the weights beside the adapter are those of model.path, and stay so
+        keys[f"{ACTOR}.checkpoint.save_lora_only"] = Ours("model.lora_rank", True)
     keys[f"{REFERENCE}.fsdp_config.param_offload"] = Ours("model.reference_offload", config.model.reference_offload)
     # On CPUs verl's frozen engine would ask for pinned memory, which only a GPU gives.
     keys[f"{REFERENCE}.fsdp_config.forward_only"] = Ours("model.device", not on_cpu(config))

@@ -61,7 +61,7 @@ def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
         ConfigError: if there is none.
     """
     adapter = Path(path_or_id).expanduser()
-    if _is_adapter(adapter):
+    if is_adapter(adapter):
         return load_tokenizer(_base_of(adapter))
     source = _checked_source(path_or_id)
     config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
@@ -82,7 +82,7 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         ConfigError: if there is no such model, if its folder is incomplete, or if a setting is wrong.
     """
     adapter = Path(path_or_id).expanduser()
-    if _is_adapter(adapter):
+    if is_adapter(adapter):
         return _merged(adapter, dtype=dtype, device=device)
     source = _checked_source(path_or_id)
     target = choose_device(device)
@@ -109,7 +109,9 @@ def attention_of(config: Any) -> str | None:
     return "eager" if is_bounded else None
 
 
-def _is_adapter(folder: Path) -> bool:
+def is_adapter(path_or_id: str | Path) -> bool:
+    """Whether it is the folder of a LoRA adapter, and of no model."""
+    folder = Path(path_or_id).expanduser()
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").exists()
 
 
@@ -176,7 +178,7 @@ def check_source(path_or_id: str | Path) -> None:
     Raises:
         ConfigError: if it is a path, and not that of a model's folder.
     """
-    if not _is_adapter(Path(path_or_id).expanduser()):
+    if not is_adapter(path_or_id):
         _checked_source(path_or_id)
 
 

@@ -26,7 +26,7 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
     if config.optim.num_minibatches > episodes:
         raise ConfigError(
             f"optim.num_minibatches={config.optim.num_minibatches}: a step has tasks_per_step={config.tasks_per_step} x "
-            f"rollout.group_size={config.rollout.group_size} = {episodes} episodes to divide; use at most {episodes}"
+            f"rollout.group_size={config.rollout.group_size} = {counted(episodes, 'episode')} to divide; use at most {episodes}"
         )
     if config.tasks_per_step > num_tasks:
         logger.warning("%s", _more_than_there_are(config, num_tasks))
@@ -44,8 +44,7 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     told = [
         f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a step, "
         f"{_updates(config)}",
-        f"{counted(config.num_steps, 'step')} x {tasks} = "
-        f"{f'{times:.3g}' if times < 1000 else f'{times:,.0f}'} times through the {counted(num_tasks, 'task')}",
+        f"{counted(config.num_steps, 'step')} x {tasks} = {_often(times)} through the {counted(num_tasks, 'task')}",
     ]
     if config.tasks_per_step > num_tasks:
         told.append(_more_than_there_are(config, num_tasks))
@@ -54,7 +53,7 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
         told.append(f"rollouts run up to {counted(ahead, 'step')} ahead of the updates")
     if config.rollout.resample_rounds:
         told.append(
-            f"tasks whose rollouts all earn the same are replaced, up to {config.rollout.resample_rounds} times a step"
+            f"tasks whose rollouts all earn the same are replaced, at most {_often(config.rollout.resample_rounds)} a step"
         )
     return told
 
@@ -66,12 +65,21 @@ def _updates(config: TrainConfig) -> str:
         return "1 update"
     least, more = divmod(num_episodes(config), parts)
     return (
-        f"{number} updates of {least} episodes" if not more else f"{number} updates of {least} or {least + 1} episodes"
+        f"{number} updates of {counted(least, 'episode')}"
+        if not more
+        else f"{number} updates of {least} or {least + 1} episodes"
     )
 
 
+def _often(times: float) -> str:
+    if times == 1:
+        return "once"
+    return f"{times:.3g} times" if times < 1000 else f"{times:,.0f} times"
+
+
 def _more_than_there_are(config: TrainConfig, num_tasks: int) -> str:
+    there, some = ("1 there is", "it") if num_tasks == 1 else (f"{num_tasks} there are", "some of them")
     return (
-        f"tasks_per_step={config.tasks_per_step} is more than the {num_tasks} there are: a step takes some of them "
-        "more than once, each time as a group of its own"
+        f"tasks_per_step={config.tasks_per_step} is more than the {there}: a step takes {some} more than once, each time as a "
+        "group of its own"
     )
