@@ -180,13 +180,24 @@ def test_the_old_name_is_the_same_engine() -> None:
     assert AsyncAgentExecutionEngine is AgentExecutionEngine
 
 
-@pytest.mark.parametrize(("reward", "said", "correct"), [(0.9, True, True), (1.0, False, False), (0.9, None, False)])
-async def test_an_environment_may_say_what_is_correct(reward: float, said: bool | None, correct: bool) -> None:
+@pytest.mark.parametrize(
+    ("reward", "said", "correct"), [(0.9, True, True), (1.0, np.False_, False), (0.9, None, False)]
+)
+async def test_an_environment_may_say_what_is_correct(reward: float, said: Any, correct: bool) -> None:
     class Judging(Countdown):
         def step(self, action: Any) -> Any:
             return "done", reward, True, {} if said is None else {"is_correct": said}
 
     assert (await one(made_by(Judging))).is_correct is correct
+
+
+@pytest.mark.parametrize("truncated", [True, np.bool_(True)])
+async def test_an_environment_may_say_that_a_limit_ended_it(truncated: Any) -> None:
+    class Cut(Countdown):
+        def step(self, action: Any) -> Any:
+            return "cut off", 0.0, True, {"truncated": truncated}
+
+    assert (await one(made_by(Cut))).termination_reason is TerminationReason.MAX_TURNS_EXCEEDED
 
 
 # Limits
@@ -343,12 +354,29 @@ def raising(self: Any, *args: Any) -> Any:
     raise KeyError("thought")
 
 
+def adding(**fields: Any) -> Any:
+    def update_from_model(self: Any, response: str) -> Action:
+        self.path.steps.append(Step(**fields))
+        return Action(response)
+
+    return update_from_model
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"update_from_model": raising}, "Broken.update_from_model raised KeyError: 'thought'"),
         ({"update_from_env": raising}, "Broken.update_from_env raised KeyError: 'thought'"),
         ({"update_from_model": silent}, "Broken.update_from_model added no step: append one Step"),
+        (
+            {"update_from_model": adding(chat_completions=5)},
+            "completing the step of Broken raised TypeError: 'int' object",
+        ),
+        ({"update_from_model": adding(model_response=np.arange(2))}, "completing the step of Broken raised ValueError"),
+        (
+            {"update_from_model": adding(info=5)},
+            "completing the info of the step of Broken raised TypeError: 'int' object",
+        ),
         ({"chat_completions": []}, "Broken.chat_completions is empty: update_from_env must add a message"),
     ],
 )

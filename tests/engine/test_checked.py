@@ -20,18 +20,26 @@ def checked(**fields: Any) -> Episode:
 
 
 def test_what_can_be_meant_in_one_way_only_is_put_right() -> None:
-    step = Step(info=None, logprobs=None, chat_completions=[ChatCompletionMessage(role="assistant", content="4")])  # type: ignore[arg-type, list-item]
+    step = Step(
+        info=None,  # type: ignore[arg-type]
+        logprobs=None,  # type: ignore[arg-type]
+        prompt_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        response_ids=(3,),  # type: ignore[arg-type]
+        model_response=None,  # type: ignore[arg-type]
+        chat_completions=[ChatCompletionMessage(role="assistant", content="4")],  # type: ignore[list-item]
+    )
     episode = checked(
         is_correct=np.bool_(True),
         termination_reason="env_done",
         metrics={"turns": np.float32(2.0)},
         info=None,
-        trajectories=[Trajectory(steps=[step], info=None, reward=np.int64(1))],  # type: ignore[arg-type]
+        trajectories=[Trajectory(steps=[step], info=None, reward=np.int64(1), trainable=np.bool_(False))],  # type: ignore[arg-type]
     )
     assert episode.is_correct is True
     assert episode.termination_reason is TerminationReason.ENV_DONE
     assert episode.metrics == {"turns": 2.0}
-    assert step.logprobs == []
+    assert (step.logprobs, step.prompt_ids, step.response_ids, step.model_response) == ([], [1, 2], [3], "")
+    assert episode.trajectories[0].trainable is False
     assert (episode.info, episode.trajectories[0].info, step.info) == ({}, {}, {})
     assert step.chat_completions == [{"role": "assistant", "content": "4"}]
     assert type(episode.trajectories[0].reward) is float
@@ -65,6 +73,22 @@ def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
         (
             {"trajectories": [Trajectory(steps=[Step(id=None)])]},
             "the id of a step of trajectory 'agent' None: use a text",
+        ),
+        (
+            {"trajectories": [Trajectory(steps=[Step(chat_completions=[{"role": "assistant", "content": 4}])])]},
+            "the content of a message in chat_completions of a step of trajectory 'agent' 4: use a text or a list",
+        ),
+        (
+            {"trajectories": [Trajectory(steps=[Step(model_response=np.array([1, 2]))])]},  # type: ignore[arg-type]
+            r"the model_response of a step of trajectory 'agent' array\(\[1, 2\]\): use a text",
+        ),
+        (
+            {"trajectories": [Trajectory(steps=[Step(prompt_ids=5)])]},  # type: ignore[arg-type]
+            "the prompt_ids of a step of trajectory 'agent' 5: use a list of numbers",
+        ),
+        (
+            {"trajectories": [Trajectory(trainable=np.array([1, 2]))]},  # type: ignore[arg-type]
+            r"the trainable of trajectory 'agent' array\(\[1, 2\]\): use True or False",
         ),
         ({"trajectories": [Trajectory(reward=np.datetime64("2026-01-01"))]}, "the reward on trajectory 'agent' "),  # type: ignore[arg-type]
         (

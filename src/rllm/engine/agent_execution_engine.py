@@ -26,7 +26,7 @@ from rllm.engine.signature import check_arguments
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
-from rllm.rewards.scoring import checked_reward
+from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import Episode, Task, TerminationReason, Trajectory
 from rllm.workflows.blocking import BlockingCalls
 from rllm.workflows.environment import environment_of
@@ -207,7 +207,7 @@ class AgentExecutionEngine:
         if reward is not None:
             trajectory.reward = reward
         said = trajectory.steps[-1].info.get("is_correct") if trajectory.steps else None
-        is_correct = said if isinstance(said, bool) else reward is not None and reward >= 1.0
+        is_correct = bool(said) if is_number(said) else reward is not None and reward >= 1.0
         episode = Episode(trajectories=[trajectory], termination_reason=reason, is_correct=is_correct)
         if self.overlong_filter and reason in ENDED_BY_A_LIMIT:
             trajectory.trainable = False

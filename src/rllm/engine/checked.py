@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rllm.errors import AgentError, shown
+from rllm.rewards.scoring import is_number as is_number
 from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")
@@ -18,8 +19,8 @@ MAX_REWARD = 1e30
 def check_episode(episode: Episode, agent: str) -> None:
     """Give each field the type that it has in `rllm.types`.
 
-    Numbers become floats. A `termination_reason`, `info["error"]` and `info["warnings"]` may be texts, and a message an object of a client
-    that tells its fields (`model_dump`).
+    Numbers become floats, and arrays of token ids lists. A `termination_reason`, `info["error"]` and `info["warnings"]` may be texts, and
+    a message an object of a client that tells its fields (`model_dump`).
 
     Raises:
         AgentError: naming the field, what it holds, and what belongs there.
@@ -30,7 +31,7 @@ def check_episode(episode: Episode, agent: str) -> None:
     if not isinstance(episode.info.get("warnings", []), list):
         episode.info["warnings"] = [str(episode.info["warnings"])]
     episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
-    episode.is_correct = bool(_number(episode.is_correct or 0, "is_correct of its episode", "True or False", agent))
+    episode.is_correct = _truth(episode.is_correct, "is_correct of its episode", agent)
     episode.termination_reason = _reason(episode.termination_reason, agent)
 
 
@@ -55,17 +56,18 @@ def has_form(trajectory: Trajectory) -> bool:
 
 def _check_form(trajectory: Trajectory, agent: str) -> None:
     """All but the rewards."""
-    trajectory.name = str(trajectory.name or "agent")
+    trajectory.name = ("" if trajectory.name is None else str(trajectory.name)) or "agent"
     name = f"trajectory {trajectory.name!r}"
+    trajectory.trainable = _truth(trajectory.trainable, f"trainable of {name}", agent)
     trajectory.uid = _id(trajectory.uid, f"uid of {name}", agent)
     trajectory.info = _mapping(trajectory.info, f"info of {name}", agent)
     for step in _items(trajectory.steps, Step, f"steps of {name}", agent):
         step.id = _id(step.id, f"id of a step of {name}", agent)
         step.info = _mapping(step.info, f"info of a step of {name}", agent)
         step.chat_completions = _messages(step.chat_completions, f"chat_completions of a step of {name}", agent)
+        step.model_response = _text(step.model_response, f"model_response of a step of {name}", agent)
         for field in ("prompt_ids", "response_ids", "logprobs"):
-            if getattr(step, field) is None:
-                setattr(step, field, [])
+            setattr(step, field, _numbers(getattr(step, field), f"{field} of a step of {name}", agent))
 
 
 def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
@@ -83,13 +85,6 @@ def checked_reward_of(value: Any, what: str, agent: str) -> float:
         AgentError: if it is no finite number.
     """
     return _number(value, what, "a finite number, or None for 'not scored'", agent)
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a scalar number: Python's, NumPy's or a tensor of one element."""
-    if isinstance(value, bool | int | float):
-        return True
-    return getattr(value, "shape", None) == () and hasattr(value, "item") and isinstance(value.item(), int | float)
 
 
 def _name_error(info: dict[str, Any]) -> None:
@@ -112,6 +107,23 @@ def _id(value: Any, what: str, agent: str) -> str:
     return value
 
 
+def _text(value: Any, what: str, agent: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise _wrong(what, value, "a text", agent)
+    return value or ""
+
+
+def _truth(value: Any, what: str, agent: str) -> bool:
+    return value is not None and bool(_number(value, what, "True or False", agent))
+
+
+def _numbers(values: Any, what: str, agent: str) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if values is not None and not isinstance(values, list | tuple):
+        raise _wrong(what, values, "a list of numbers", agent)
+    return values if isinstance(values, list) else list(values or ())
+
+
 def _reason(reason: Any, agent: str) -> TerminationReason | None:
     try:
         return None if reason is None else TerminationReason(reason)
@@ -123,9 +135,12 @@ def _reason(reason: Any, agent: str) -> TerminationReason | None:
 def _messages(messages: Any, what: str, agent: str) -> list[Message]:
     if messages is None:
         return []
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return messages
-    return [_message(message, what, agent) for message in _items(messages, object, what, agent)]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        messages = [_message(message, what, agent) for message in _items(messages, object, what, agent)]
+    for message in messages:
+        if not isinstance(message.get("content"), str | list | tuple | None):
+            raise _wrong(f"content of a message in {what}", message["content"], "a text or a list of parts", agent)
+    return cast("list[Message]", messages)
 
 
 def _message(message: Any, what: str, agent: str) -> Message:

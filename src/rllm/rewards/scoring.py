@@ -51,7 +51,7 @@ def checked_reward(value: Any, name: str, error: type[RolloutError] = RewardErro
     if inspect.iscoroutine(value):
         value.close()
         raise error(f"{name} is a coroutine function: a reward function is an ordinary one, called in a thread")
-    if not _is_number(value):
+    if not is_number(value):
         raise error(f"{name} returned {shown(value)} of type {type(value).__name__}: return {ACCEPTED}")
     try:
         reward = float(value)
@@ -62,8 +62,8 @@ def checked_reward(value: Any, name: str, error: type[RolloutError] = RewardErro
     return reward
 
 
-def _is_number(value: Any) -> bool:
-    """Whether this is a scalar: Python's, NumPy's or a tensor's."""
+def is_number(value: Any) -> bool:
+    """Whether this is a scalar number: Python's, NumPy's or a tensor's."""
     if isinstance(value, bool | int | float):
         return True
-    return getattr(value, "shape", None) == () and isinstance(value.item(), bool | int | float)
+    return getattr(value, "shape", None) == () and hasattr(value, "item") and isinstance(value.item(), int | float)

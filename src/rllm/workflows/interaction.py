@@ -15,7 +15,7 @@ from rllm.capture.snapshot import snapshot
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary
 from rllm.inference.engine import InferenceEngine, ModelOutput
-from rllm.rewards.scoring import checked_reward
+from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import Action, Message, Step, TerminationReason, Trajectory
 from rllm.workflows.blocking import BlockingCalls
 
@@ -108,8 +108,12 @@ class Interaction:
             action = self._decide(output, messages, observation)
             observation, done = await self._act(action)
             if done:
-                truncated = self._steps[-1].info.get("truncated") is True
-                return TerminationReason.MAX_TURNS_EXCEEDED if truncated else TerminationReason.ENV_DONE
+                truncated = self._steps[-1].info.get("truncated")
+                return (
+                    TerminationReason.MAX_TURNS_EXCEEDED
+                    if is_number(truncated) and truncated
+                    else TerminationReason.ENV_DONE
+                )
         return TerminationReason.MAX_TURNS_EXCEEDED
 
     async def _reset(self) -> tuple[Any, dict[str, Any]]:
@@ -145,9 +149,10 @@ class Interaction:
             raise AgentError(
                 f"{self._agent_name}.update_from_model added no step: append one Step to the trajectory for each answer"
             )
-        step.fill_from_output(output)
-        # A copy, because many agents put in the one list that they go on with.
-        step.chat_completions = snapshot(list(step.chat_completions or [*messages, output.to_message()]))
+        with boundary(AgentError, f"completing the step of {self._agent_name}"):
+            step.fill_from_output(output)
+            # A copy, because many agents put in the one list that they go on with.
+            step.chat_completions = snapshot(list(step.chat_completions or [*messages, output.to_message()]))
         step.observation = observation if step.observation is None else step.observation
         self._steps.append(step)
         return action.action if isinstance(action, Action) else action
@@ -176,7 +181,8 @@ class Interaction:
         with self._agent("update_from_env"):
             self.agent.update_from_env(observation, reward, done, info)
         step.reward = reward
-        step.info = {**(step.info or {}), **info}
+        with boundary(AgentError, f"completing the info of the step of {self._agent_name}"):
+            step.info = {**(step.info or {}), **info}
         return observation, done
 
     def _budget(self) -> int | None:
