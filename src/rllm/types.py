@@ -419,6 +419,12 @@ def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit
     return found
 
 
+def task_id_of(task: Mapping[str, Any], place: object) -> str:
+    """The task's own id as text, else its place among the others; `?` stands for what is not Unicode."""
+    own = (task[name] for name in TASK_ID_FIELDS if task.get(name) is not None)
+    return str(next(own, place)).encode(errors="replace").decode()
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a chat message, whether its content is a string, a list of parts, or absent."""
     content = message.get("content")

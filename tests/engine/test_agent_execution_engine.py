@@ -93,6 +93,11 @@ async def test_a_task_that_is_given_twice_is_attempted_twice() -> None:
     assert [(episode.task_id, episode.index) for episode in found] == [("a:b", 0), ("a:b", 1), ("2", 0)]
 
 
+async def test_a_task_without_an_id_is_known_by_its_place() -> None:
+    tasks: list[dict[str, Any]] = [{"id": None, "start": 1}, {"task_id": None, "id": 7, "start": 1}, {"start": 1}]
+    assert [episode.id for episode in await episodes(tasks)] == ["0:0", "7:0", "2:0"]
+
+
 async def test_arguments_reach_agent_and_environment_and_parameters_the_model() -> None:
     class Model(ScriptedEngine):
         async def get_model_response(self, messages: Any, **params: Any) -> Any:

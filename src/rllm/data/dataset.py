@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 from rllm.data.rows import as_task
 from rllm.data.sources import name_of, rows_of
 from rllm.errors import ConfigError, shown
-from rllm.types import Task
+from rllm.types import Task, task_id_of
 
 if TYPE_CHECKING:
     from rllm.data.registry import DatasetRegistry as DatasetRegistry
 
-_ID_FIELDS = ("task_id", "id")
 _ROUNDING = 1e-9
 """How far fractions that are meant to sum to 1 may miss it."""
 
@@ -124,9 +123,7 @@ class Dataset(Sequence[Task]):
 
     def task_id(self, index: int) -> str:
         """The row's own `task_id` or `id`, else its number in the dataset that was read; `?` stands for what is not Unicode."""
-        row = self._rows[index]
-        own = (row[name] for name in _ID_FIELDS if row.get(name) is not None)
-        return str(next(own, self._numbers[index])).encode(errors="replace").decode()
+        return task_id_of(self._rows[index], self._numbers[index])
 
     def get_data(self) -> list[Task]:
         """The rows."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
-from rllm.types import TASK_ID_FIELDS, Task
+from rllm.types import Task, task_id_of
 
 
 def attempts_of(tasks: Sequence[Task], task_ids: Sequence[str] | None = None) -> list[Attempt]:
@@ -27,8 +27,7 @@ def attempts_of(tasks: Sequence[Task], task_ids: Sequence[str] | None = None) ->
     for place, task in enumerate(tasks):
         if not isinstance(task, Mapping):
             raise ConfigError(f"tasks[{place}]={task!r:.100}: use a mapping, such as {{'question': ...}}")
-        own = next((task[name] for name in TASK_ID_FIELDS if name in task), place)
-        task_id = str(task_ids[place] if task_ids is not None else own)
+        task_id = task_id_of({"id": task_ids[place]} if task_ids is not None else task, place)
         attempts.append(Attempt(task=dict(task), task_id=task_id, index=seen[task_id], tokens_required=False))
         seen[task_id] += 1
     return attempts
