@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -425,6 +426,26 @@ async def test_an_agent_that_all_objects_share_is_named() -> None:
     sound, refused = await episodes(Team, *words, workflow_args=args, retry_limit=1)
     assert sound.is_correct
     assert "Team.solver is one Talker object for all rollouts" in refused.info["error"]["message"]
+
+
+async def test_agents_that_are_equal_are_not_one() -> None:
+    @dataclass
+    class Plain(Talker):
+        system: str = ""
+
+        def __post_init__(self) -> None:
+            self.reset()
+
+    class Team(Solve):
+        def __init__(self, rollout_engine: Any, **kwargs: Any) -> None:
+            super().__init__(rollout_engine, **kwargs)
+            self.solver = Plain()
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            await asyncio.sleep(0.001)
+            await super().run(task, uid)
+
+    assert all(episode.is_correct for episode in await episodes(Team, "apple", "apple"))
 
 
 async def test_what_a_try_does_to_its_task_no_other_sees() -> None:

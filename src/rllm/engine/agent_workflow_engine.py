@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from rllm.agents.agent import BaseAgent
 from rllm.engine.attempts import attempts_of
@@ -90,7 +90,7 @@ class AgentWorkflowEngine:
             "retry_if": is_worth_another_try,
         }
         RolloutRunner(self, **self._settings)  # raises for settings that are out of range
-        self._agents: WeakSet[BaseAgent] = WeakSet()
+        self._agents: WeakValueDictionary[int, BaseAgent] = WeakValueDictionary()
         self._labels: dict[str, Any] = {}
         try:
             self._idle = [self._new_workflow()]
@@ -170,12 +170,12 @@ class AgentWorkflowEngine:
             workflow = self.workflow_cls(rollout_engine=self.rollout_engine, executor=None, **self.workflow_args)
         agents = {name: value for name, value in vars(workflow).items() if isinstance(value, BaseAgent)}
         for name, agent in agents.items():
-            if agent in self._agents and self.max_concurrent > 1:
+            if id(agent) in self._agents and self.max_concurrent > 1:
                 raise AgentError(
                     f"{self._name}.{name} is one {type(agent).__name__} object for all rollouts, which run at the same time: "
                     "make it in __init__, or use n_parallel_tasks=1"
                 )
-        self._agents.update(agents.values())
+        self._agents.update({id(agent): agent for agent in agents.values()})
         return workflow
 
     @property
