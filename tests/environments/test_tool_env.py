@@ -157,6 +157,14 @@ async def test_calls_of_one_id_are_all_answered():
     assert outputs == {"same": "2", "call_1": "4"}
 
 
+async def test_a_call_without_an_id_takes_that_of_no_other():
+    bare = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    first = await outputs_of(environment(), call("add", "call_1", a=1, b=1), bare)
+    assert first == {"call_1": "2", "call_2": "4"}
+    last = await outputs_of(environment(), bare, call("add", "call_0", a=1, b=1))
+    assert last == {"call_1": "4", "call_0": "2"}
+
+
 @pytest.mark.parametrize("action", [None, 3])
 async def test_an_action_of_another_kind_is_the_agents_error(action: object):
     with pytest.raises(AgentError, match=f"the agent's action is {action}: a ToolEnvironment takes"):

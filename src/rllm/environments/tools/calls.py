@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ def read_calls(action: Any) -> dict[str, ToolCall | ToolOutput]:
     """Each call by its id; what cannot be read as a call is the error output that answers it.
 
     `action` is a list, or one item of it: OpenAI tool calls, mappings of `name` and `arguments`, or `ToolCall`s.
-    Arguments may be JSON text. Calls without an id get one, and so do those whose id is taken.
+    Arguments may be JSON text. Calls without an id get one of their own, and so do those whose id is taken.
 
     Raises:
         AgentError: if the action is neither.
@@ -27,10 +28,13 @@ def read_calls(action: Any) -> dict[str, ToolCall | ToolOutput]:
         raise AgentError(
             f"the agent's action is {action!r:.200}: a ToolEnvironment takes the final answer as text, or a list of tool calls"
         )
+    given = [str(item.get("id") or "") if isinstance(item, Mapping) else "" for item in items]
     calls: dict[str, ToolCall | ToolOutput] = {}
-    for index, item in enumerate(items):
-        call_id = str(item.get("id") or "") if isinstance(item, Mapping) else ""
-        calls[call_id if call_id and call_id not in calls else f"call_{index}"] = _read(item)
+    for index, (call_id, item) in enumerate(zip(given, items, strict=True)):
+        if not call_id or call_id in calls:
+            numbered = (f"call_{number}" for number in itertools.count(index))
+            call_id = next(new_id for new_id in numbered if new_id not in calls and new_id not in given)
+        calls[call_id] = _read(item)
     return calls
 
 
