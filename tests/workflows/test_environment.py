@@ -141,3 +141,25 @@ async def test_one_that_has_to_wait_for_its_turn_is_closed_all_the_same(
     assert Slow.was_closed.is_set()
     assert not caplog.records
     shared.close()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), SystemExit(1), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_that_cannot_be_closed_is_told(
+    error: BaseException, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(Countdown):
+        @staticmethod
+        def from_dict(info: Any) -> Countdown:
+            return AsyncStuck(1) if is_async else Stuck(1)
+
+        def close(self) -> None:
+            raise error
+
+    class AsyncStuck(Stuck):
+        async def close(self) -> None:  # type: ignore[override]
+            super().close()
+
+    async with environment_of(Stuck, {}, BlockingCalls()):
+        pass
+    assert f"close failed ({type(error).__name__}" in caplog.text

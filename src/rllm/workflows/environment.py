@@ -81,5 +81,8 @@ async def _close(env: BaseEnv, calls: BlockingCalls) -> None:
     name = f"{type(env).__name__}.close"
     try:
         await calls.call(env.close, name=name, timeout_s=CLOSE_S)
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        rollout = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and rollout is not None and rollout.cancelling():
+            raise
         logger.warning("%s failed (%s: %s); the rollout is not affected", name, type(error).__name__, error)
