@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from typing import Any
@@ -611,14 +612,17 @@ async def test_two_runs_at_once_share_one_thread_and_neither_ends_the_other() ->
     )
     assert all(episode.is_correct for episode in (*short, *long))
     assert len(threads) == 1
-    assert engine._calls is None
+    assert not engine._calls
 
 
-def test_one_engine_serves_one_event_loop_after_another() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_one_engine_serves_one_event_loop_after_another(held: bool) -> None:
     engine = engine_of(max_workers=1)
-    for _ in range(3):
-        found = asyncio.run(engine.execute_episodes([{"start": 2}] * 8))
-        assert all(episode.is_correct for episode in found)
+    with engine if held else contextlib.nullcontext():
+        for _ in range(3):
+            found = asyncio.run(engine.execute_episodes([{"start": 2}] * 8))
+            assert all(episode.is_correct for episode in found)
+    assert not engine._calls
 
 
 async def test_cancelling_closes_every_environment_and_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:

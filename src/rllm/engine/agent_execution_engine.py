@@ -85,8 +85,8 @@ class AgentExecutionEngine:
             rollout_engine_args: see there.
             sampling_params: of every model call, such as `temperature`.
             n_parallel_agents: rollouts under way at a time.
-            max_workers: blocking calls of environments under way at a time; one that takes longer than a twentieth of
-                `trajectory_timeout` is no longer counted, since it may hang.
+            max_workers: blocking calls of environments under way at a time, in each event loop; one that takes longer than a
+                twentieth of `trajectory_timeout` is no longer counted, since it may hang.
             max_steps: answers of the model in a rollout.
             max_prompt_length: tokens of the first prompt; a longer one ends the rollout.
             max_response_length: tokens of all that follows the first prompt.
@@ -132,7 +132,7 @@ class AgentExecutionEngine:
         except AgentError as error:
             raise ConfigError(str(error)) from error
         self._max_workers = max_workers
-        self._calls: BlockingCalls | None = None
+        self._calls: dict[asyncio.AbstractEventLoop, BlockingCalls] = {}
         self._num_running = 0
 
     def __enter__(self) -> Self:
@@ -142,9 +142,10 @@ class AgentExecutionEngine:
 
     def __exit__(self, *exc_info: object) -> None:
         self._num_running -= 1
-        if not self._num_running and self._calls is not None:
-            self._calls.close()
-            self._calls = None
+        if not self._num_running:
+            for calls in self._calls.values():
+                calls.close()
+            self._calls.clear()
         self.capture.__exit__(*exc_info)
 
     async def rollout(self, attempt: Attempt) -> Episode:
@@ -156,7 +157,7 @@ class AgentExecutionEngine:
             RewardError: if the environment's reward function raises.
             InferenceError: if the model cannot be asked.
         """
-        calls = self._calls = self._calls or self._blocking_calls()
+        calls = self._blocking_calls()
         row = {**attempt.own_task(), **self.env_args}
         async with self.capture.session(attempt) as session, environment_of(self.env_class, row, calls) as env:
             with boundary(EnvError, f"setting idx of {type(env).__name__}"):
@@ -180,12 +181,16 @@ class AgentExecutionEngine:
         return complete(episode, attempt, await self.capture.traces(session, set()))
 
     def _blocking_calls(self) -> BlockingCalls:
-        # So short a patience that calls which hang, up to twenty for each place, leave time for the others.
-        return BlockingCalls(
-            self._max_workers,
-            one_thread=not self.env_class.is_multithread_safe(),
-            patience_s=self._settings["timeout_s"] / 20,
-        )
+        """Those of this event loop, which all its rollouts share."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._calls:
+            # So short a patience that calls which hang, up to twenty for each place, leave time for the others.
+            self._calls[loop] = BlockingCalls(
+                self._max_workers,
+                one_thread=not self.env_class.is_multithread_safe(),
+                patience_s=self._settings["timeout_s"] / 20,
+            )
+        return self._calls[loop]
 
     def _make_agent(self) -> BaseAgent:
         with boundary(AgentError, f"{self.agent_class.__name__}(**agent_args)"):
