@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import traceback
 
 import pytest
 
@@ -19,6 +20,7 @@ from rllm.errors import (
     TokenMismatchError,
     boundary,
     first_line,
+    ungrouped,
 )
 
 ALL = [
@@ -72,6 +74,29 @@ def test_a_boundary_lets_our_errors_and_the_way_out_pass(error: BaseException) -
     with pytest.raises(type(error)) as caught, boundary(AgentError, "agent"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ([ValueError("bad"), KeyError("k")], "agent raised ValueError: bad"),
+        ([ExceptionGroup("inner", [InferenceError("busy")]), ValueError("bad")], "busy"),
+        ([InferenceError("busy"), TokenMismatchError("ids differ")], "ids differ"),
+    ],
+)
+def test_of_a_group_one_error_counts(errors: list[Exception], said: str) -> None:
+    with pytest.raises(RLLMError) as caught, boundary(AgentError, "agent"):
+        raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
+    assert str(caught.value) == said
+    assert "TaskGroup" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_caused_an_error_of_a_group_is_kept() -> None:
+    cause, error = OSError("unplugged"), InferenceError("busy")
+    error.__cause__ = cause
+    with pytest.raises(InferenceError) as caught, ungrouped():
+        raise ExceptionGroup("two", [error, ValueError("bad")])
+    assert caught.value.__cause__ is cause
 
 
 def test_a_boundary_is_silent_otherwise() -> None:

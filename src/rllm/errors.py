@@ -122,15 +122,36 @@ class WorkerError(RLLMError):
 def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     """Name whatever the user's code raises inside: `error("{where} raised ValueError: ...")` from the original.
 
-    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A fork goes no further.
+    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). Of a group, as a
+    `TaskGroup` raises it, one error counts. A fork goes no further.
     """
     try:
-        with forks_end_here():
+        with forks_end_here(), ungrouped():
             yield
     except RLLMError:
         raise
     except Exception as cause:
         raise error(f"{where} raised {type(cause).__name__}: {_said_by(cause)}") from cause
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Raise, in place of a group of errors, the first of them, or the first of ours that is no `RolloutError`."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        errors = list(_errors_in(group))
+        fatal = (error for error in errors if isinstance(error, RLLMError) and not isinstance(error, RolloutError))
+        chosen = next(fatal, errors[0])
+        raise chosen from chosen.__cause__
+
+
+def _errors_in(error: Exception) -> Iterator[Exception]:
+    if isinstance(error, ExceptionGroup):
+        for inner in error.exceptions:
+            yield from _errors_in(inner)
+    else:
+        yield error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from rllm.agents.agent import Step, Trajectory
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine
 from rllm.engine.episode_log import EpisodeLog
-from rllm.errors import ConfigError, InferenceError, RolloutError, TokenMismatchError
+from rllm.errors import ConfigError, InferenceError, PromptTooLongError, RolloutError, TokenMismatchError
 from rllm.inference.engine import ModelOutput
 from rllm.testing.scripted import ScriptedEngine, decode
 from rllm.types import Episode, TerminationReason
@@ -194,6 +194,44 @@ async def test_an_event_ends_it_and_what_was_done_counts() -> None:
     (episode,) = await episodes(Ends, "apple")
     assert episode.termination_reason is TerminationReason.MAX_TURNS_EXCEEDED
     assert (episode.failed, episode.is_correct) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED), TerminationReason.MAX_TURNS_EXCEEDED),
+        (PromptTooLongError("too long"), TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED),
+        (InferenceError("busy"), TerminationReason.ERROR),
+    ],
+)
+async def test_what_a_task_of_a_group_raises_ends_it_in_its_own_way(
+    error: Exception, reason: TerminationReason
+) -> None:
+    class Together(Solve):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            async def fail() -> None:
+                raise error
+
+            await super().run(task, uid)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+
+    (episode,) = await episodes(Together, "apple", retry_limit=1)
+    assert episode.termination_reason is reason
+    assert episode.info.get("error", {}).get("message") == (str(error) if episode.failed else None)
+
+
+async def test_a_contradiction_in_a_task_of_a_group_stops_the_run() -> None:
+    class Together(Solve):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            async def fail() -> None:
+                raise TokenMismatchError("ids differ")
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+
+    with pytest.raises(TokenMismatchError, match="ids differ"):
+        await episodes(Together, "apple")
 
 
 async def test_one_that_fails_is_tried_again_and_only_its_last_try_counts() -> None:

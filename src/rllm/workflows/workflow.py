@@ -24,7 +24,15 @@ from typing import Any, TypeVar
 
 from rllm.agents.agent import BaseAgent
 from rllm.algorithms.returns import discounted
-from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutTimeout, StoreError, TokenMismatchError
+from rllm.errors import (
+    AgentError,
+    ConfigError,
+    PromptTooLongError,
+    RolloutTimeout,
+    StoreError,
+    TokenMismatchError,
+    ungrouped,
+)
 from rllm.inference.engine import InferenceEngine
 from rllm.threads import in_thread
 from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
@@ -119,7 +127,8 @@ class Workflow(ABC):
         self.error = None
         try:
             async with asyncio.timeout(self.timeout if self.timeout < 1e6 else None) as deadline:
-                returned = await self.run(task, uid, **kwargs)
+                with ungrouped():
+                    returned = await self.run(task, uid, **kwargs)
         except TerminationEvent as event:
             reason = event.reason
             if reason is TerminationReason.ERROR:
