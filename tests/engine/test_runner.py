@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import anthropic
 import httpx
+import numpy as np
 import openai
 import pytest
 import requests
@@ -266,6 +267,17 @@ async def test_what_an_attempt_does_to_its_task_no_other_sees() -> None:
     own["more"] = True
     assert attempt.task == {"list": [{"a": 1}], "object": shared}
     assert own["object"] is shared
+
+
+def test_sets_tuples_and_arrays_of_a_task_are_copied_too() -> None:
+    attempt = Attempt(task={"set": {1}, "tuple": ([1],), "bytes": bytearray(b"1"), "map": np.ones(2)}, task_id="x")
+    own = attempt.own_task()
+    own["set"].add(2)
+    own["tuple"][0].append(2)
+    own["bytes"].append(2)
+    own["map"][0] = 2
+    assert (attempt.task["set"], attempt.task["tuple"], attempt.task["bytes"]) == ({1}, ([1],), b"1")
+    assert attempt.task["map"].tolist() == [1.0, 1.0]
 
 
 def test_a_task_that_cannot_be_copied_fails_its_rollout() -> None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of the dicts and lists that a value is made of; all else in it, such as texts and clients, is shared."""
+    """A copy of the dicts, lists, tuples, sets and NumPy arrays that a value is made of; all else in it, such as texts and
+    clients, is shared."""
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
     if isinstance(value, list):
         return [snapshot(item) for item in value]
+    if type(value) is tuple:
+        return tuple([snapshot(item) for item in value])
+    if isinstance(value, set | bytearray) or _is_array(value):
+        return copy.copy(value)
     return value
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is one that copies itself: not a tensor, nor what only reads an array from a file."""
+    return hasattr(type(value), "__array__") and hasattr(type(value), "__copy__")
