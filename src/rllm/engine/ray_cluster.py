@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,13 +125,26 @@ def joined(
         shipped = working_dir or Path.cwd()
         options["runtime_env"] = {"working_dir": str(shipped), "excludes": [*NOT_SHIPPED, *not_shipped]}
     try:
-        ray.init(log_to_driver=bool(os.environ.get("RLLM_RAY_LOGS")), logging_level=logging.WARNING, **options)
+        with sigterm_kept():
+            ray.init(log_to_driver=bool(os.environ.get("RLLM_RAY_LOGS")), logging_level=logging.WARNING, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ConfigError(_refusal(address, error)) from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """A program that joins a cluster inside hears SIGTERM as it did before. Ray takes it for itself, and ends the program at
+    once, before the last step of a training is saved."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _refusal(address: str | None, error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from functools import partial
 
@@ -48,3 +50,15 @@ def test_what_is_no_address() -> None:
 def test_a_program_outside_of_the_cluster_is_told_where_to_run() -> None:
     with pytest.raises(ConfigError, match="start the program there, or with `ray job submit`"):
         check_address("ray://10.0.0.1:10001")
+
+
+def test_a_program_that_joins_a_cluster_hears_sigterm_as_before() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with ray_cluster.sigterm_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does, which has one of its own
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.backends.verl.versions import SUPPORTED, check_version
+from rllm.engine.ray_cluster import sigterm_kept
 from rllm.errors import ConfigError, counted, first_line
 
 logger = logging.getLogger(__name__)
@@ -93,14 +94,15 @@ class Cluster:
             if demand.resource == "CPU":
                 here = {"num_cpus": max(demand.workers_per_node, os.cpu_count() or 1)}
         try:
-            ray.init(
-                address=address,
-                runtime_env={"env_vars": environment},
-                include_dashboard=False if address == "local" else None,
-                log_to_driver=bool(os.environ.get("RLLM_RAY_LOGS")),
-                logging_level=logging.WARNING,
-                **here,
-            )
+            with sigterm_kept():
+                ray.init(
+                    address=address,
+                    runtime_env={"env_vars": environment},
+                    include_dashboard=False if address == "local" else None,
+                    log_to_driver=bool(os.environ.get("RLLM_RAY_LOGS")),
+                    logging_level=logging.WARNING,
+                    **here,
+                )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
                 f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one with "
