@@ -143,6 +143,41 @@ async def test_one_that_has_to_wait_for_its_turn_is_closed_all_the_same(
     shared.close()
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_whose_user_is_cancelled_while_it_is_closed_or_waits_for_that_is_closed(is_async: bool) -> None:
+    class Held(Countdown):
+        @staticmethod
+        def from_dict(info: Any) -> Countdown:
+            return AsyncHeld(info["start"]) if is_async else Held(info["start"])
+
+        def close(self) -> None:
+            closed.append(self.left)
+
+    class AsyncHeld(Held):
+        async def close(self) -> None:  # type: ignore[override]
+            await free.wait()
+            super().close()
+
+    async def use() -> None:
+        async with environment_of(Held, {"start": 1}, calls):
+            had.set()
+            await over.wait()
+
+    closed, had, over, free = list[int](), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    calls = BlockingCalls(max_workers=1)
+    using = asyncio.create_task(use())
+    await had.wait()
+    async with calls._places.one("another call"):
+        over.set()
+        await asyncio.sleep(0)
+        using.cancel()
+        await asyncio.sleep(0)
+        free.set()
+    await asyncio.wait({using})
+    assert using.cancelled()
+    assert closed == [1]
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), SystemExit(1), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_one_that_cannot_be_closed_is_told(

@@ -75,14 +75,21 @@ async def _finished(closing: Awaitable[object]) -> None:
 
 
 async def _close(env: BaseEnv, calls: BlockingCalls) -> None:
-    """Close it; one that will not is left behind, and the rollout is not affected."""
+    """Close it; one that will not is left behind, and the rollout is not affected. A rollout that is cancelled meanwhile does
+    not break it off: it may be giving back a sandbox."""
     if getattr(type(env), "close", BaseEnv.close) is BaseEnv.close:
         return
     name = f"{type(env).__name__}.close"
+    closing = asyncio.create_task(_close_or_tell(env, calls, name), name=name)
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        raise
+
+
+async def _close_or_tell(env: BaseEnv, calls: BlockingCalls, name: str) -> None:
     try:
         await calls.call(env.close, name=name, timeout_s=CLOSE_S)
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        rollout = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and rollout is not None and rollout.cancelling():
-            raise
         logger.warning("%s failed (%s: %s); the rollout is not affected", name, type(error).__name__, error)
