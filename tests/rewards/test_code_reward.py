@@ -98,6 +98,14 @@ def test_tuples_count_as_lists_and_floats_as_near() -> None:
     assert judged(tests, "def f():\n    print('noise')\n    return 1, 0.1 + 0.2, {1: 'x'}").reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("given", "expected", "reward"), [([12], "12", 1.0), ('"12"', '"12"', 1.0), ([12], 12, 0.0), ("12", "12", 0.0)]
+)
+def test_a_result_that_is_a_text_is_read_as_the_arguments_are(given: Any, expected: Any, reward: float) -> None:
+    tests = {"fn_name": "f", "inputs": [given], "outputs": [expected]}
+    assert judged(tests, "def f(n):\n    return str(n)").reward == reward
+
+
 def test_passed_calls_are_counted_beyond_the_first_failure() -> None:
     tests = {"fn_name": "f", "inputs": [[1], [0], [2]], "outputs": [1, 1, 0.5]}
     metadata = judged(tests, "def f(n):\n    return 1 / n").metadata

@@ -100,7 +100,13 @@ def _fn_name(item: Mapping[str, Any]) -> str | None:
 def _cases(pairs: list[tuple[Any, Any]], fn_name: str | None) -> Tests:
     if fn_name is None:
         return InputTests([(_text(given), _text(expected)) for given, expected in pairs])
-    return CallTests(fn_name=fn_name, cases=[(_arguments(given), _value(expected)) for given, expected in pairs])
+    return CallTests(fn_name=fn_name, cases=[_call(given, expected) for given, expected in pairs])
+
+
+def _call(given: Any, expected: Any) -> tuple[list[Any], Any]:
+    """Arguments and result. Both may be texts of JSON; where the arguments are values, a text is the result itself."""
+    are_values = isinstance(given, list | tuple)
+    return _arguments(given), expected if are_values and isinstance(expected, str) else _value(expected)
 
 
 def _text(value: Any) -> str:
