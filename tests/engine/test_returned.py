@@ -11,7 +11,7 @@ from rllm.engine.returned import check_promise, episode_from
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.judged import judged
 from rllm.sdk import trajectory
-from rllm.types import Episode, Step, Trajectory, is_scored
+from rllm.types import UNSCORED, Episode, Step, Trajectory, is_scored
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,9 @@ def test_a_number_is_the_reward_of_one_trajectory(returned: Any, reward: float, 
     assert episode.is_correct is is_correct
 
 
-def test_none_is_not_zero() -> None:
-    episode = episode_from(None, "agent")
+@pytest.mark.parametrize("returned", [None, UNSCORED, (UNSCORED, {"turns": 2})])
+def test_unscored_is_not_zero(returned: Any) -> None:
+    episode = episode_from(returned, "agent")
     assert not is_scored(episode.trajectories[0].reward)
     assert not episode.is_correct
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rllm.engine.checked import check_episode, check_trajectories, checked_metrics, checked_reward_of, is_number
 from rllm.errors import AgentError, ConfigError, shown
-from rllm.types import Episode, Trajectory
+from rllm.types import Episode, Trajectory, is_scored
 
 ACCEPTED = (
     "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
@@ -51,7 +51,7 @@ def episode_from(returned: Any, agent: str) -> Episode:
 
 
 def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
-    if returned is None:
+    if not is_scored(returned):
         return [Trajectory()]
     if isinstance(returned, Trajectory):
         return [returned]
