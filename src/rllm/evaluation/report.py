@@ -52,7 +52,7 @@ class Report:
     pass_at_k: dict[int, Estimate]
     """By k, over the tasks that have at least k rollouts which count."""
     mean_reward: float | None
-    """Over scored rollouts, of the mean reward of their trajectories."""
+    """Over scored rollouts; that of a rollout is the mean over its roles, however many trajectories each has."""
     rewards: dict[str, float]
     """The same for each role."""
     cost: Cost
