@@ -14,7 +14,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.memory import checkpoint_bytes, num_weights, worker_memory
-from rllm.trainer.preflight import Answer, Question, answered, check_node, check_room, plan
+from rllm.trainer.preflight import Answer, Question, answered, check_node, check_room, plan, who_has
 
 from ..ports import free_port
 
@@ -121,6 +121,7 @@ def test_one_is_told_as_one(model: Path) -> None:
     node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
     config = config_of(model, "rollout.runner=ray", "rollout.max_concurrent=1")
     text = "\n".join(plan(config, 320, [node], {"1": THERE}))
+    assert (who_has(["a"]), who_has(["a", "b"])) == ("node a has", "nodes a, b have")
     for told in (
         "Ray cluster of 1 node:",
         "10.0.0.1: 1 CPU, 1 GPU, 1000 GB of disk",

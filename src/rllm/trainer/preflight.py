@@ -126,8 +126,8 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
     asked = {node.id: ask.options(**on_node(node)).remote(question) for node in nodes}
     ready, missing = ray.wait(list(asked.values()), num_returns=len(asked), timeout=min(SLOW_S, timeout_s))
     if missing and timeout_s > SLOW_S:
-        slow = ", ".join(node.address for node in nodes if asked[node.id] in missing)
-        logger.warning("node %s has not answered for %g s, and is waited for until %g s", slow, SLOW_S, timeout_s)
+        slow = [node.address for node in nodes if asked[node.id] in missing]
+        logger.warning("%s not answered for %g s: waiting until %g s", who_has(slow), SLOW_S, timeout_s)
         ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s - SLOW_S)
     answers: dict[str, Answer] = {}
     for node in nodes:
@@ -145,6 +145,11 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
                 "its `ray start` ran in"
             ) from error
     return answers
+
+
+def who_has(addresses: Sequence[str]) -> str:
+    """`node 10.0.0.1 has`, `nodes 10.0.0.1, 10.0.0.2 have`."""
+    return f"node {addresses[0]} has" if len(addresses) == 1 else f"nodes {', '.join(addresses)} have"
 
 
 def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:

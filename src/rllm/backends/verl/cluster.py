@@ -159,6 +159,11 @@ class Cluster:
         for name, answer in asked.items():
             try:
                 found = ray.get(answer, timeout=ASK_S)
+            except ray.exceptions.GetTimeoutError as error:
+                raise ConfigError(
+                    f"node {name} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray folder; a node that "
+                    "is overloaded looks like that"
+                ) from error
             except Exception as error:  # whatever Ray raises: the node cannot run our code
                 raise ConfigError(
                     f"node {name} cannot be used ({first_line(error)}): install there what is installed here, with "
