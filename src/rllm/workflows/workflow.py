@@ -263,7 +263,7 @@ class Workflow(ABC):
         return episode
 
     def reset(self, task: Task | None = None, uid: str | None = None) -> None:
-        """Forget the rollout before; agents and environments in public attributes are reset too, the latter with the task."""
+        """Forget the rollout before; agents in public attributes are reset, too."""
         self.uid = uid or ""
         self.task = task or {}
         self._completed = []
