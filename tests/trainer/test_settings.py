@@ -366,6 +366,8 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
     for schedule in ("linear", "cosine"):
         settings = built(model_folder, *updates, f"optim.schedule={schedule}").settings
         assert (settings.decay, settings.decay_steps) == (schedule, 60)
+    waiting = built(model_folder, *updates, "optim.schedule=linear", "algorithm.name=ppo", "critic.warmup_steps=4")
+    assert waiting.settings.decay_steps == 36, "of the last six steps"
 
 
 @pytest.mark.parametrize(

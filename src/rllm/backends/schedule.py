@@ -26,9 +26,10 @@ def learning_rate(schedule: Schedule, num_steps: int) -> float:
 
 
 def decay_steps(config: Any) -> int | None:
-    """The updates of the run of a `TrainConfig`, over which its learning rate falls; `None` if it does not."""
+    """The policy's updates in the run of a `TrainConfig`, over which its learning rate falls; `None` if it does not."""
     optim = config.optim
-    return None if optim.schedule == "constant" else config.num_steps * optim.num_minibatches * optim.num_epochs
+    num_steps = config.num_steps - config.critic.warmup_steps  # in which the policy waits
+    return None if optim.schedule == "constant" else max(num_steps, 1) * optim.num_minibatches * optim.num_epochs
 
 
 def _falling(schedule: Schedule, num_steps: int) -> float:
