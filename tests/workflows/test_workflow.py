@@ -49,6 +49,23 @@ async def test_a_commit_is_a_copy() -> None:
     assert episode.metrics == {"first_acc": 1.0, "second_acc": 0.0}
 
 
+async def test_a_commit_copies_what_is_plain_data_and_shares_the_rest() -> None:
+    client = threading.Lock()  # which cannot be copied
+
+    def do(workflow: Workflow) -> None:
+        said = [{"role": "user", "content": "hi"}]
+        path = Trajectory(task={"client": client}, steps=[Step(chat_completions=said, info={"turns": [1]})], reward=1.0)
+        workflow.commit(trajectory=path)
+        said.append({"role": "user", "content": "later"})
+        path.steps[0].info["turns"].append(2)
+        path.steps.append(Step())
+
+    (path,) = (await run(Scripted(), do)).trajectories
+    (step,) = path.steps
+    assert path.task["client"] is client
+    assert (len(step.chat_completions), step.info) == (1, {"turns": [1]})
+
+
 async def test_agents_in_public_attributes_are_collected_unless_they_were_committed() -> None:
     class Team(Scripted):
         def __init__(self) -> None:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from rllm.agents.agent import BaseAgent
 from rllm.algorithms.returns import discounted
+from rllm.capture.snapshot import snapshot
 from rllm.errors import (
     AgentError,
     ConfigError,
@@ -189,7 +190,7 @@ class Workflow(ABC):
             return
         source = agent.trajectory if agent is not None else trajectory
         assert source is not None
-        kept = copy.deepcopy(source)
+        kept = _as_it_is_now(source)
         kept.name = name or kept.name
         if kept.steps:
             self._completed.append(kept)
@@ -207,7 +208,7 @@ class Workflow(ABC):
                 continue
             trajectory = value.trajectory
             if trajectory.steps and trajectory.uid not in committed:
-                own = copy.deepcopy(trajectory)
+                own = _as_it_is_now(trajectory)
                 own.name = name if own.name == "agent" else own.name
                 collected.append(own)
         return Episode(trajectories=collected)
@@ -279,6 +280,19 @@ class Workflow(ABC):
         if self.executor is None:
             return await in_thread(call, name=f"{type(self).__name__} {self.uid}")
         return await asyncio.get_running_loop().run_in_executor(self.executor, call)
+
+
+def _as_it_is_now(trajectory: Trajectory) -> Trajectory:
+    """A copy that later changes do not reach, but for those inside objects that are no plain data, such as a client in a task."""
+    copied = _snapshot_of(trajectory)
+    copied.steps = [_snapshot_of(step) for step in trajectory.steps]
+    return copied
+
+
+def _snapshot_of(item: T) -> T:
+    copied = copy.copy(item)
+    vars(copied).update(snapshot(vars(item)))
+    return copied
 
 
 def _with_error(episode: Episode, error: Exception) -> Episode:
