@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import sys
 import threading
 from pathlib import Path
@@ -230,3 +231,47 @@ def strange(x: threading.Thread) -> None: ...
 def test_a_function_that_no_model_can_call_is_refused(function: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Tool(function=function)
+
+
+def test_what_a_partial_gives_is_not_the_models_to_choose() -> None:
+    tool = Tool(function=functools.partial(search, source="books"))
+    assert (tool.name, tool.description) == ("search", "Search for documents.\n\nThe best come first.")
+    assert (
+        tool.json["function"]["parameters"]["properties"]["query"]["description"] == "what to look for, in plain words"
+    )
+    assert list(tool.json["function"]["parameters"]["properties"]) == ["query", "limit"]
+    assert tool(query="rivers", limit="1").output == ["books: rivers"]
+    assert "'source' is not known" in str(tool(query="rivers", source="web").error)
+
+
+class Shout:
+    """Say it louder."""
+
+    def __call__(self, text: str) -> str:
+        return text.upper()
+
+
+class AsyncShout:
+    async def __call__(self, text: str) -> str:
+        return text.upper()
+
+
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+def decorated(text: str) -> Any:
+    return shout(text)
+
+
+@pytest.mark.parametrize("function", [Shout(), AsyncShout(), functools.partial(shout), decorated])
+async def test_whatever_can_be_called_is_a_tool_and_what_it_returns_is_awaited(function: Any) -> None:
+    tool = Tool(function=function)
+    assert (await tool.call({"text": "hi"})).output == "HI"
+    assert tool(text="hi").output == "HI"
+    assert (await tool.call({"text": [1]})).error is not None
+
+
+def test_an_object_is_called_what_its_class_is() -> None:
+    tool = Tool(function=Shout())
+    assert (tool.name, tool.description) == ("Shout", "Say it louder.")

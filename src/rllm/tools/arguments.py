@@ -16,7 +16,7 @@ from pydantic_core import ArgsKwargs
 
 from rllm.errors import ConfigError
 
-__all__ = ["ArgumentError", "Arguments", "split_docstring"]
+__all__ = ["ArgumentError", "Arguments", "behind_partial", "split_docstring"]
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
@@ -34,10 +34,11 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any], owner: str) -> None:
-        @functools.wraps(function)
+        @functools.wraps(_hinted(function))
         def capture(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return args, kwargs
 
+        cast("Any", capture).__signature__ = _left_to_give(function)
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", capture))
             self.schema: dict[str, Any] = self._adapter.json_schema(schema_generator=_WithoutTitles)
@@ -46,7 +47,7 @@ class Arguments:
             raise ConfigError(f"{owner}{_signature(function)}: {reason}; use types that JSON has") from error
         if self.schema["type"] != "object":
             raise ConfigError(f"{owner}{_signature(function)}: a model gives arguments by name; remove '/' and '*args'")
-        _add_descriptions(self.schema["properties"], split_docstring(function.__doc__)[1])
+        _add_descriptions(self.schema["properties"], split_docstring(_hinted(function).__doc__)[1])
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the types that the function declares, and with its defaults.
@@ -99,6 +100,26 @@ def _add_descriptions(properties: dict[str, Any], about: Mapping[str, str]) -> N
     for name, schema in properties.items():
         if about.get(name):
             schema.setdefault("description", about[name])
+
+
+def behind_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a `functools.partial` calls; anything else is itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that has the type hints: behind a `functools.partial`, and of an object that can be called."""
+    hinted: Any = behind_partial(function)
+    return hinted if inspect.isroutine(hinted) or inspect.isclass(hinted) else hinted.__call__
+
+
+def _left_to_give(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature without what a `functools.partial` gives already: that is not the model's to choose."""
+    signature = inspect.signature(function)
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    return signature.replace(parameters=[item for name, item in signature.parameters.items() if name not in given])
 
 
 def _signature(function: Callable[..., Any]) -> str:

@@ -26,7 +26,7 @@ from rllm.errors import ConfigError, shown
 from rllm.parser.tool_call import ToolCall
 from rllm.telemetry import Span, tool_span
 from rllm.threads import in_thread
-from rllm.tools.arguments import ArgumentError, Arguments, split_docstring
+from rllm.tools.arguments import ArgumentError, Arguments, behind_partial, split_docstring
 
 __all__ = ["Tool", "ToolCall", "ToolOutput"]
 
@@ -89,7 +89,8 @@ class Tool:
         if callable(name):
             raise ConfigError(f"tool name={shown(name)}: pass a function by its name, as Tool(function=...)")
         self.function = function
-        self.name = name or str(getattr(function, "__name__", type(self).__name__))
+        described = type(self) if function is None else behind_partial(function)
+        self.name = name or str(getattr(described, "__name__", type(described).__name__))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"tool name {self.name!r}: use 1 to 64 letters, digits, '_' and '-', as model servers demand"
@@ -97,7 +98,7 @@ class Tool:
         target = self._blocking or self._awaitable
         if target is None:
             raise ConfigError(f"tool {self.name!r} has nothing to call: pass `function`, or define `forward`")
-        self.description = description or split_docstring((function or type(self)).__doc__)[0]
+        self.description = description or split_docstring(described.__doc__)[0]
         self.max_output_chars = max_output_chars
         self._arguments = Arguments(target, owner=self.name)
         self._parameters = parameters or self._arguments.schema
@@ -124,9 +125,8 @@ class Tool:
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput:
         try:
             args, kwargs = self._arguments.check(args, kwargs)
-            if self._blocking:
-                return self._output(self._blocking(*args, **kwargs))
-            return self._output(_run_in_a_loop(lambda: self._awaitable(*args, **kwargs)))  # type: ignore[misc]
+            returned = (self._blocking or self._awaitable)(*args, **kwargs)  # type: ignore[misc]
+            return self._output(_run_in_a_loop(returned) if inspect.isawaitable(returned) else returned)
         except (Exception, SystemExit) as error:
             return self._failure(error)
 
@@ -142,9 +142,15 @@ class Tool:
             args, kwargs = self._arguments.check((), arguments)
             if self._awaitable:
                 return self._output(await self._awaitable(*args, **kwargs))
-            return await in_thread(lambda: self._output(self._blocking(*args, **kwargs)), name=f"tool {self.name}")  # type: ignore[misc]
+            returned = await in_thread(lambda: self._told_by(args, kwargs), name=f"tool {self.name}")
+            return self._output(await returned) if inspect.isawaitable(returned) else returned
         except (Exception, SystemExit) as error:
             return self._failure(error)
+
+    def _told_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
+        """The output of a blocking function; or the awaitable that it returns, as an async one with a decorator does."""
+        returned = self._blocking(*args, **kwargs)  # type: ignore[misc]
+        return returned if inspect.isawaitable(returned) else self._output(returned)
 
     @property
     def _blocking(self) -> Callable[..., Any] | None:
@@ -192,11 +198,11 @@ def _cut(text: str, max_chars: int) -> str:
     return f"{text[:max_chars]}\n[cut: {len(text) - max_chars} of {len(text)} characters are left out]"
 
 
-def _run_in_a_loop(start: Callable[[], Awaitable[Any]]) -> Any:
+def _run_in_a_loop(returned: Awaitable[Any]) -> Any:
     """The result of a coroutine, in a loop of its own, and in a thread of its own where this thread has a loop already."""
 
     async def work() -> Any:
-        return await start()
+        return await returned
 
     try:
         asyncio.get_running_loop()
