@@ -1,6 +1,8 @@
 import asyncio
 import inspect
+import math
 
+import numpy as np
 import pytest
 
 from rllm.errors import ConfigError, RewardError
@@ -44,6 +46,27 @@ def test_a_verdict_may_say_more() -> None:
     episode = judged(shout, strict)(word="fig")
     assert (episode.metrics, episode.is_correct) == ({"length": 3.0}, True)
     assert not is_scored(judged(shout, lambda task, answer: None)(word="fig").trajectories[0].reward)
+
+
+def test_numbers_that_are_no_metrics_are_left_out() -> None:
+    def odd(task: object, answer: str) -> RewardOutput:
+        return RewardOutput(1.0, {"f1": math.nan, "count": 10**400, "share": np.float32(0.5)})
+
+    assert judged(shout, odd)(word="fig").metrics == {"share": 0.5}
+
+
+async def test_the_reward_does_not_see_what_the_agent_does_to_its_task() -> None:
+    def use_up(nums: list[int]) -> int:
+        return nums.pop() + nums.pop()
+
+    async def use_up_later(nums: list[int]) -> int:
+        return use_up(nums)
+
+    def is_sum(task: dict[str, list[int]], answer: int) -> float:
+        return float(sum(task["nums"]) == answer)
+
+    assert judged(use_up, is_sum)(nums=[1, 2]).is_correct
+    assert (await judged(use_up_later, is_sum)(nums=[1, 2])).is_correct
 
 
 def test_a_reward_that_raises_is_named() -> None:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from rllm.errors import AgentError, shown
+from rllm.rewards.scoring import MAX_REWARD
 from rllm.rewards.scoring import is_number as is_number
 from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")
-
-MAX_REWARD = 1e30
-"""Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
 
 
 def check_episode(episode: Episode, agent: str) -> None:

@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError
-from rllm.rewards.scoring import as_reward_output
+from rllm.rewards.scoring import MAX_REWARD, as_reward_output, is_number
 from rllm.threads import in_thread
 from rllm.types import Episode, Trajectory
 
@@ -19,7 +20,8 @@ _NOT_OF_TASK = ("base_url", "session_url")
 def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """The agent, returning what `reward(task, answer)` says of its answer; `task` has the fields that it was called with.
 
-    The verdict may be whatever `as_reward_output` takes; numbers among its metadata become metrics.
+    What the agent does to those is not the reward's to see. The verdict may be whatever `as_reward_output` takes; finite numbers
+    among its metadata become metrics.
 
     Raises:
         ConfigError: if the reward cannot be called with a task and an answer.
@@ -29,13 +31,13 @@ def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Call
 
         @functools.wraps(agent)
         async def judged_async(**task: Any) -> Episode:
-            return await _judged_later(agent(**task), reward, task)
+            return await _judged_later(agent(**snapshot(task)), reward, task)
 
         return judged_async
 
     @functools.wraps(agent)
     def judged_sync(**task: Any) -> Episode | Coroutine[Any, Any, Episode]:
-        answer = agent(**task)
+        answer = agent(**snapshot(task))
         return _judged_later(answer, reward, task) if inspect.isawaitable(answer) else _episode(reward, task, answer)
 
     return judged_sync
@@ -69,5 +71,9 @@ def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer
     return Episode(
         trajectories=[Trajectory(reward=verdict.reward, output=answer)],
         is_correct=right if verdict.is_correct is None else verdict.is_correct,
-        metrics={name: float(value) for name, value in verdict.metadata.items() if isinstance(value, int | float)},
+        metrics={
+            name: float(value)
+            for name, value in verdict.metadata.items()
+            if is_number(value) and -MAX_REWARD <= value <= MAX_REWARD
+        },
     )

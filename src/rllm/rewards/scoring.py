@@ -11,6 +11,9 @@ from rllm.errors import RewardError, RolloutError, boundary, shown
 from rllm.rewards.reward_types import RewardOutput
 from rllm.types import is_scored
 
+MAX_REWARD = 1e30
+"""Sums and squares of a group's rewards must stay finite in float32's range of exponents."""
+
 ACCEPTED = "a number, (reward, {metric: number}), a RewardOutput, or None for 'not scored'"
 
 
