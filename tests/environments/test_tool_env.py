@@ -157,6 +157,14 @@ async def test_calls_of_one_id_are_all_answered():
     assert outputs == {"same": "2", "call_1": "4"}
 
 
+async def test_what_is_not_unicode_is_shown_to_the_model_as_a_question_mark():
+    def echo(text: str) -> list[str]:
+        return [text]
+
+    outputs = await outputs_of(ToolEnvironment(tools=[echo]), {"name": "echo", "arguments": '{"text": "\\ud83d!"}'})
+    assert outputs == {"call_0": '["?!"]'}
+
+
 async def test_a_call_without_an_id_takes_that_of_no_other():
     bare = {"name": "add", "arguments": {"a": 2, "b": 2}}
     first = await outputs_of(environment(), call("add", "call_1", a=1, b=1), bare)

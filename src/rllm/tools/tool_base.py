@@ -47,7 +47,11 @@ class ToolOutput:
     metadata: dict[str, Any] | None = None
 
     def to_string(self) -> str:
-        """What the model sees: the error, JSON for a mapping or a list, else the output as text."""
+        """What the model sees: the error, JSON for a mapping or a list, else the output as text; `?` stands for what is not
+        Unicode, such as half of an emoji that a model has escaped, because no model can be asked with it."""
+        return self._text().encode(errors="replace").decode()
+
+    def _text(self) -> str:
         if self.error is not None:
             return f"Error: {self.error}"
         if self.output is None:
