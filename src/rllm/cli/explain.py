@@ -108,6 +108,9 @@ def _show(console: Console, episode: ExplainedEpisode, *, tokens: bool) -> None:
     console.print(table)
     trained = sum(step.num_trained_tokens for step in episode.steps)
     console.print(f"{trained} tokens in the batch, their advantages sum to {sum(_sums(episode)):.6g}")
+    if episode.error is not None:
+        failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
+        console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
     if tokens:
         for number, step in enumerate(episode.steps):
             _show_tokens(console, number, step)

@@ -188,11 +188,7 @@ class AgentTrainer:
                 loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return run_to_its_end(self._train())
-        return _in_own_loop(self._train)
+        return _in_own_loop(self._train) if _in_a_loop() else run_to_its_end(self._train())
 
     async def _train(self) -> TrainResult:
         say_nothing_of_interrupted_tasks()
@@ -296,6 +292,15 @@ def _dataset(source: TaskSource, name: str) -> Dataset:
     if not len(data):
         raise ConfigError(f"{name} is empty: give it at least one task")
     return data
+
+
+def _in_a_loop() -> bool:
+    """Whether an event loop runs here. Asked apart from what is run, whose errors would else follow from there being none."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _in_own_loop(train: Callable[[], Any]) -> TrainResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,6 +62,8 @@ class ExplainedEpisode:
     session_id: str
     split: str
     steps: list[ExplainedStep]
+    error: dict[str, str] | None = None
+    """What it failed with: `type`, `message` and `traceback`."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,6 +130,7 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         raise ConfigError(
             f"episode={episode!r} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
         )
+    outcome = session.metadata.get(OUTCOME_KEY)
     credits_of = credits_by_trace(store.credits(session.id))
     traces = [trace for trace in store.by_session(session.id) if trace.error is None]
     return ExplainedEpisode(
@@ -134,7 +138,15 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         session_id=session.id,
         split=str(session.metadata.get("split", "")),
         steps=[_step(trace, credit) for trace in traces for credit in credits_of.get(trace.id, [None])],
+        error=_error(outcome.get("error")) if isinstance(outcome, Mapping) else None,
     )
+
+
+def _error(told: Any) -> dict[str, str] | None:
+    """The error that an outcome tells, which may be of a program other than ours."""
+    if not isinstance(told, Mapping):
+        return None
+    return {name: str(told.get(name, "")) for name in ("type", "message", "traceback")}
 
 
 def _episode_id(session: SessionInfo) -> str:
