@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm.errors import RewardError
@@ -104,6 +105,13 @@ def test_tuples_count_as_lists_and_floats_as_near() -> None:
 def test_a_result_that_is_a_text_is_read_as_the_arguments_are(given: Any, expected: Any, reward: float) -> None:
     tests = {"fn_name": "f", "inputs": [given], "outputs": [expected]}
     assert judged(tests, "def f(n):\n    return str(n)").reward == reward
+
+
+def test_arrays_are_read_at_every_depth() -> None:
+    arguments = np.empty(2, dtype=object)
+    arguments[:] = [np.array([1, 2]), np.array([20, 22])]
+    tests = {"fn_name": "add", "inputs": arguments, "outputs": np.array([3, 42])}
+    assert judged(tests, "def add(a, b):\n    return a + b").reward == 1.0
 
 
 def test_passed_calls_are_counted_beyond_the_first_failure() -> None:

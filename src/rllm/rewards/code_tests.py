@@ -52,7 +52,7 @@ def read_tests(task: Any) -> Tests:
     Raises:
         RewardError: if there are no tests, or they have none of these forms.
     """
-    tests = _decoded(field_of(task, "ground_truth", "tests", "test", "input_output", reward=NAME))
+    tests = _decoded(_without_arrays(field_of(task, "ground_truth", "tests", "test", "input_output", reward=NAME)))
     if isinstance(tests, Mapping) and "functional" in tests:
         tests = tests["functional"]
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
@@ -67,8 +67,15 @@ def read_tests(task: Any) -> Tests:
     raise RewardError(f"{NAME} needs input-output pairs or Python as tests, not {tests!r:.200}")
 
 
+def _without_arrays(value: Any) -> Any:
+    """Lists in place of NumPy's arrays, of which a table that pandas reads has them in each other."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    return [_without_arrays(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _decoded(tests: Any) -> Any:
-    tests = tests.tolist() if hasattr(tests, "tolist") else tests
     if not isinstance(tests, str):
         return tests
     try:
