@@ -266,6 +266,16 @@ def test_what_is_missing_is_named(eval_work, fails, arguments, said):
     assert said in errors
 
 
+def test_a_run_in_place_of_its_model_leaves_the_folder_to_another_evaluation(eval_work, fails):
+    (eval_work / "run" / "checkpoints").mkdir(parents=True)
+    code, errors = fails(
+        "eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--model", "run", "--out", "evals/run"
+    )
+    assert code == 2
+    assert "point to a Hugging Face model folder, such as a checkpoint of this run" in errors
+    assert not (eval_work / "evals").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "sent"),
     [

@@ -33,7 +33,14 @@ class ModelSource:
 
 
 def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
-    """The model of `config.model`, to run in this process."""
+    """The model of `config.model`, to run in this process.
+
+    Raises:
+        ConfigError: if its path is that of no model.
+    """
+    from rllm.inference.local.loading import check_source
+
+    check_source(config.model.path)
     return ModelSource(
         name=config.model.path, identity=_identity(config), upstream=_embedded_upstream(config, max_concurrent)
     )

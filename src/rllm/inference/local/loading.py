@@ -187,8 +187,9 @@ def _checked_source(path_or_id: str | Path) -> str:
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
             raise ConfigError(
-                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model folder"
+                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model folder{of_run}"
             )
         return str(folder)
     if folder.exists():
