@@ -77,6 +77,25 @@ def test_a_reward_that_raises_is_named() -> None:
         judged(shout, broken)(word="fig")
 
 
+def test_what_has_no_reward_says_whose_it_is() -> None:
+    assert judged(shout, lambda task, answer: 1.0)(word="fig").info == {}
+    unscored = judged(shout, silent)(word="fig")
+    assert unscored.trajectories[0].reward is None
+    assert unscored.info == {"unscored": "reward silent returned None"}
+
+
+def silent(task: dict[str, str], answer: str) -> None:
+    """A reward whose author forgot to return it."""
+
+
+def test_a_coroutine_function_is_refused_before_anything_runs() -> None:
+    async def later(task: dict[str, str], answer: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match="later is a coroutine function: a reward function is an ordinary one"):
+        judged(shout, later)
+
+
 def test_a_reward_of_other_parameters() -> None:
     with pytest.raises(ConfigError, match=r"reward .*: it is called with a task and an answer"):
         judged(shout, lambda answer: 1.0)

@@ -308,8 +308,8 @@ def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> N
 
     run = run_trainer(agent=silent, raises=RolloutError)
     assert (
-        "6 x not scored: no reward was returned for 'agent'; return a number from the agent function, or name a function that "
-        "judges it (--reward)" in str(run.error)
+        "6 x not scored: no reward was returned for 'agent'; return a number from the agent function, its environment, or a "
+        "function that judges it (--reward)" in str(run.error)
     )
 
 

@@ -24,7 +24,7 @@ def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Call
     among its metadata become metrics.
 
     Raises:
-        ConfigError: if the reward cannot be called with a task and an answer.
+        ConfigError: if the reward cannot be called with a task and an answer, or is a coroutine function.
     """
     check_reward(reward)
     if inspect.iscoroutinefunction(agent):
@@ -46,12 +46,16 @@ def judged(agent: Callable[..., Any], reward: Callable[[Any, Any], Any]) -> Call
 def check_reward(reward: Callable[..., Any]) -> None:
     """
     Raises:
-        ConfigError: if it cannot be called with a task and an answer.
+        ConfigError: if it cannot be called with a task and an answer, or is a coroutine function.
     """
+    name = getattr(reward, "__qualname__", repr(reward))
+    if inspect.iscoroutinefunction(reward):
+        raise ConfigError(
+            f"reward {name} is a coroutine function: a reward function is an ordinary one, called in a thread"
+        )
     try:
         inspect.signature(reward).bind({}, "")
     except TypeError as error:
-        name = getattr(reward, "__qualname__", repr(reward))
         raise ConfigError(
             f"reward {name}: it is called with a task and an answer, as in `def reward(task, answer)`; {error}"
         ) from error
@@ -68,6 +72,7 @@ def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer
     task = {name: value for name, value in given.items() if name not in _NOT_OF_TASK}
     verdict = as_reward_output(reward, task, answer)
     right = verdict.reward is not None and verdict.reward >= 1.0
+    unscored = {"unscored": f"reward {getattr(reward, '__qualname__', repr(reward))} returned None"}
     return Episode(
         trajectories=[Trajectory(reward=verdict.reward, output=answer)],
         is_correct=right if verdict.is_correct is None else verdict.is_correct,
@@ -76,4 +81,5 @@ def _episode(reward: Callable[[Any, Any], Any], given: Mapping[str, Any], answer
             for name, value in verdict.metadata.items()
             if is_number(value) and -MAX_REWARD <= value <= MAX_REWARD
         },
+        info=unscored if verdict.reward is None else {},
     )

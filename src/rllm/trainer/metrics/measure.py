@@ -130,7 +130,7 @@ def why_unusable(episode: Episode) -> str | None:
     said = episode.info.get("unscored", "it has no reward")
     return (
         why_failed(episode)
-        or f"not scored: {said}; return a number from the agent function, or name a function that judges it (--reward)"
+        or f"not scored: {said}; return a number from the agent function, its environment, or a function that judges it (--reward)"
     )
 
 
