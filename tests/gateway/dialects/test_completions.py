@@ -49,7 +49,8 @@ def test_log_probabilities_are_lists():
     [
         ({}, "prompt=None"),
         ({"prompt": ["a", "b"]}, "a call of its own"),
-        ({"prompt": [1, 2]}, "send one text"),
+        ({"prompt": [1, 2]}, "token ids are not taken here: send one text; a gateway in front"),
+        ({"prompt": [[1, 2]]}, "token ids are not taken here"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of=3"),
         ({"prompt": "a", "logprobs": True}, "logprobs=True"),

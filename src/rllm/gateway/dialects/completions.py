@@ -66,6 +66,12 @@ def _prompt(asked: Mapping[str, Any]) -> str:
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         [prompt] = prompt
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        raise invalid(
+            f"prompt={repr(prompt)[:80]}: token ids are not taken here: send one text; a gateway in front that sends them does "
+            "not without --tokenizer",
+            "prompt",
+        )
     if not isinstance(prompt, str):
         raise invalid(f"prompt={repr(prompt)[:80]}: send one text, in a call of its own", "prompt")
     return prompt
