@@ -20,7 +20,7 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) fo
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_works(tmp_path, line):
-    large_run(tmp_path / "runs/demo", num_episodes=4)
+    large_run(tmp_path / "runs/first", num_episodes=4)
     serves = "--export" not in line
     command = [
         sys.executable,
