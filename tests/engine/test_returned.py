@@ -59,6 +59,7 @@ def test_trajectories_keep_their_rewards() -> None:
     assert [item.final_reward() for item in episode.trajectories] == [0.5, 1.0]
     assert type(solver.steps[0].reward) is float
     assert episode.is_correct  # the last one says
+    assert episode_from([*episode.trajectories, Trajectory(name="critic")], "agent").is_correct  # that has a reward
     assert not episode_from(solver, "agent").is_correct
 
 

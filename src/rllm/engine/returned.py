@@ -46,8 +46,8 @@ def episode_from(returned: Any, agent: str) -> Episode:
         return episode
     trajectories = _trajectories_from(returned, agent)
     check_trajectories(trajectories, agent)
-    reward = trajectories[-1].final_reward()
-    return Episode(trajectories=trajectories, is_correct=reward is not None and reward >= 1.0)
+    scores = [reward for path in trajectories if (reward := path.final_reward()) is not None]
+    return Episode(trajectories=trajectories, is_correct=bool(scores) and scores[-1] >= 1.0)
 
 
 def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
