@@ -26,6 +26,8 @@ from rllm.trainer.config.load import layers_of
         ({"optim": {"lr": -1}}, "optim.lr=-1: input should be greater than 0"),
         ({"optim": {"lr": float("nan")}}, "optim.lr=nan: input should be"),
         ({"optim": 5}, "optim=5: this is a section, whose settings are autocast, beta1, "),
+        (["algorithm=grpo"], "algorithm='grpo': input should be a valid dictionary; write it as algorithm.name=grpo"),
+        ({"roles": {"judge": {"estimator": "rloo"}}}, "; write it as roles.judge.estimator.name=rloo"),
         (["model=Qwen/Qwen3-0.6B"], "model='Qwen/Qwen3-0.6B': this is a section, whose settings are device, dtype, "),
         (
             "model.path=Qwen/Qwen3-0.6B",

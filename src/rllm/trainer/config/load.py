@@ -25,6 +25,8 @@ from rllm.trainer.config.yaml_file import read_settings
 logger = logging.getLogger(__name__)
 
 _MAPPING, _OVERRIDES = "config", "key=value"
+_NAMED = ("algorithm", "estimator")
+"""Settings that are a name and settings of its own."""
 
 ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
 
@@ -221,7 +223,10 @@ def _explain(error: Any, origins: Mapping[str, str], layers: Sequence[Layer]) ->
     value = error["input"]
     if error["type"] == "model_type":
         return f"{place}{path}={value!r}: this is a section, whose settings are {', '.join(_known_keys(error['loc']))}"
-    remedy = f"; write it as [{value}]" if error["type"] == "list_type" and isinstance(value, str) else ""
+    remedies = {"list_type": f"; write it as [{value}]"}
+    if error["loc"][-1] in _NAMED:
+        remedies["dict_type"] = f"; write it as {path}.name={value}"
+    remedy = remedies.get(error["type"], "") if isinstance(value, str) else ""
     return f"{place}{path}={value!r}: {error['msg'][0].lower()}{error['msg'][1:]}{remedy}"
 
 
