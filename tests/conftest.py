@@ -53,6 +53,15 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def no_collection() -> Generator[None, None, None]:
+    """Python searches for no garbage meanwhile: in the depth of a recursion nothing is left for finalisers of what other tests
+    made, and each that fails there is told as a failure of this one."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 async def pass_time() -> AsyncIterator[Callable[[float], None]]:
     """Puts the event loop's clock forward by so many seconds: what waits for a deadline meets it at once.
 

@@ -71,6 +71,7 @@ def test_text_is_text():
         ('{"jump": 1, "fly": 1}', spaces.Dict({"jump": spaces.Discrete(2)}), "not among the legal actions"),
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_everything_else_is_a_value_error(text: str, space: spaces.Space, reason: str):
     with pytest.raises(ValueError, match=reason):
         parse_action(text, space)

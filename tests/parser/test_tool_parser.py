@@ -74,6 +74,7 @@ def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
         "",
     ],
 )
+@pytest.mark.usefixtures("no_collection")
 def test_what_is_malformed_stays_content_byte_for_byte(text: str) -> None:
     parsed = PARSER.parse(f"before {text}")
     assert (parsed.content, parsed.tool_calls) == (f"before {text}", [])
