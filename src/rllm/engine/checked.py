@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from rllm.errors import AgentError, shown
-from rllm.rewards.scoring import MAX_REWARD
-from rllm.rewards.scoring import is_number as is_number
+from rllm.rewards.scoring import MAX_REWARD, is_number
 from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.engine.checked import check_episode, check_trajectories, checked_metrics, checked_reward_of, is_number
+from rllm.engine.checked import check_episode, check_trajectories, checked_metrics, checked_reward_of
 from rllm.errors import AgentError, ConfigError, shown
+from rllm.rewards.scoring import is_number
 from rllm.types import Episode, Trajectory, is_scored
 
 ACCEPTED = (

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rllm.engine.checked import is_number
 from rllm.engine.complete import DEFAULT_NAME
+from rllm.rewards.scoring import is_number
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored
 
