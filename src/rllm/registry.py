@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
 
-__all__ = ["load_object", "resolve"]
+__all__ = ["did_you_mean", "load_object", "resolve"]
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
@@ -23,10 +23,16 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
     """
     path = known.get(name, name)
     if ":" not in path:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        meant = did_you_mean(name, known)
+        hint = f"{meant} " if meant else ""
         raise ConfigError(f"{kind}={name!r} is not known: {hint}use one of {sorted(known)} or 'package.module:Name'")
     return load_object(path, kind=kind)
+
+
+def did_you_mean(name: str, known: Iterable[str], section: str = "") -> str | None:
+    """A question that names the closest of the known names, with the section they are in; `None` if none is close."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
 
 
 def load_object(path: str, *, kind: str = "name") -> Any:

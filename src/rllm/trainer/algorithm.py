@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.configured import algorithm_from, kind_of, name_of
 from rllm.errors import ConfigError
-from rllm.registry import resolve
-from rllm.trainer.config.load import did_you_mean
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.roles import Role
 
@@ -86,8 +82,7 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    name = str(config.algorithm.get("name", "grpo"))
-    algorithm = _kind(name, "algorithm")
+    name, algorithm = name_of(config.algorithm), kind_of(config.algorithm)
     if algorithm.demonstrated and not demonstrates:
         raise ConfigError(
             f"algorithm.name={name}: it learns from demonstrations, and here the policy rolls out: use AgentSFTTrainer or "
@@ -124,44 +119,13 @@ def _refuse_changes(config: TrainConfig, keys: Sequence[str], why: str) -> None:
 
 
 def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algorithm:
-    settings = dict(given)
-    name = settings.pop("name", "grpo")
-    kind = _kind(str(name), section)
-    settings = _checked(kind, settings, str(name), section)
-    if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
-        settings["fixed_length"] = config.rollout.max_tokens
-    if config.rollout.max_staleness and kind.correction == "none" and not kind.demonstrated:
-        settings.setdefault("correction", "truncate")  # for tokens that older weights have sampled
-    algorithm = kind(**settings)
-    if config.rollout.group_size < algorithm.min_group_size:
+    rollout = config.rollout
+    algorithm = algorithm_from(
+        given, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness, section=section
+    )
+    if rollout.group_size < algorithm.min_group_size:
         raise ConfigError(
-            f"rollout.group_size={config.rollout.group_size}: {name} compares siblings; "
-            f"use at least {algorithm.min_group_size}"
+            f"rollout.group_size={rollout.group_size}: {name_of(given)} compares siblings; use at least "
+            f"{algorithm.min_group_size}"
         )
     return algorithm
-
-
-def _kind(name: str, section: str) -> type[Algorithm]:
-    """The class of this name."""
-    kind = resolve(name, ALGORITHMS, kind=f"{section}.name")
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ConfigError(f"{section}.name={name!r} is no algorithm: name a subclass of rllm.algorithms.base.Algorithm")
-    return kind
-
-
-def _checked(kind: type[Algorithm], settings: Mapping[str, Any], name: str, section: str) -> dict[str, Any]:
-    """The settings in the types that the algorithm's fields have."""
-    types = get_type_hints(kind)
-    known = sorted(item.name for item in fields(kind))
-    checked = {}
-    for key, value in settings.items():
-        if key not in known:
-            meant = did_you_mean(key, known, section) or f"known here: {', '.join(known)}"
-            raise ConfigError(f"{section}.{key} is not a setting of {name}; {meant}")
-        if isinstance(value, bool) and types[key] is not bool:
-            raise ConfigError(f"{section}.{key}={value!r}: this setting is neither true nor false")
-        try:
-            checked[key] = TypeAdapter(types[key]).validate_python(value)
-        except ValidationError as error:
-            raise ConfigError(f"{section}.{key}={value!r}: {error.errors()[0]['msg']}") from error
-    return checked

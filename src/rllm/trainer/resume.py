@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.configured import name_of
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
@@ -161,7 +162,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """By key, everything that decides what a run learns, and the tasks that it is judged by."""
     settings = config.model_dump(mode="json")
-    settings["algorithm"] = {"name": config.algorithm.get("name", "grpo"), **asdict(algorithm)}
+    settings["algorithm"] = {"name": name_of(config.algorithm), **asdict(algorithm)}
     told = {key: value for key, value in flat(settings) if not _may_change(key)}
     if config.optim.schedule != "constant":
         told["num_steps"] = config.num_steps  # the schedule is stretched over them

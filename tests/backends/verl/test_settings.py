@@ -60,6 +60,17 @@ def test_what_verls_own_losses_read() -> None:
     assert [keys[f"{ACTOR}.{name}"].value for name in names] == [0.1, 0.28, 1e9, "seq-mean-token-mean"]
 
 
+def test_what_yaml_reads_as_text_is_a_number_of_the_algorithm_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "{backend: verl, verl: {policy_loss: gspo}, algorithm: {name: gspo, clip_low: 3e-4, kl_coef: 1e-2}}"
+    )
+    config = load_config(file)
+    assert config.algorithm["clip_low"] == "3e-4"
+    assert verl_keys(config)[f"{ACTOR}.clip_ratio_low"].value == 3e-4
+    assert needs_reference(config)
+
+
 def test_numbers_are_computed_in_the_formats_of_the_local_backend() -> None:
     key = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"
     formats = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from rllm.algorithms import ALGORITHMS
+from rllm.algorithms.configured import kind_of, name_of
 from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
@@ -14,7 +14,6 @@ from rllm.backends.sampling.serving import check_serving
 from rllm.backends.schedule import decay_steps
 from rllm.inference.local.loading import check_source, choose_device
 from rllm.parser.tool_parser import tool_parser
-from rllm.registry import resolve
 
 
 def check(config: Any) -> None:
@@ -60,7 +59,8 @@ def critic_settings(config: Any) -> CriticSettings:
     Raises:
         ConfigError: if the algorithm has none, and something is said about it.
     """
-    critic, name = config.critic, config.algorithm.get("name", "grpo")
-    if not resolve(name, ALGORITHMS, kind="algorithm.name").needs_values:
-        refuse_changes(critic, "critic", type(critic).model_fields, f"because {name} has no critic; leave it out")
+    critic = config.critic
+    if not kind_of(config.algorithm).needs_values:
+        why = f"because {name_of(config.algorithm)} has no critic; leave it out"
+        refuse_changes(critic, "critic", type(critic).model_fields, why)
     return CriticSettings(**critic.model_dump())

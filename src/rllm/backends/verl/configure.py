@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rllm.algorithms import ALGORITHMS
+from rllm.algorithms.configured import kind_of, name_of
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand
 from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
@@ -16,7 +16,6 @@ from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, is_adapter
 from rllm.parser.tool_parser import tool_parser
-from rllm.registry import resolve
 
 
 def check(config: Any) -> None:
@@ -52,7 +51,7 @@ def check_settings(config: Any) -> None:
     on_cpu(config)
     user_keys(config)
     check_sampler(config)
-    name = config.algorithm.get("name", "grpo")
+    name = name_of(config.algorithm)
     if not config.model.lora_rank:
         refuse_changes(config.model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank")
     elif needs_critic(config):
@@ -61,13 +60,7 @@ def check_settings(config: Any) -> None:
         )
     if not needs_critic(config):
         refuse_changes(config.critic, "critic", type(config.critic).model_fields, f"because {name} has no critic")
-    if config.verl.policy_loss is not None:
-        _check_policy_loss(config, name)
-
-
-def _check_policy_loss(config: Any, name: str) -> None:
-    kind = resolve(name, ALGORITHMS, kind="algorithm.name")
-    if kind.demonstrated:
+    if config.verl.policy_loss is not None and kind_of(config.algorithm).demonstrated:
         raise ConfigError(
             f"verl.policy_loss={config.verl.policy_loss!r}: {name} has no probability ratio that it is a loss of; leave it out"
         )

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.algorithms import ALGORITHMS
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.configured import algorithm_from, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
 from rllm.errors import ConfigError
-from rllm.registry import resolve
 
 ACTOR, REFERENCE, MODEL, CRITIC = (
     "actor_rollout_ref.actor",
@@ -173,13 +173,12 @@ def weights_dtype(config: Any) -> str:
 
 def needs_critic(config: Any) -> bool:
     """Whether the algorithm judges tokens."""
-    return bool(resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name").needs_values)
+    return kind_of(config.algorithm).needs_values
 
 
 def needs_reference(config: Any) -> bool:
     """Whether a second model is needed; with LoRA the policy without its adapter is the reference."""
-    kind = resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name")
-    return float(config.algorithm.get("kl_coef", kind.kl_coef)) > 0 and not config.model.lora_rank
+    return algorithm_of(config).needs_reference and not config.model.lora_rank
 
 
 def _given(config: Any) -> dict[str, Any]:
@@ -265,13 +264,14 @@ def _loss(config: Any) -> dict[str, Ours]:
     }
 
 
-def algorithm_of(config: Any) -> Any:
-    """The algorithm with the settings that were given for it; the trainer has checked them."""
-    settings = {key: value for key, value in config.algorithm.items() if key != "name"}
-    kind = resolve(config.algorithm.get("name", "grpo"), ALGORITHMS, kind="algorithm.name")
-    if settings.get("aggregation", kind.aggregation) == "fixed-length":
-        settings.setdefault("fixed_length", config.rollout.max_tokens)
-    return kind(**settings)
+def algorithm_of(config: Any) -> Algorithm:
+    """The run's algorithm.
+
+    Raises:
+        ConfigError: if it or one of its settings is not known, or does not fit.
+    """
+    rollout = config.rollout
+    return algorithm_from(config.algorithm, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness)
 
 
 def _fsdp(config: Any) -> dict[str, Ours]:

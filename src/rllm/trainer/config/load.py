@@ -5,7 +5,6 @@ Mappings may be hydra's, and keys may be ours or the published ones (`rllm.train
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rllm.errors import ConfigError
+from rllm.registry import did_you_mean
 from rllm.trainer.config.environment import from_environment, tell_misspelt
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import Translated, from_upstream, without_omegaconf
@@ -268,12 +268,6 @@ def _hint(path: tuple[Any, ...]) -> str:
     if elsewhere:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return f"known here: {', '.join(known)}"
-
-
-def did_you_mean(key: str, known: Iterable[str], section: str = "") -> str | None:
-    """The closest of the keys that a section knows, asked for by its whole name; `None` if none is close."""
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
 
 
 def _all_keys() -> list[str]:
