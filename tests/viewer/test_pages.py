@@ -89,6 +89,13 @@ def test_a_group_is_shown_from_where_its_rollouts_part(client: TestClient) -> No
     assert "Is How many" in words(page(client, f"{link.partition('&role')[0]}&role=judge"))
 
 
+def test_rollouts_are_listed_with_what_they_were_asked(client: TestClient, run: Run) -> None:
+    rollout = next(item for item in run.rollouts.of_step(1) if item.paths)
+    html = page(client, f"/run/real/rollouts?step=1&task={rollout.task_id}")
+    assert run.question_of(rollout)
+    assert html.count(f'class="question" title="{run.question_of(rollout)}"') == 4
+
+
 def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
     told = words(page(client, f"/run/real/episode/{whole.session_id}"))

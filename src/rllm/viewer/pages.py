@@ -191,6 +191,7 @@ def rollouts_page(run: Run, given: Given) -> Page:
         "run": run,
         "query": query,
         "found": found,
+        "questions": {item.session_id: run.question_of(item) for item in found.rollouts},
         "offset": offset,
         "num_all": len(every),
         "sorts": list(SORTS),
