@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from rllm.trainer.shares import (
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
 from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
+
+T = TypeVar("T")
 
 _NOT_COMPARED = (ALONE, NO_GREEDY)
 
@@ -109,57 +111,40 @@ def assemble(
         InferenceError: of the teacher.
     """
     roles = roles or {}
-    samples = [
-        _sample(episode, index, algorithm, roles.get(trajectory.name, PLAIN))
-        for episode in episodes
-        if not episode.failed
-        for index, trajectory in enumerate(episode.trajectories)
-    ]
+    samples = _samples(episodes, algorithm, roles)
     usable = [sample for sample in samples if sample.dropped is None]
+    groups = grouped(share for sample in usable for share in sample.shares)
     whole = _whole(usable, temperature)
     if algorithm.needs_scores:
-        assert scorer is not None, "an algorithm that needs scores is given a scorer"
-        _score(whole, scorer, algorithm)
-    groups = grouped(share for sample in usable for share in sample.shares)
+        _score(whole, _given(scorer), algorithm)
     if algorithm.credits_tokens:
         _credit_tokens(whole, usable, algorithm)
     else:
         _penalise(whole, usable, algorithm)
         credit(groups, _references(samples, algorithm), algorithm, roles)
-        whole.advantages = by_token(whole, {key: share.advantage or 0.0 for key, share in _credited(usable)})
+        _tell_tokens(whole, usable)
     if algorithm.needs_teacher and len(whole):
-        assert teacher is not None, "an algorithm that needs a teacher is given one"
-        if algorithm.correction != "none" and whole.old_logprobs is None:
-            assert scorer is not None, "an algorithm that corrects for its sampler is given a scorer"
-            whole.old_logprobs = scorer.score(whole)
-        _follow(teacher, whole, usable, algorithm, roles)
+        _follow(_given(teacher), whole, usable, algorithm, roles, scorer)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
-        assert scorer is not None, "an algorithm that needs a reference is given a scorer"
-        batch.ref_logprobs = scorer.score_reference(batch)
-    dropped = Counter(sample.reason for sample in samples if sample.reason)
-    dropped.update(reason_of(episode) for episode in episodes if episode.failed)
-    dropped[SIDE_CALL] += sum(
-        path.info.get(NUM_SIDE_CALLS_KEY, 0)
+        batch.ref_logprobs = _given(scorer).score_reference(batch)
+    return _with_counts(batch, episodes, samples, usable, groups, step)
+
+
+def _given(asked: T | None) -> T:
+    """The scorer or the teacher that the algorithm needs."""
+    assert asked is not None, "an algorithm that needs a scorer, or a teacher, is given one"
+    return asked
+
+
+def _samples(episodes: Sequence[Episode], algorithm: Algorithm, roles: Roles) -> list[Sample]:
+    """Every trajectory of the episodes that did not fail."""
+    return [
+        _sample(episode, index, algorithm, roles.get(trajectory.name, PLAIN))
         for episode in episodes
         if not episode.failed
-        for path in episode.trajectories
-    )
-    trained = [sample for sample in usable if sample.reason is None]
-    return Assembled(
-        batch=batch,
-        credits=[item for sample in samples for item in _step_credits(sample, step)],
-        trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
-        num_groups=len(groups),
-        num_uniform_groups=sum(_is_uniform(members) for members in groups.values()),
-        dropped=+dropped,
-        num_forks=sum(max(len(sample.sequences) - 1, 0) for sample in trained),
-        num_steps=sum(len(sample.trajectory.steps) for sample in trained),
-        drifts=Counter(
-            step.info[DRIFT_KEY] for sample in trained for step in sample.trajectory.steps if DRIFT_KEY in step.info
-        ),
-        advantages=[share.advantage for sample in usable for share in sample.shares if share.advantage is not None],
-    )
+        for index, trajectory in enumerate(episode.trajectories)
+    ]
 
 
 def _sample(episode: Episode, index: int, algorithm: Algorithm, role: Role) -> Sample:
@@ -221,12 +206,21 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.kl_estimator)
 
 
-def _follow(teacher: Teacher, batch: Batch, usable: Sequence[Sample], algorithm: Algorithm, roles: Roles) -> None:
+def _follow(
+    teacher: Teacher,
+    batch: Batch,
+    usable: Sequence[Sample],
+    algorithm: Algorithm,
+    roles: Roles,
+    scorer: Scorer | None,
+) -> None:
     """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares.
 
-    The policy is the one that is updated, where the batch was scored with it. With older weights in its place, tokens would be
-    pushed on by what the updates since then have done already.
+    Where sampler and trainer may differ, "the policy" is the trainer's: measured from the older weights that sampled them,
+    tokens would be pushed once more by what the updates since then have done already.
     """
+    if algorithm.correction != "none" and batch.old_logprobs is None:
+        batch.old_logprobs = _given(scorer).score(batch)
     assert batch.trajectory_of is not None
     weights = torch.tensor([roles.get(sample.trajectory.name, PLAIN).weight for sample in usable])[batch.trajectory_of]
     own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
@@ -265,6 +259,11 @@ def _credit_tokens(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm)
     _tell_shares(batch, usable)
 
 
+def _tell_tokens(batch: Batch, usable: Sequence[Sample]) -> None:
+    """Give each token the advantage of its share."""
+    batch.advantages = by_token(batch, {key: share.advantage or 0.0 for key, share in _credited(usable)})
+
+
 def _tell_shares(batch: Batch, usable: Sequence[Sample]) -> None:
     """Keep the means of what was credited to single tokens, for the records."""
     totals = by_step(batch, batch.advantages, Tensor.sum)
@@ -284,6 +283,44 @@ def _trained(whole: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> Ba
         return batch
     moving = set(batch.sequence_of[batch.advantages != 0.0].tolist())
     return batch.select(sorted(moving))
+
+
+def _with_counts(
+    batch: Batch,
+    episodes: Sequence[Episode],
+    samples: Sequence[Sample],
+    usable: Sequence[Sample],
+    groups: Mapping[str, Sequence[Share]],
+    step: int,
+) -> Assembled:
+    """The batch with what is to be known of how it came about."""
+    trained = [sample for sample in usable if sample.reason is None]
+    return Assembled(
+        batch=batch,
+        credits=[item for sample in samples for item in _step_credits(sample, step)],
+        trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
+        num_groups=len(groups),
+        num_uniform_groups=sum(map(_is_uniform, groups.values())),
+        dropped=_dropped(samples, episodes),
+        num_forks=sum(len(sample.sequences) - 1 for sample in trained),
+        num_steps=sum(len(sample.trajectory.steps) for sample in trained),
+        drifts=_drifts(trained),
+        advantages=[share.advantage for sample in usable for share in sample.shares if share.advantage is not None],
+    )
+
+
+def _dropped(samples: Sequence[Sample], episodes: Sequence[Episode]) -> Counter[str]:
+    """What nothing is learned from, by reason: trajectories, failed episodes once, and each side call."""
+    dropped = Counter(sample.reason for sample in samples if sample.reason)
+    dropped.update(reason_of(episode) for episode in episodes if episode.failed)
+    dropped[SIDE_CALL] += sum(sample.trajectory.info.get(NUM_SIDE_CALLS_KEY, 0) for sample in samples)
+    return +dropped
+
+
+def _drifts(trained: Sequence[Sample]) -> Counter[str]:
+    """Steps whose prompts drifted, by reason."""
+    steps = (step for sample in trained for step in sample.trajectory.steps)
+    return Counter(step.info[DRIFT_KEY] for step in steps if DRIFT_KEY in step.info)
 
 
 def _is_uniform(members: Sequence[Share]) -> bool:
