@@ -1,14 +1,16 @@
-"""[shim] Names that users of the framework know: `compute_pass_at_k` also prints, since they call it as a statement."""
+"""[shim] What scripts for the framework call on their results, as statements: they print what they find."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rllm.evaluation import pass_at_k
 from rllm.evaluation.pass_at_k import PassAtK
 from rllm.types import Trajectory
 
-__all__ = ["compute_pass_at_k"]
+__all__ = ["compute_pass_at_k", "save_trajectories"]
 
 
 def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
@@ -16,3 +18,16 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
     found = pass_at_k.compute_pass_at_k(results)
     print(found)  # noqa: T201
     return found
+
+
+def save_trajectories(
+    results: Sequence[Any], save_dir: str | Path = "./trajectories", filename: str = "trajectories.pt"
+) -> Path:
+    """Write results to a file that `torch.load(path, weights_only=False)` reads; returns its path, which is also printed."""
+    import torch
+
+    path = Path(save_dir, filename)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(list(results), path)
+    print(f"saved {len(results)} trajectories to {path}")  # noqa: T201
+    return path

@@ -4,6 +4,7 @@ from rllm.agents.frozenlake_agent import FrozenLakeAgent
 from rllm.agents.grid_world_agent import GridWorldAgent
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
+from rllm.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,14 @@ async def test_a_walk_to_the_goal_is_one_token_sequence(play):
 async def test_the_same_agent_plays_gymnasiums_frozen_lake(play):
     lake = {"env": "FrozenLake-v1", "env_kwargs": {"render_mode": "ansi", "is_slippery": False}, "seed": 0}
     env = GymnasiumEnv.from_dict({**lake, "action_labels": ["left", "down", "right", "up"]})
-    trajectory = await play(FrozenLakeAgent(), env, ["Down", "down", "Right", "Right", "Down", "Right"])
+    trajectory = await play(GridWorldAgent(), env, ["Down", "down", "Right", "Right", "Down", "Right"])
     assert [step.reward for step in trajectory.steps] == [0.0] * 5 + [1.0]
     assert "[S]FFF" in trajectory.steps[0].observation
+
+
+async def test_frozen_lake_takes_the_settings_of_the_framework(play):
+    agent = FrozenLakeAgent(max_steps=10, use_accumulate_thinking=False, use_accumulate_history=True)
+    trajectory = await play(agent, GridWorldEnv(seed=3, size=4), ["<think>Where?</think>Up", "Left"])
+    assert [message["content"] for message in trajectory.steps[1].chat_completions][2::2] == ["Up", "Left"]
+    with pytest.raises(ConfigError, match="use_accumulate_history=False: every prompt has all turns"):
+        FrozenLakeAgent(use_accumulate_history=False)

@@ -839,6 +839,15 @@ def test_settings_of_code_for_the_rllm_framework_are_taken() -> None:
     assert engine.rollout_engine._client_settings["max_retries"] == 5
 
 
+def test_the_model_may_be_named_among_the_sampling_parameters() -> None:
+    server = {"base_url": "http://127.0.0.1:9/v1"}
+    engine = engine_of(rollout_engine=None, rollout_engine_args=server, sampling_params={"model": "policy"})
+    assert engine.rollout_engine.inference.model == "policy"
+    named = {**server, "model": "other"}
+    engine = engine_of(rollout_engine=None, rollout_engine_args=named, sampling_params={"model": "policy"})
+    assert engine.rollout_engine.inference.model == "other"
+
+
 async def test_a_task_must_be_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"tasks\[1\]='two': use a mapping"):
         await engine_of().execute_tasks([{"start": 1}, "two"])  # type: ignore[list-item]

@@ -176,6 +176,7 @@ async def test_blocking_functions_run_beside_the_loop() -> None:
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             assert await self.run_in_executor(threading.get_ident) != threading.get_ident()
             assert await self.run_in_executor(lambda a, b: a + b, 1, b=2) == 3
+            assert await self.run_in_executor(asyncio.sleep, 0, result="awaited") == "awaited"
             await super().run(task, uid)
 
     (episode,) = await episodes(Blocking, "apple")

@@ -1,6 +1,7 @@
 import random
 
 import pytest
+import torch
 
 from rllm import utils
 from rllm.errors import ConfigError
@@ -107,3 +108,10 @@ def test_a_task_is_known_by_its_id_if_it_has_one():
 def test_what_cannot_be_counted_is_said(results, said):
     with pytest.raises(ConfigError, match=said):
         compute_pass_at_k(results)
+
+
+def test_trajectories_are_saved_as_torch_reads_them(tmp_path, capsys):
+    results = trajectories({"question": "a"}, 1.0, None)
+    path = utils.save_trajectories(results, save_dir=tmp_path / "new", filename="a.pt")
+    assert torch.load(path, weights_only=False) == results
+    assert capsys.readouterr().out == f"saved 2 trajectories to {tmp_path / 'new' / 'a.pt'}\n"

@@ -61,6 +61,11 @@ def test_the_registry_maps_names_to_classes() -> None:
 def test_a_registry_takes_further_names() -> None:
     registry = ToolRegistry({})
     registry.register("sums", "rllm.tools.calculator_tool:Calculator")
+    registry.register("figures", Calculator)
 
     assert registry.instantiate("sums")(expression="1 + 1").output == 2
-    assert len(registry) == 1
+    assert registry.instantiate("figures")(expression="1 + 2").output == 3
+    assert registry["figures"] is registry["sums"] is Calculator
+    assert len(registry) == 2
+    with pytest.raises(ConfigError, match=r"tool='figurs' is not known: .*figures"):
+        registry.instantiate("figurs")

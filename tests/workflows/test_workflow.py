@@ -13,7 +13,7 @@ from rllm.testing.scripted import ScriptedEngine, decode
 from rllm.types import Episode, TerminationReason
 from rllm.workflows.cumulative_workflow import CumulativeWorkflow
 from rllm.workflows.multi_turn_workflow import MultiTurnWorkflow
-from rllm.workflows.simple_workflow import SimpleWorkflow
+from rllm.workflows.simple_workflow import SimpleAgent, SimpleWorkflow
 from rllm.workflows.single_turn_workflow import SingleTurnWorkflow
 from rllm.workflows.workflow import TerminationEvent, Workflow
 
@@ -174,6 +174,25 @@ async def test_simple_asks_once_and_judges(key: str) -> None:
     assert (path.name, path.reward, episode.is_correct) == ("solver", 1.0, True)
     assert [message["content"] for message in path.steps[0].chat_completions] == ["Be brief.", "2 + 2?", "It is four"]
     assert decode(path.steps[0].response_ids) == "It is four"
+
+
+async def test_a_simple_agent_holds_what_its_workflow_did() -> None:
+    class Asks(Workflow):
+        def __init__(self, rollout_engine: Any) -> None:
+            super().__init__(rollout_engine)
+            self.agent = SimpleAgent()
+
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            messages = [{"role": "user", "content": task["question"]}]
+            output = await self.rollout_engine.get_model_response(messages, application_id=uid)
+            self.agent.trajectory.steps.append(Step(chat_completions=messages, model_output=output, reward=1.0))
+            self.commit(agent=self.agent, reset=True)
+            raise TerminationEvent(TerminationReason.ENV_DONE)
+
+    workflow = Asks(ScriptedEngine(["four"]))
+    (path,) = (await run(workflow, question="2 + 2?")).trajectories
+    assert (decode(path.steps[0].response_ids), path.reward) == ("four", 1.0)
+    assert workflow.agent.trajectory.steps == []
 
 
 async def test_simple_takes_messages_and_says_what_it_needs() -> None:

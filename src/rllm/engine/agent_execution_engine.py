@@ -80,7 +80,7 @@ class AgentExecutionEngine:
             agent_args: see there.
             env_args: see there.
             rollout_engine: the model; by default the one of `engine_name`.
-            engine_name: `openai`: an `OpenAIEngine(**rollout_engine_args)`.
+            engine_name: `openai`: an `OpenAIEngine(**rollout_engine_args)`, which takes its `model` also from `sampling_params`.
             api_retries: its new tries of a call whose server was busy or out of reach.
             rollout_engine_args: see there.
             sampling_params: of every model call, such as `temperature`.
@@ -109,7 +109,8 @@ class AgentExecutionEngine:
         self.env_class, self.env_args = env_class, dict(env_args or {})
         engine = rollout_engine
         if engine is None:
-            engine = _engine(engine_name, rollout_engine_args or {}, api_retries)
+            model = {"model": sampling_params["model"]} if sampling_params and "model" in sampling_params else {}
+            engine = _engine(engine_name, {**model, **(rollout_engine_args or {})}, api_retries)
         self.rollout_engine = engine if isinstance(engine, RecordedEngine) else RecordedEngine(engine)
         self.sampling_params = dict(sampling_params or {})
         self.limits = Limits(

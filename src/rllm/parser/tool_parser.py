@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rllm.lazy import lazy_names
 from rllm.registry import resolve
+
+__getattr__, _ = lazy_names(
+    __name__,
+    dict.fromkeys(("QwenToolParser", "R1ToolParser", "get_tool_parser"), "rllm.parser.tool_call_parser"),
+)
+"""Names that users of the framework import from here."""
 
 TOOL_PARSERS = {
     "hermes": "rllm.parser.tool_formats.hermes:HermesToolParser",

@@ -1,6 +1,7 @@
-"""The names that users of the rLLM framework know for trajectories and steps."""
+"""The names that users of the rLLM framework know for traces, trajectories and steps."""
 
 from rllm.types import Step as StepView
+from rllm.types import Trace
 from rllm.types import Trajectory as TrajectoryView
 
-__all__ = ["StepView", "TrajectoryView"]
+__all__ = ["StepView", "Trace", "TrajectoryView"]

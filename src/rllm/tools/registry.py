@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rllm.registry import resolve
+from rllm.registry import load_object, resolve
 from rllm.tools.tool_base import Tool
 
 __all__ = ["ToolRegistry", "tool_registry"]
 
 
 class ToolRegistry(Mapping[str, type[Tool]]):
-    """Short names to tool classes, which are imported when they are asked for."""
+    """Short names to tool classes; those given as `package.module:Class` are imported when they are asked for."""
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        self._paths = dict(paths)
+    def __init__(self, tools: Mapping[str, type[Tool] | str]) -> None:
+        self._tools = dict(tools)
 
-    def register(self, name: str, path: str) -> None:
-        """Give a short name to `package.module:Class`, in this process."""
-        self._paths[name] = path
+    def register(self, name: str, tool: type[Tool] | str) -> None:
+        """Give a short name to a class or a `package.module:Class`, in this process."""
+        self._tools[name] = tool
 
     def instantiate(self, name: str, **settings: Any) -> Tool:
         """The tool behind a short name or a `package.module:Class`.
@@ -27,18 +27,20 @@ class ToolRegistry(Mapping[str, type[Tool]]):
         Raises:
             ConfigError: if there is no such tool; the message lists the known ones.
         """
-        tool: Tool = resolve(name, self._paths, kind="tool")(**settings)
+        cls = self[name] if name in self._tools else resolve(name, dict.fromkeys(self._tools, ""), kind="tool")
+        tool: Tool = cls(**settings)
         return tool
 
     def __getitem__(self, name: str) -> type[Tool]:
-        cls: type[Tool] = resolve(self._paths[name], {}, kind="tool")
+        known = self._tools[name]
+        cls: type[Tool] = load_object(known, kind="tool") if isinstance(known, str) else known
         return cls
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(self._tools)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._tools)
 
 
 tool_registry = ToolRegistry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm.agents.agent import BaseAgent
-from rllm.agents.grid_world_agent import GridWorldAgent
+from rllm.agents.frozenlake_agent import FrozenLakeAgent
 from rllm.agents.math_agent import MathAgent
 from rllm.agents.tool_agent import ToolAgent
 from rllm.environments.base.base_env import BaseEnv
@@ -19,7 +19,7 @@ from rllm.workflows.workflow import Workflow
 AGENT_CLASS_MAPPING: dict[str, type[BaseAgent]] = {
     "math_agent": MathAgent,
     "tool_agent": ToolAgent,
-    "frozenlakeagent": GridWorldAgent,
+    "frozenlakeagent": FrozenLakeAgent,
 }
 ENV_CLASS_MAPPING: dict[str, type[BaseEnv]] = {
     "math": SingleTurnEnvironment,

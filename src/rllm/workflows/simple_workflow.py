@@ -5,14 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rllm.agents.agent import BaseAgent
 from rllm.errors import ConfigError
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import as_reward_output
-from rllm.types import Episode, Message, Step, Task, TerminationReason, Trajectory
+from rllm.types import Action, Episode, Message, Step, Task, TerminationReason, Trajectory
 from rllm.workflows.workflow import Workflow
 
 TEXT_KEYS = ("question", "prompt", "problem")
 """Where a task keeps what is asked, the first one that is there; `messages` comes before all."""
+
+
+class SimpleAgent(BaseAgent):
+    """A trajectory that its workflow fills in, and nothing that decides."""
+
+    def __init__(self) -> None:
+        self._trajectory = Trajectory()
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
+
+    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def update_from_model(self, response: str) -> Action:
+        raise NotImplementedError
 
 
 class SimpleWorkflow(Workflow):

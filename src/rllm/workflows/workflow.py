@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
 import traceback
 from abc import ABC, abstractmethod
@@ -275,11 +276,14 @@ class Workflow(ABC):
                 value.reset()
 
     async def run_in_executor(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a blocking function beside the event loop; it sees the session that it is called in."""
+        """Call a blocking function beside the event loop; it sees the session that it is called in. An `async` one, such as
+        `step` of some environments, is awaited."""
         call = partial(fn, *args, **kwargs)
         if self.executor is None:
-            return await in_thread(call, name=f"{type(self).__name__} {self.uid}")
-        return await asyncio.get_running_loop().run_in_executor(self.executor, call)
+            returned = await in_thread(call, name=f"{type(self).__name__} {self.uid}")
+        else:
+            returned = await asyncio.get_running_loop().run_in_executor(self.executor, call)
+        return await returned if inspect.isawaitable(returned) else returned
 
 
 def _as_it_is_now(trajectory: Trajectory) -> Trajectory:
