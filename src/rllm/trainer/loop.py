@@ -84,7 +84,7 @@ class TrainingLoop:
     _is_first: bool = field(default=True, init=False)
     """Whether no step was done since this process began."""
     _is_whole: bool = field(default=True, init=False)
-    """Whether weights and records are those of `steps_done` steps; if an update fails they may be neither old nor new."""
+    """Whether weights and records are those of `steps_done` steps; an update that failed may have left them in between."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
     """What a checkpoint of the last whole step keeps beside the weights."""
     _thread: OneThread = field(default_factory=OneThread, init=False)
@@ -92,7 +92,7 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it."""
-        await self._take_down()
+        await self._note_state()
         failure: Exception | None = None
         try:
             if self._owes_evaluation():
@@ -121,58 +121,69 @@ class TrainingLoop:
         await _to_the_end(self._learn(episodes, times))
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
-        """Update the weights on these episodes, publish them, and tell."""
+        """Update the weights on these episodes, publish them, and tell the store and the trackers what came of it."""
         if self._is_first:
             warn_of_unknown(self.roles, episodes)
             self._is_first = False
-        uniform, with_greedy = self.config.rollout.resample_rounds > 0, self.algorithm.needs_greedy
-        leave_out(episodes, self.config.filters, uniform=uniform, with_greedy=with_greedy)
         with _timed(times, "assemble"):
-            assembled = await self._beside(
-                assemble,
-                episodes,
-                self.algorithm,
-                step=self.steps_done,
-                temperature=self.config.rollout.temperature,
-                scorer=self.backend,
-                teacher=self.teacher,
-                roles=self.roles,
-            )
+            assembled = await self._assembled(episodes)
         self.trackers.progress("update", 0, 1)
         ages = staleness(episodes, assembled.credits, self.backend.weight_version)
         self._is_whole = False
         with _timed(times, "update"):
-            update = await self._beside(self.backend.update, assembled.batch, self.algorithm)
+            update = await self._in_thread(self.backend.update, assembled.batch, self.algorithm)
         with _timed(times, "publish"):
-            version = await self._beside(self.backend.publish)
+            version = await self._in_thread(self.backend.publish)
         self.steps_done += 1
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
-        sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
-        metrics = {
-            **self.judge.of_training(sampled),
-            **batch_metrics(assembled),
-            **update.metrics,
-            **rates(
-                times, episodes, update.metrics.get("tokens/trained", 0.0), ahead=self.config.rollout.max_staleness > 0
-            ),
-        }
-        metrics |= ages | peak_memory()
-        metrics.update(self._watch.look(self.steps_done, metrics, episodes))
+        metrics = self._metrics(episodes, assembled, update, times) | ages | peak_memory()
+        metrics |= self._watch.look(self.steps_done, metrics, episodes)
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)
-        await self._take_down()
+        await self._note_state()
         self._is_whole = True
 
+    async def _assembled(self, episodes: Sequence[Episode]) -> Assembled:
+        """The batch of these episodes, without what is not to be trained on."""
+        uniform, with_greedy = self.config.rollout.resample_rounds > 0, self.algorithm.needs_greedy
+        leave_out(episodes, self.config.filters, uniform=uniform, with_greedy=with_greedy)
+        return await self._in_thread(
+            assemble,
+            episodes,
+            self.algorithm,
+            step=self.steps_done,
+            temperature=self.config.rollout.temperature,
+            scorer=self.backend,
+            teacher=self.teacher,
+            roles=self.roles,
+        )
+
+    def _metrics(
+        self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
+    ) -> dict[str, float]:
+        """What a training step was like."""
+        greedy_index = self.config.rollout.group_size  # see `training_attempts`; it says nothing of what is trained
+        num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
+        return {
+            **self.judge.of_training([episode for episode in episodes if episode.index < greedy_index]),
+            **batch_metrics(assembled),
+            **update.metrics,
+            **rates(times, episodes, num_trained, ahead=ahead),
+        }
+
     async def evaluate(self) -> list[Episode]:
-        """Roll the held-out tasks out and log how well the policy does. Where every rollout fails, that is still to be told:
-        no training begins so, but one that is under way goes on, and a run that is resumed here evaluates again."""
+        """Roll the held-out tasks out and log how well the policy does.
+
+        Where every rollout fails, the policy still has to be evaluated: before the first step that ends the run, later
+        training goes on, and a run that is resumed here evaluates again.
+        """
         episodes: list[Episode] = []
         if self.val_data:
             started = time.perf_counter()
             attempts = eval_attempts(self.val_data, self.config, step=self.steps_done)
             episodes = await self._roll_out("evaluate", attempts, may_fail=self.steps_done > 0)
-            metrics = await self._beside(self.judge.of_evaluation, episodes)
+            metrics = await self._in_thread(self.judge.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
@@ -182,12 +193,12 @@ class TrainingLoop:
             is_known = self.checkpoints.best_score() is not None
             self.score = score_of(metrics, self.config.keep_best, is_known=is_known)
         self.evaluated_at = self.steps_done
-        await self._take_down()
+        await self._note_state()
         return episodes
 
     async def save(self) -> None:
         """Keep the weights and all that is needed to go on from the last whole step."""
-        await _to_the_end(self._beside(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
+        await _to_the_end(self._in_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
 
     async def _save_at_the_end(self, failure: Exception | None) -> None:
         """Save. Where that fails, too, as with workers that are gone, what ended the run is what is raised."""
@@ -198,9 +209,9 @@ class TrainingLoop:
                 raise
             logger.warning("%s", error)
 
-    async def _take_down(self) -> None:
-        """Hold fast what a checkpoint of this moment says beside the weights. What is drawn and stored from here on is of
-        the next step, which a resumed run makes again."""
+    async def _note_state(self) -> None:
+        """Note what a checkpoint of this moment keeps beside the weights. What is drawn and stored from here on belongs to the
+        next step, which a resumed run makes again."""
         self._state = {
             "config": self.config.model_dump(mode="json"),
             "identity": dict(self.identity),
@@ -212,7 +223,7 @@ class TrainingLoop:
 
     async def _last_session(self) -> str | None:
         """The newest session before the first one of a step that is still to be done."""
-        return await self._beside(newest_session, self.store)
+        return await self._in_thread(newest_session, self.store)
 
     def _owes_evaluation(self) -> bool:
         """Whether the policy as it is should have been evaluated, and was not before the run was stopped."""
@@ -263,15 +274,15 @@ class TrainingLoop:
 
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         """Keep beside each trace what became of it."""
-        failed = await self._beside(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
+        failed = await self._in_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
         explained = _with_logprobs(assembled, update)
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
         await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
         if self.batch_log is not None:
-            await self._beside(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
+            await self._in_thread(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
 
-    async def _beside(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """What the function returns, called beside the event loop."""
+    async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """What the function returns, called in the backend's thread while the event loop goes on."""
         return await self._thread.run(partial(function, *args, **kwargs), name="rllm trainer")
 
     def _due(self, every: int) -> bool:
