@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rllm.engine.episode_log import EpisodeLog
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.trainer.explain import latest_episodes
-from rllm.trainer.history import TaskFile, plain_task_id, read_tasks, stored_episodes
+from rllm.trainer.history import TaskFile, plain_task_id, read_tasks, stored_episodes, task_of
 from rllm.types import OUTCOME_KEY, Episode
 
 
@@ -31,6 +32,18 @@ def test_a_line_that_was_cut_off_is_no_task(tmp_path: Path) -> None:
     file.log_episodes(0, "train", [Episode(task_id="b", task=2)])
     file.close()
     assert read_tasks(tmp_path) == {("train", "a"): 1, ("train", "b"): 2}
+
+
+def test_one_task_is_found_by_its_split_and_id(tmp_path: Path) -> None:
+    assert task_of(tmp_path, "train", "a") is None
+    with EpisodeLog(tmp_path / "episodes.jsonl") as evaluation:
+        evaluation.append(Episode(task_id="a", task={"q": "plum"}))
+    assert task_of(tmp_path, "eval", "a") == {"q": "plum"}
+    lines = ['{"split":"eval","task_id":"a","task":"b"}', '{"split":"train","task_id":"b","task":2}', '{"split":"tr']
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    assert task_of(tmp_path, "train", "b@0.1.2") == 2
+    assert task_of(tmp_path, "eval", "a") == "b"
+    assert task_of(tmp_path, "eval", "b") is None
 
 
 @pytest.mark.parametrize(

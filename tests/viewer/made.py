@@ -120,6 +120,8 @@ def hostile_run(parent: Path) -> Path:
     write_vocabulary(folder, ["a", ATTACK, "b", "c", "d", "e"])
     settings = {"num_steps": 9, "model": {"path": ATTACK}, "algorithm": {"name": ATTACK}, "seed": ATTACK}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    task = {"split": "train", "task_id": ATTACK, "task": {ATTACK: ATTACK, "list": [ATTACK]}}
+    (folder / "tasks.jsonl").write_text(json.dumps(task) + "\n")
     tool = {"id": ATTACK, "type": "function", "function": {"name": ATTACK, "arguments": json.dumps({"x": ATTACK * 3})}}
     first = trace_of(
         "bad",

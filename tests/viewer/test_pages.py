@@ -96,6 +96,14 @@ def test_rollouts_are_listed_with_what_they_were_asked(client: TestClient, run: 
     assert html.count(f'class="question" title="{run.question_of(rollout)}"') == 4
 
 
+def test_an_episode_shows_its_task(client: TestClient, run: Run) -> None:
+    rollout = run.rollouts.of_step(1)[0]
+    fields = dict(
+        re.findall(r'<dt>(.*?)</dt><dd dir="auto">(.*?)</dd>', page(client, f"/run/real/episode/{rollout.session_id}"))
+    )
+    assert fields["question"] == run.task_of(rollout)["question"]
+
+
 def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
     told = words(page(client, f"/run/real/episode/{whole.session_id}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,6 +74,20 @@ def read_tasks(run_dir: Path) -> dict[Key, Any]:
             row = orjson.loads(line)
             found[row["split"], row["task_id"]] = row["task"]
     return found
+
+
+def task_of(folder: Path, split: str, task_id: str) -> Any:
+    """One task of a run or an evaluation, which is looked for line by line; `None` where its folder does not keep it."""
+    wanted = plain_task_id(task_id)
+    for path in (folder / TASKS, folder / EPISODES):
+        with path.open("rb") if path.exists() else nullcontext() as lines:
+            for line in lines or ():
+                if to_json(wanted) not in line or not line.endswith(b"\n"):
+                    continue
+                row = orjson.loads(line)
+                if row["task_id"] == wanted and row.get("split", split) == split:
+                    return row["task"]
+    return None
 
 
 def plain_task_id(task_id: str) -> str:

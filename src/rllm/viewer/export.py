@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +12,7 @@ from rllm.errors import ConfigError
 from rllm.files import replace_text
 from rllm.viewer import charts
 from rllm.viewer.graph import Graph, graph_of
+from rllm.viewer.messages import fields_of
 from rllm.viewer.metrics import Row, is_trained
 from rllm.viewer.render import HERE, render
 from rllm.viewer.rollouts import Rollout
@@ -26,6 +27,7 @@ class Shown:
     """A rollout that is in the report with all that was said."""
 
     rollout: Rollout
+    task: Mapping[str, str]
     graph: Graph
     table: TokenTable | None
 
@@ -103,7 +105,8 @@ def _shown(run: Run, rollout: Rollout) -> Shown:
     ends = leaves(traces)
     batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
     table = token_table(ends[0], traces, credits_, batch) if ends else None
-    return Shown(rollout=rollout, graph=graph_of(rollout, traces, credits_), table=table)
+    task = fields_of(run.task_of(rollout))
+    return Shown(rollout=rollout, task=task, graph=graph_of(rollout, traces, credits_), table=table)
 
 
 def _spread(rows: Sequence[Row]) -> list[Row]:

@@ -42,6 +42,12 @@ def said(message: object) -> Said:
     )
 
 
+def fields_of(task: object) -> dict[str, str]:
+    """A task by its fields; one that has none is a field itself."""
+    fields = task if isinstance(task, Mapping) else {} if task is None else {"task": task}
+    return {str(name): value if isinstance(value, str) else pretty(_on_a_line(value)) for name, value in fields.items()}
+
+
 def pretty(value: object) -> str:
     """Arguments and results with line breaks, where they are JSON."""
     if isinstance(value, str):
@@ -53,6 +59,10 @@ def pretty(value: object) -> str:
             return value
         value = found
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _on_a_line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _text(content: object) -> str:

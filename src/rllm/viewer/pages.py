@@ -8,6 +8,7 @@ from rllm.types import DRIFT_KEY
 from rllm.viewer import charts
 from rllm.viewer.graph import graph_of
 from rllm.viewer.lookup import Given, NotFoundError, Page, rollout_named, whole
+from rllm.viewer.messages import fields_of
 from rllm.viewer.metrics import is_trained, neighbours
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
@@ -106,6 +107,7 @@ def episode_page(run: Run, session_id: str) -> Page:
     return "episode.html", {
         "run": run,
         "rollout": rollout,
+        "task": fields_of(run.task_of(rollout)),
         "graph": graph_of(rollout, traces, credits_),
         "leaves": leaves(traces),
         "has_drift": bool(rollout.drifts) or any(DRIFT_KEY in trace.metadata for trace in traces),

@@ -15,6 +15,7 @@ import yaml
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
+from rllm.trainer.history import task_of
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.messages import said
@@ -116,6 +117,15 @@ class Run:
                 trace = self.store.trace(rollout.session_id, step_id)
                 self._questions[step_id] = _question(trace) if trace else ""
             return self._questions[step_id]
+
+    def task_of(self, rollout: Rollout) -> Any:
+        """The task of a rollout; `None` where the folder does not keep it, or it cannot be read there."""
+        if self.folder is None:
+            return None
+        try:
+            return task_of(self.folder, rollout.split, rollout.task_id)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
     def batch(self, step: int) -> FedBatch | None:
         """What the optimiser was fed at a step, if the run kept it."""
