@@ -18,6 +18,8 @@ from rllm.errors import StoreError
 from rllm.files import whole_lines
 from rllm.types import Episode, is_scored
 
+EPISODES = "episodes.jsonl"
+"""The log of an evaluation, in its folder."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _TOKEN_FIELDS = ("prompt_ids", "response_ids", "logprobs")
 _MAX_DEPTH = 64

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import to_json
+from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError
 from rllm.evaluation.report import Report
 from rllm.files import lock, replace_text
@@ -28,7 +28,7 @@ class EvaluationFolder:
 
     @property
     def episodes(self) -> Path:
-        return self.path / "episodes.jsonl"
+        return self.path / EPISODES
 
     @property
     def report(self) -> Path:

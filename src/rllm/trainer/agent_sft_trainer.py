@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import EpisodeLog
+from rllm.engine.episode_log import EPISODES, EpisodeLog
 from rllm.errors import ConfigError, concerning
 from rllm.store import open_store
 from rllm.tracking.base import Tracker
@@ -25,11 +25,11 @@ from rllm.trainer.demonstrations.rejection import (
     with_tokens,
 )
 from rllm.trainer.demonstrations.rows import prepared
+from rllm.trainer.history import STORE
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
 
-_STORE, _EPISODES = "traces.db", "episodes.jsonl"
 _LOWER_IS_BETTER = ("eval/loss", "eval/perplexity")
 
 
@@ -123,7 +123,7 @@ def _rows(source: Any, name: str) -> list[Row]:
 
 def _stored_rows(path: Path) -> list[Row]:
     """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes beside it."""
-    episodes = path.with_name(_EPISODES)
+    episodes = path.with_name(EPISODES)
     with closing(open_store(str(path), read_only=True)) as store:
         if not episodes.exists():
             return rows_of_store(store)
@@ -135,8 +135,8 @@ def store_of(source: str | Path) -> Path | None:
     path = Path(source).expanduser()
     if path.suffix == ".db" and path.is_file():
         return path
-    path = path.parent if path.name == _EPISODES else path
-    return path / _STORE if (path / _STORE).is_file() else None
+    path = path.parent if path.name == EPISODES else path
+    return path / STORE if (path / STORE).is_file() else None
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:

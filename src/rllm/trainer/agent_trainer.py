@@ -22,6 +22,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.interrupts import run_to_its_end, say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
+from rllm.engine.task_file import TaskFile
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning
@@ -42,7 +43,6 @@ from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
-from rllm.trainer.history import TaskFile
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rllm.engine.episode_log import to_json
+from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.files import flush
 from rllm.ids import new_id
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
-from rllm.trainer.history import TOOLS_KEY, plain_task_id
+from rllm.trainer.history import TOOLS_KEY
 from rllm.types import Episode, Trajectory
 
 _ROWS = 256

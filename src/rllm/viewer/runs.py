@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
+from rllm.engine.task_file import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
-from rllm.trainer.history import task_of
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.messages import said

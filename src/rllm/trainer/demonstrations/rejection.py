@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rllm.engine.episode_log import to_json
+from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.trainer.history import plain_task_id
 from rllm.trainer.shares import FROZEN
 from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
 

@@ -1,0 +1,88 @@
+"""The tasks of a run as lines of a file, so that whoever looks at a rollout later knows what it was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from rllm.engine.episode_log import EPISODES, to_json
+from rllm.files import whole_lines
+from rllm.types import Episode
+
+_TASKS = "tasks.jsonl"
+_PLACE = re.compile(r"@\d+\.\d+\.\d+$")
+"""What a training run puts behind a task's id to tell one use of the task from another."""
+
+Key = tuple[str, str]
+"""Split and id of a task."""
+
+
+class TaskFile:
+    """A tracker that keeps every task which was rolled out, once, in the run's `tasks.jsonl`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / _TASKS
+        self._known = set(read_tasks(run_dir))
+        self._file: IO[bytes] | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tasks have no metrics."""
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            key = (split, plain_task_id(episode.task_id))
+            if key not in self._known:
+                self._known.add(key)
+                self._file = self._file or self._opened()
+                self._file.write(to_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
+        if self._file is not None:
+            self._file.flush()
+
+    def _opened(self) -> IO[bytes]:
+        """The file, without what a crash left of a last line."""
+        file = self._path.open("ab")
+        file.truncate(whole_lines(self._path))
+        return file
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Only episodes have tasks."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_tasks(run_dir: Path) -> dict[Key, Any]:
+    """The tasks that a run has rolled out; a line that a crash cut off is left out."""
+    path = run_dir / _TASKS
+    found: dict[Key, Any] = {}
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if line.endswith(b"\n"):
+            row = orjson.loads(line)
+            found[row["split"], row["task_id"]] = row["task"]
+    return found
+
+
+def task_of(folder: Path, split: str, task_id: str) -> Any:
+    """One task of a run or an evaluation, which is looked for line by line; `None` where its folder does not keep it."""
+    wanted = plain_task_id(task_id)
+    for path in (folder / _TASKS, folder / EPISODES):
+        with path.open("rb") if path.exists() else nullcontext() as lines:
+            for line in lines or ():
+                if to_json(wanted) not in line or not line.endswith(b"\n"):
+                    continue
+                row = orjson.loads(line)
+                if row["task_id"] == wanted and row.get("split", split) == split:
+                    return row["task"]
+    return None
+
+
+def plain_task_id(task_id: str) -> str:
+    """The id as the dataset has it."""
+    return _PLACE.sub("", task_id)
