@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +17,7 @@ from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
-from rllm.engine.interrupts import run_to_its_end, say_nothing_of_interrupted_tasks
+from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.task_file import TaskFile
 from rllm.engine.under_way import UnderWay
@@ -31,6 +28,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
 from rllm.store import open_store
+from rllm.store.base import TraceStore
 from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
@@ -44,7 +42,8 @@ from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
-from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
+from rllm.trainer.own_loop import run_anywhere
+from rllm.trainer.resume import check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
@@ -125,9 +124,6 @@ class AgentTrainer:
         self.train_data = _dataset(train_dataset, "train_dataset")
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         fit_to_tasks(self.config, len(self.train_data))
-        if self.config.num_epochs is not None:
-            num_tasks = self.config.num_epochs * len(self.train_data)
-            self.config.num_steps = math.ceil(num_tasks / self.config.tasks_per_step)
         self.door = door_of(
             agent_run_func=agent_run_func,
             agent_class=agent_class,
@@ -161,12 +157,10 @@ class AgentTrainer:
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
         """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
-        keep_best = self.config.keep_best
-        if keep_best is not None and not (keep_best.removeprefix("-").startswith("eval/") and self.val_data):
-            raise ConfigError(
-                f"keep_best={keep_best!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset, --val)"
-            )
-        self._checkpoints = Checkpoints(self.run_dir, keep=self.config.keep_checkpoints, keep_best=keep_best)
+        _check_keep_best(self.config.keep_best, self.val_data)
+        self._checkpoints = Checkpoints(
+            self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
+        )
         self._start = starting_point(self._checkpoints, self.run_dir, resume=resume)
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         if self._start.checkpoint is not None:
@@ -188,87 +182,105 @@ class AgentTrainer:
                 loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
         """
-        return _in_own_loop(self._train) if _in_a_loop() else run_to_its_end(self._train())
+        return run_anywhere(self._train)
 
     async def _train(self) -> TrainResult:
         say_nothing_of_interrupted_tasks()
         asyncio.get_running_loop().set_default_executor(Boundless())
-        checkpoints, start = self._checkpoints, self._start
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
-        if start.has_done(self.config.num_steps):
-            decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
-            raise ConfigError(
-                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done the "
-                f"{start.steps_done} steps that it makes; raise {decides} to go on"
-            )
+        self._make_folder()
+        self._check_something_is_left()
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
             stack.enter_context(rarely_collected())
-            rng.seed_all(self.config.seed)
-            teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
-            stack.enter_context(on_ray(self.config))
-            backend = self._backend.from_config(self.config.model_copy(update={"run_dir": self.run_dir}))
-            stack.callback(backend.close)
-            self._load(backend, start)
-            # Only what can be gone on with replaces what was there.
-            start.forget_metrics(self.run_dir)
-            replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
-            if self.begun_as:
-                keep_beginning(self.run_dir, self.begun_as)
-            store = open_store(self.config.store or str(self.run_dir / "traces.db"))
-            stack.callback(store.close)
-            if self.config.store is None:
-                start.forget_sessions(store)
-            gateway = stack.enter_context(self._gateway(store, backend))
-            around = Surroundings(
-                inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout
-            )
-            runner = self._runner = stack.enter_context(running(self.config, self.door, around, gateway))
-            trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
-            stack.callback(trackers.close)
-            loop = (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
-                config=self.config,
-                backend=backend,
-                algorithm=self.algorithm,
-                roles=self.roles,
-                judge=self.door.judge(self.algorithm, backend, self.roles),
-                teacher=teacher,
-                batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
-                runner=runner,
-                store=store,
-                trackers=trackers,
-                checkpoints=checkpoints,
-                train_data=self.train_data,
-                val_data=self.val_data,
-                identity=self._identity,
-                steps_done=start.steps_done,
-                evaluated_at=start.evaluated_at,
-                score=start.score(self.config.keep_best),
-            )
-            start.restore_rng()
+            loop = self._loop(stack)
+            self._start.restore_rng()
             await loop.run()
-        latest = checkpoints.latest()
+        latest = self._checkpoints.latest()
         assert latest is not None, "the loop saves when it ends"
-        best = checkpoints.best() if self.config.keep_best is not None else None
         return TrainResult(
             run_dir=self.run_dir,
             checkpoint=latest,
-            best=best,
+            best=self._checkpoints.best() if self.config.keep_best is not None else None,
             num_steps=loop.steps_done,
             evaluations=evaluations_of(self.run_dir),
         )
 
-    def _load(self, backend: TrainingBackend, start: StartingPoint) -> None:
-        if start.checkpoint is not None:
-            try:
-                backend.load(start.checkpoint)
-            except ConfigError as error:
-                raise ConfigError(f"{error}; {self._checkpoints.way_back(start.checkpoint)}") from error
+    def _make_folder(self) -> None:
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
 
-    def _gateway(self, store: Any, backend: TrainingBackend) -> GatewayServer:
+    def _check_something_is_left(self) -> None:
+        if self._start.has_done(self.config.num_steps):
+            decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
+            raise ConfigError(
+                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done the "
+                f"{self._start.steps_done} steps that it makes; raise {decides} to go on"
+            )
+
+    def _loop(self, stack: ExitStack) -> TrainingLoop:
+        """The loop with all its parts, which work until the stack ends."""
+        start = self._start
+        rng.seed_all(self.config.seed)
+        teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
+        stack.enter_context(on_ray(self.config))
+        backend = self._loaded_backend(stack)
+        # Only what can be gone on with replaces what was there.
+        self._write_settings()
+        store = self._opened_store(stack)
+        gateway = stack.enter_context(self._gateway(store, backend))
+        around = Surroundings(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
+        runner = self._runner = stack.enter_context(running(self.config, self.door, around, gateway))
+        trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
+        stack.callback(trackers.close)
+        return (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
+            config=self.config,
+            backend=backend,
+            algorithm=self.algorithm,
+            roles=self.roles,
+            judge=self.door.judge(self.algorithm, backend, self.roles),
+            teacher=teacher,
+            batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
+            runner=runner,
+            store=store,
+            trackers=trackers,
+            checkpoints=self._checkpoints,
+            train_data=self.train_data,
+            val_data=self.val_data,
+            identity=self._identity,
+            steps_done=start.steps_done,
+            evaluated_at=start.evaluated_at,
+            score=start.score(self.config.keep_best),
+        )
+
+    def _loaded_backend(self, stack: ExitStack) -> TrainingBackend:
+        """The backend as the run began, or as its checkpoint has it."""
+        backend = self._backend.from_config(self.config.model_copy(update={"run_dir": self.run_dir}))
+        stack.callback(backend.close)
+        if self._start.checkpoint is not None:
+            try:
+                backend.load(self._start.checkpoint)
+            except ConfigError as error:
+                raise ConfigError(f"{error}; {self._checkpoints.way_back(self._start.checkpoint)}") from error
+        return backend
+
+    def _write_settings(self) -> None:
+        """Put what the run is now in the place of what its folder tells of lost steps, and of earlier settings."""
+        self._start.forget_metrics(self.run_dir)
+        replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
+        if self.begun_as:
+            keep_beginning(self.run_dir, self.begun_as)
+
+    def _opened_store(self, stack: ExitStack) -> TraceStore:
+        """The store, if it is the run's own without the rollouts of lost steps."""
+        store = open_store(self.config.store or str(self.run_dir / "traces.db"))
+        stack.callback(store.close)
+        if self.config.store is None:
+            self._start.forget_sessions(store)
+        return store
+
+    def _gateway(self, store: TraceStore, backend: TrainingBackend) -> GatewayServer:
         return GatewayServer(store, upstream_of(backend.inference, MODEL_NAME), gateway_config(self.config))
 
 
@@ -276,6 +288,13 @@ def check_model(config: TrainConfig) -> None:
     """Raise `ConfigError` if nobody said which model is to be trained."""
     if not config.model.path:
         raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
+
+
+def _check_keep_best(metric: str | None, val_data: Dataset | None) -> None:
+    if metric is not None and not (metric.removeprefix("-").startswith("eval/") and val_data):
+        raise ConfigError(
+            f"keep_best={metric!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset, --val)"
+        )
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:
@@ -292,58 +311,3 @@ def _dataset(source: TaskSource, name: str) -> Dataset:
     if not len(data):
         raise ConfigError(f"{name} is empty: give it at least one task")
     return data
-
-
-def _in_a_loop() -> bool:
-    """Whether an event loop runs here. Asked apart from what is run, whose errors would else follow from there being none."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_own_loop(train: Callable[[], Any]) -> TrainResult:
-    """Run in a thread with an event loop of its own, for callers (notebooks) that already have one in theirs."""
-    outcome: list[TrainResult | BaseException] = []
-    stops: list[Callable[[], object]] = []
-
-    async def stoppable() -> TrainResult:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        stops.append(lambda: loop.call_soon_threadsafe(task.cancel))
-        result: TrainResult = await train()
-        return result
-
-    def run() -> None:
-        try:
-            outcome.append(run_to_its_end(stoppable()))
-        except BaseException as error:  # handed to the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="rllm training")
-    thread.start()
-    try:
-        with _ctrl_c_interrupts():
-            thread.join()
-    except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
-        for stop in stops:
-            stop()
-        thread.join()
-        raise
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
-
-
-@contextmanager
-def _ctrl_c_interrupts() -> Iterator[None]:
-    """While inside, Ctrl-C raises here; the loop around us would only cancel its task, which waits for us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from rllm.errors import ConfigError, counted
 from rllm.trainer.config.schema import TrainConfig
@@ -11,9 +12,12 @@ logger = logging.getLogger(__name__)
 
 
 def fit_to_tasks(config: TrainConfig, num_tasks: int) -> None:
-    """Let a step take no more tasks than there are, unless somebody asked for as many."""
+    """Let a step take no more tasks than there are, unless somebody asked for as many; and take the steps that `num_epochs`
+    asks for."""
     if "tasks_per_step" not in config.model_fields_set:
         config.tasks_per_step = min(config.tasks_per_step, num_tasks)
+    if config.num_epochs is not None:
+        config.num_steps = math.ceil(config.num_epochs * num_tasks / config.tasks_per_step)
 
 
 def check_sizes(config: TrainConfig, num_tasks: int) -> None:

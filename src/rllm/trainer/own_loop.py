@@ -1,0 +1,79 @@
+"""A coroutine run to its end by whoever is none, also where an event loop is already running, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rllm.engine.interrupts import run_to_its_end
+
+T = TypeVar("T")
+
+Work = Callable[[], Coroutine[Any, Any, T]]
+
+
+def run_anywhere(work: Work[T]) -> T:
+    """What the work returns. Where an event loop runs here already, it is done in a thread with a loop of its own.
+
+    Raises:
+        RolloutError: if the loop was stopped before the work was done.
+        KeyboardInterrupt: on Ctrl-C, once the work, which that cancels, has ended.
+    """
+    return _in_own_thread(work) if _in_a_loop() else run_to_its_end(work())
+
+
+def _in_a_loop() -> bool:
+    """Whether an event loop runs here. Asked apart from what is run, whose errors would else follow from there being none."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_own_thread(work: Work[T]) -> T:
+    outcome: list[T | BaseException] = []
+    stops: list[Callable[[], object]] = []
+
+    async def stoppable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        stops.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await work()
+
+    def run() -> None:
+        try:
+            outcome.append(run_to_its_end(stoppable()))
+        except BaseException as error:  # handed to the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="rllm training")
+    thread.start()
+    try:
+        with _ctrl_c_interrupts():
+            thread.join()
+    except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
+        for stop in stops:
+            stop()
+        thread.join()
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+@contextmanager
+def _ctrl_c_interrupts() -> Iterator[None]:
+    """While inside, Ctrl-C raises here; the loop around us would only cancel its task, which waits for us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
