@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -35,6 +37,40 @@ def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
         [session] = store.sessions()
         [trace] = store.by_session(session.id)
     assert len(trace.response_ids) == len(trace.logprobs) == 4
+
+
+def test_behind_a_gateway_with_its_tokenizer_turns_are_one_sequence(work, policy):
+    with ExitStack() as stack:
+
+        def started(*arguments):
+            command = [sys.executable, "-m", "rllm", *arguments, "--port", "0"]
+            process = stack.enter_context(subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.send_signal, signal.SIGINT)
+            return re.search(r"http://[^/\s]+", process.stdout.readline()).group()
+
+        server = started("serve", str(policy), "--store", "behind.db")
+        front = started("gateway", "--upstream", server, "--tokenizer", str(policy), "--store", "front.db")
+        messages = [{"role": "user", "content": "How many figs?"}]
+        for turn in range(3):
+            body = {"model": "any", "max_tokens": 9, "seed": turn, "messages": messages}
+            answer = httpx.post(f"{front}/sessions/s/v1/chat/completions", json=body, timeout=60).json()
+            said = answer["choices"][0]["message"]["content"]
+            messages += [
+                {"role": "assistant", "content": f"  {said.strip()}\n"},
+                {"role": "user", "content": "And limes?"},
+            ]
+    with open_store(str(work / "front.db"), read_only=True) as store:
+        turns = store.by_session("s")
+    with open_store(str(work / "behind.db"), read_only=True) as store:
+        kept = [trace for session in store.sessions() for trace in store.by_session(session.id)]
+    assert len(turns) == 3
+    for one, other in pairwise(turns):
+        known = [*one.prompt_ids, *one.response_ids]
+        assert (other.prompt_ids[: len(known)], other.parent_id) == (known, one.id)
+    kept.sort(key=lambda trace: trace.started_at)
+    assert [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in kept] == [
+        (trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in turns
+    ]
 
 
 @pytest.mark.parametrize(

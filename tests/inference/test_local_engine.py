@@ -5,6 +5,7 @@ import copy
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -414,6 +415,35 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_numbers(make_engi
     output = await engine.complete(prompt_of(30), max_tokens=100, ignore_eos=True)
     assert len(output.completion_ids) == 2
     assert output.sampling["max_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([], r"prompt_token_ids=\[\]: send at least one token"),
+        ([5, 287], "287 is no token of this model: its ids are 0 to 286"),
+        ([5, -1], "-1 is no token"),
+        ([5, 2**70], "is no token"),
+        ([5, 1.5], "use a list of integers"),
+        (["a"], "use a list of integers"),
+    ],
+)
+async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engine: Any, ids: Any, said: str) -> None:
+    engine = make_engine()
+    with pytest.raises(InferenceError, match=said) as refused:
+        await engine.complete(ids)
+    assert refused.value.status_code == 400
+    assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
+
+
+async def test_without_messages_the_answer_is_its_text(make_engine: Any, tokenizer: Any) -> None:
+    engine = make_engine()
+    thinking = tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
+    output = await engine.complete(thinking, max_tokens=20, ignore_eos=True, seed=1)
+    assert (output.content, output.reasoning) == (output.text, "")
+    assert output.text
+    pieces = [item async for item in engine.stream_model_response((), prompt_token_ids=thinking, max_tokens=20, seed=1)]
+    assert "".join(piece.text for piece in pieces[:-1]) == pieces[-1].text
 
 
 async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any) -> None:

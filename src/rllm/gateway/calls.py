@@ -140,6 +140,7 @@ class CallEndpoint:
             metadata = {**notes, **metadata}
         call = ModelCall(
             asked=chat,
+            prompt_ids=self.dialect.prompt_ids(asked),
             session=session,
             metadata=metadata,
             trace_context=trace_context_of(headers),

@@ -130,14 +130,14 @@ class Gateway:
 
     def _prepared(self, call: ModelCall) -> dict[str, Any]:
         """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""
-        return self.upstream.prepare(call.session.imposed_on(call.asked))
+        return self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
 
     async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
         """The call as it is put to the upstream."""
         return UpstreamCall(
             id=call.id,
             request=sent,
-            prompt_ids=await self._continued(call, sent),
+            prompt_ids=await self._continued(call, sent) if call.prompt_ids is None else call.prompt_ids,
             logprob_details=bool(call.asked.get("logprobs")),
             headers=call.trace_context or call.session.trace_context,
             route=call.route,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class ModelCall:
 
     asked: Mapping[str, Any]
     """The agent's own request, as a chat request."""
+    prompt_ids: Sequence[int] | None = None
+    """The prompt, where the agent sent token ids; then there are no messages."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class ModelCall:
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
         self.route = Route(None if self.session.lineage is None else self.session.id)
-        if self.session.conversations is not None:
+        if self.session.conversations is not None and self.prompt_ids is None:
             self.said = Said.of(self.asked["messages"], self.asked.get("tools"))
 
     def prior(self) -> Prior | None:

@@ -23,6 +23,7 @@ _MESSAGE = {
     "required": ["role"],
     "properties": {"role": {"type": "string"}, "content": {}},
 }
+_TOKEN_ID = {"type": "integer", "minimum": 0}
 _SAMPLED = {
     "model": {"type": "string"},
     "temperature": {"type": "number", "minimum": 0},
@@ -43,7 +44,11 @@ _BODIES: dict[str, dict[str, Any]] = {
     },
     "completions": {
         "required": ["prompt"],
-        "properties": {**_SAMPLED, "prompt": {"type": "string"}, "max_tokens": {"type": "integer", "minimum": 1}},
+        "properties": {
+            **_SAMPLED,
+            "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TOKEN_ID}]},
+            "max_tokens": {"type": "integer", "minimum": 1},
+        },
     },
     "responses": {
         "required": ["input"],

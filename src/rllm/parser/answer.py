@@ -9,7 +9,7 @@ from typing import Any
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.incremental_text import IncrementalText, first_stop
 from rllm.parser.reasoning import OPEN, split_reasoning
-from rllm.parser.streaming import visible_content, visible_reasoning
+from rllm.parser.streaming import safe_length, visible_content, visible_reasoning
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 _LAST_PROMPT_TOKENS = 8
@@ -41,10 +41,18 @@ class AnswerReader:
     """Reads one answer; streaming shows nothing that the whole answer does not contain."""
 
     def __init__(
-        self, decoder: TextDecoder, *, prompt_ids: Sequence[int], stop: Sequence[str], tool_parser: ToolParser | None
+        self,
+        decoder: TextDecoder,
+        *,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        tool_parser: ToolParser | None,
+        plain: bool = False,
     ) -> None:
+        """`plain`: the text is the content, whatever is in it: what continues a bare prompt has no other parts."""
         self._decoder = decoder
         self._stop = tuple(stop)
+        self._is_plain = plain
         self._tool_parser = tool_parser
         self._markers = tool_parser.markers if tool_parser else ()
         self._opening_markers = tool_parser.opening_markers if tool_parser else ()
@@ -56,6 +64,13 @@ class AnswerReader:
     def show(self, ids: Sequence[int]) -> Shown:
         """Take the next ids in; returns what can be shown in addition."""
         text = self._so_far.extend(ids)
+        earlier, self._shown = self._shown, self._visible(text)
+        return self._shown.beyond(earlier)
+
+    def _visible(self, text: str) -> Shown:
+        """Of an unfinished answer."""
+        if self._is_plain:
+            return Shown(content=text[: safe_length(text, self._stop)])
         reasoning = visible_reasoning(text, stop=self._stop, starts_open=self._starts_open)
         content = visible_content(
             text,
@@ -64,8 +79,7 @@ class AnswerReader:
             opening_markers=self._opening_markers,
             starts_open=self._starts_open,
         )
-        earlier, self._shown = self._shown, Shown(reasoning, content)
-        return self._shown.beyond(earlier)
+        return Shown(reasoning, content)
 
     def rest(self, whole: Shown) -> Shown:
         """The part of the whole answer that was not shown yet."""
@@ -75,6 +89,8 @@ class AnswerReader:
         """The whole answer."""
         text = self._decoder.text(ids)
         text = text[: first_stop(text, self._stop)]
+        if self._is_plain:
+            return Answer(text=text, content=text, reasoning="")
         split = split_reasoning(text, starts_open=self._starts_open)
         parsed = self._tool_parser.parse(split.answer) if self._tool_parser else ParsedText(content=split.answer)
         reasoning = split.reasoning or parsed.reasoning

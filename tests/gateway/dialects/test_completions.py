@@ -2,7 +2,7 @@
 
 import pytest
 
-from rllm.gateway.dialects.completions import from_chat, to_chat
+from rllm.gateway.dialects.completions import CompletionsDialect, from_chat, to_chat
 from rllm.gateway.errors import GatewayError
 
 
@@ -18,6 +18,23 @@ def test_a_prompt_is_the_message_of_a_user(prompt):
         "top_logprobs": 1,
         "messages": [{"role": "user", "content": "Once"}],
     }
+
+
+@pytest.mark.parametrize("prompt", [[7, 8], [[7, 8]]])
+def test_token_ids_are_a_prompt_as_they_are(prompt):
+    asked = {"model": "m", "prompt": prompt, "max_tokens": 4}
+    assert to_chat(asked) == {"model": "m", "max_tokens": 4, "messages": []}
+    assert CompletionsDialect().prompt_ids(asked) == [7, 8]
+    assert CompletionsDialect().prompt_ids({"prompt": "Once"}) is None
+
+
+def test_ids_stand_where_vllm_has_them_for_those_who_ask():
+    choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": [5]}
+    response = {"choices": [choice], "prompt_token_ids": [7, 8], "rllm": {"weight_version": 3}}
+    shown = from_chat(response, {"prompt": [7, 8], "return_token_ids": True})
+    assert (shown["choices"][0]["prompt_token_ids"], shown["choices"][0]["token_ids"]) == ([7, 8], [5])
+    assert shown["rllm"] == {"weight_version": 3}
+    assert not {"rllm", "prompt_token_ids"} & from_chat(response, {"prompt": [7, 8]}).keys()
 
 
 def test_every_choice_is_a_text():
@@ -49,8 +66,20 @@ def test_log_probabilities_are_lists():
     [
         ({}, "prompt=None"),
         ({"prompt": ["a", "b"]}, "a call of its own"),
-        ({"prompt": [1, 2]}, "token ids are not taken here: send one text; a gateway in front"),
-        ({"prompt": [[1, 2]]}, "token ids are not taken here"),
+        ({"prompt": []}, "prompt=[]: send one text, or its token ids, in a call of its own"),
+        ({"prompt": [[]]}, "prompt=[]"),
+        ({"prompt": [[1], [2]]}, "prompt=[[1], [2]]"),
+        ({"prompt": [[[1]]]}, "prompt=[[1]]"),
+        ({"prompt": [1, "a"]}, "prompt=[1, 'a']"),
+        ({"prompt": [1, True]}, "prompt=[1, True]"),
+        ({"prompt": [1, 2.0]}, "prompt=[1, 2.0]"),
+        ({"prompt": [1, None]}, "prompt=[1, None]"),
+        ({"prompt": [1, -1]}, "prompt=[1, -1]"),
+        ({"prompt": [1, 2**32]}, "prompt=[1, 4294967296]"),
+        ({"prompt": 5}, "prompt=5"),
+        ({"prompt": [1], "echo": True}, "echo: the text of token ids is not known here"),
+        ({"prompt": [1], "n": 0}, "n=0"),
+        ({"prompt": [1], "stream": 1}, "stream=1"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of=3"),
         ({"prompt": "a", "logprobs": True}, "logprobs=True"),

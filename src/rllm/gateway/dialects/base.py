@@ -67,6 +67,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+        """The prompt of a request that gives it as token ids; `to_chat` has made a request without messages of it then."""
+        ...
+
     def notes(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a trace must say about the request to be continued later; goes to its metadata."""
         ...
@@ -87,6 +91,9 @@ class WholeConversations:
 
     def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
         return ()
+
+    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+        return None
 
     def notes(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}

@@ -1,7 +1,7 @@
-"""OpenAI's completions: a text prompt as the only message of a chat, and the answer's text.
+"""OpenAI's completions: a prompt of token ids as it is, a text as the only message of a chat, and the answer's text.
 
-An upstream that speaks only chat completions renders the prompt through its chat template, as a user's message. Agents that
-need the bare prompt continued, as a base model does it, need an upstream's own completions.
+An upstream that speaks only chat completions renders a text through its chat template, as a user's message. Agents that need
+the bare prompt continued, as a base model does it, send its ids; so does another gateway, whose prompts are exact that way.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from rllm.gateway.dialects.base import COMMENT, WholeConversations, created_at
-from rllm.gateway.dialects.fields import check_chat, invalid, parse_object
+from rllm.gateway.dialects.fields import check_chat, check_options, invalid, parse_object
 from rllm.gateway.errors import GatewayError
+from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace, text_of
 
 _OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
@@ -30,6 +31,10 @@ class CompletionsDialect(WholeConversations):
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         return to_chat(asked)
 
+    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+        prompt = _prompt(asked)
+        return prompt if isinstance(prompt, list) else None
+
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
         return orjson.dumps(from_chat(response, asked))
 
@@ -41,7 +46,8 @@ class CompletionsDialect(WholeConversations):
 
 
 def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request of a completion request; members that are not of this dialect are passed on.
+    """The chat request of a completion request; it has no messages where the prompt is token ids. Members that are not of
+    this dialect are passed on.
 
     Raises:
         GatewayError: 400, if it is malformed, or asks for what a chat completion cannot give.
@@ -57,34 +63,46 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         if type(asked["logprobs"]) is not int:
             raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
         chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
-    chat["messages"] = [{"role": "user", "content": _prompt(asked)}]
-    check_chat(chat)
+    prompt = _prompt(asked)
+    if isinstance(prompt, str):
+        chat["messages"] = [{"role": "user", "content": prompt}]
+        check_chat(chat)
+        return chat
+    if asked.get("echo"):
+        raise invalid("echo: the text of token ids is not known here: leave it out", "echo")
+    chat["messages"] = []
+    check_options(chat)
     return chat
 
 
-def _prompt(asked: Mapping[str, Any]) -> str:
+def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
     prompt = asked.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         [prompt] = prompt
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        raise invalid(
-            f"prompt={repr(prompt)[:80]}: token ids are not taken here: send one text; a gateway in front that sends them does "
-            "not without --tokenizer",
-            "prompt",
-        )
+    if isinstance(prompt, list) and set(map(type, prompt)) == {int} and 0 <= min(prompt) <= max(prompt) < 2**32:
+        return prompt
     if not isinstance(prompt, str):
-        raise invalid(f"prompt={repr(prompt)[:80]}: send one text, in a call of its own", "prompt")
+        raise invalid(f"prompt={repr(prompt)[:80]}: send one text, or its token ids, in a call of its own", "prompt")
     return prompt
 
 
 def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The completion of a chat completion, choice for choice."""
-    ids = {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
+    ids = _prompt_ids(response, asked)
     choices = [
-        _choice(choice, position, _echoed(asked) + text_of(choice.get("message") or {}), asked)
+        {**_choice(choice, position, _echoed(asked) + text_of(choice.get("message") or {}), asked), **ids}
         for position, choice in enumerate(response.get("choices") or ())
     ]
-    return {**_head(response), "choices": choices, "usage": response.get("usage"), **ids}
+    return {**_head(response), "choices": choices, "usage": response.get("usage"), **_facts(response, asked)}
+
+
+def _prompt_ids(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """For each choice, as vLLM has them there."""
+    return {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
+
+
+def _facts(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {FACTS_KEY: response[FACTS_KEY]} if asked.get("return_token_ids") and FACTS_KEY in response else {}
 
 
 def _head(response: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +123,7 @@ def _choice(choice: Mapping[str, Any], position: int, text: str, asked: Mapping[
 
 
 def _echoed(asked: Mapping[str, Any]) -> str:
-    return _prompt(asked) if asked.get("echo") else ""
+    return str(_prompt(asked)) if asked.get("echo") else ""
 
 
 def _logprobs(choice: Mapping[str, Any], offset: int) -> dict[str, Any] | None:
@@ -147,15 +165,16 @@ class CompletionsStreamEncoder:
         for chunk in chunks:
             head = _head(chunk)
             for choice in chunk.get("choices") or ():
-                piece = self._piece(choice)
-                if piece["text"] or piece["logprobs"] or piece.get("token_ids"):
+                piece = {**self._piece(choice), **_prompt_ids(chunk, self._asked)}
+                if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
                     events.append(_data({**head, "choices": [{**piece, "finish_reason": None}]}))
                 if piece["finish_reason"] is not None:
                     ending = {"index": piece["index"], "text": "", "logprobs": None}
                     ending["finish_reason"] = piece["finish_reason"]
                     self._endings.append({**head, "choices": [ending]})
             if chunk.get("usage") and self._wants_usage:
-                self._usage = [{**head, "choices": [], "usage": chunk["usage"]}]  # Some servers count in every chunk.
+                # Some servers count in every chunk.
+                self._usage = [{**head, "choices": [], "usage": chunk["usage"], **_facts(chunk, self._asked)}]
         return b"".join(events)
 
     def finish(self) -> bytes:

@@ -48,6 +48,15 @@ def check_chat(request: Mapping[str, Any]) -> None:
         GatewayError: 400, if it cannot be one.
     """
     _check_messages(request.get("messages"))
+    check_options(request)
+
+
+def check_options(request: Mapping[str, Any]) -> None:
+    """`check_chat` for one whose prompt is no messages.
+
+    Raises:
+        GatewayError: likewise.
+    """
     n = request.get("n")
     if n is not None and not (type(n) is int and 1 <= n <= _MAX_CHOICES):
         raise invalid(f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}", "n")

@@ -55,6 +55,9 @@ class ResponsesDialect:
     def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
         return refers_to(asked)
 
+    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+        return None
+
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         return to_chat(asked, earlier)
 

@@ -24,7 +24,8 @@ class UpstreamCall:
     request: Mapping[str, Any]
     """As `Upstream.prepare` made it."""
     prompt_ids: Sequence[int] | None = None
-    """Of `Upstream.continued_prompt`, in the place of the messages."""
+    """In the place of the messages: those of `Upstream.continued_prompt`, or of an agent that sent ids. In the latter case there
+    are no messages, and the answer is its text, whatever is in it."""
     logprob_details: bool = True
     """Whether token texts and alternatives are wanted beside the log-probabilities. Where they are not, the bare numbers may
     stand in `logprobs.token_logprobs`."""

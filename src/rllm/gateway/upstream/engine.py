@@ -9,11 +9,13 @@ from contextlib import aclosing
 from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS, Prior
+from rllm.errors import ConfigError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
 from rllm.inference.continued import continued_prompt
 from rllm.inference.engine import (
+    ContinuingEngine,
     InferenceEngine,
     ModelOutput,
     OutputDelta,
@@ -41,6 +43,7 @@ class EngineUpstream:
         return continued_prompt(self.engine, prior.token_ids, messages, num_known, request, written_on=prior.written_on)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+        self._check(call)
         outputs = await self._outputs(call.request, call.prompt_ids)
         call.route.queue_s += _queued(outputs)
         choices = [
@@ -58,6 +61,7 @@ class EngineUpstream:
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+        self._check(call)
         head = self._head(call.id, "chat.completion.chunk")
         choices = [_ChoiceChunks(index) for index in range(_num_choices(call.request))]
         said = [self._pieces(call.request, choice.index, call.prompt_ids) for choice in choices]
@@ -78,6 +82,10 @@ class EngineUpstream:
 
     async def close(self) -> None:
         """The engine belongs to whoever made it."""
+
+    def _check(self, call: UpstreamCall) -> None:
+        if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
+            raise ConfigError(f"prompt: {type(self.engine).__name__} takes no token ids: send messages, or a text")
 
     def _head(self, call_id: str, object: str) -> dict[str, Any]:
         return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}

@@ -27,6 +27,7 @@ from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.refusals import json_object, refusal_of, start_of, without_error
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.shape import check_answer, check_models
+from rllm.gateway.upstream.text_completions import TextChunks, chat_answer, completion_request
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
@@ -113,15 +114,17 @@ class HTTPUpstream:
             return plain
         [parsed] = without_error([json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
-        if call.prompt_ids is None or self._tokens is None:
+        if call.prompt_ids is None:
             return parsed
-        return self._tokens.chat_answer(parsed, call.request, call.prompt_ids)
+        if (tokens := self._reader_of(call)) is None:
+            return chat_answer(parsed, call.prompt_ids)
+        return tokens.chat_answer(parsed, call.request, call.prompt_ids)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
         shorter: UpstreamCall | None = None
         num_unread = 0
-        as_chat = self._reader(call)
+        as_chat = self._chunk_reader(call)
         try:
             async with self._chat(call) as answer:
                 if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
@@ -170,17 +173,22 @@ class HTTPUpstream:
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**call.headers, **self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
         path, request = "/chat/completions", call.request
-        if call.prompt_ids is not None and self._tokens is not None:
-            path, request = "/completions", self._tokens.completion_request(request, call.prompt_ids)
+        if call.prompt_ids is not None:
+            path, request = "/completions", completion_request(request, call.prompt_ids)
         elif self._kind == "vllm":
             request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
-    def _reader(self, call: UpstreamCall) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
+        """What finds reasoning and tool calls in a text completion; `None` where all of its text is the answer."""
+        return self._tokens if call.request["messages"] else None
+
+    def _chunk_reader(self, call: UpstreamCall) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
         """What makes chat chunks of the chunks of an answer."""
-        if call.prompt_ids is None or self._tokens is None:
+        if call.prompt_ids is None:
             return lambda chunks: chunks
-        reader = self._tokens.chat_chunks(call.request, call.prompt_ids)
+        tokens = self._reader_of(call)
+        reader = TextChunks(call.prompt_ids) if tokens is None else tokens.chat_chunks(call.request, call.prompt_ids)
         return lambda chunks: [reader.feed(chunk) for chunk in chunks]
 
     def _named(self, error: OSError) -> UpstreamError:

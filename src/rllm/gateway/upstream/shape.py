@@ -68,10 +68,13 @@ class _Message(msgspec.Struct, gc=False):
 class _Logprobs(msgspec.Struct, gc=False):
     content: list[Any] | None = None
     token_logprobs: list[Any] | None = None
+    tokens: list[str | None] | None = None
+    top_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
     index: int | None = None
+    text: str | None = None
     message: _Message | None = None
     delta: _Message | None = None
     logprobs: _Logprobs | None = None

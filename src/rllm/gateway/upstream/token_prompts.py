@@ -20,11 +20,6 @@ from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
-_OF_CHAT = frozenset(
-    """messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs chat_template_kwargs
-    add_generation_prompt continue_final_message response_format echo""".split()
-)
-"""Fields that a text completion does not take, or takes otherwise."""
 _RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
 """Fields by which a server prints messages otherwise than the model's template does here."""
 
@@ -77,13 +72,6 @@ class TokenPrompts:
             )
         except ConfigError:  # then the server says what is wrong with the messages, if anything is
             return None
-
-    def completion_request(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """The chat request as one for a text completion of these tokens."""
-        sent = {name: value for name, value in request.items() if name not in _OF_CHAT}
-        # Without a limit a chat answer is as long as there is room for, and a completion has sixteen tokens.
-        sent["max_tokens"] = request.get("max_completion_tokens", request.get("max_tokens"))
-        return {**sent, "prompt": list(prompt_ids), "logprobs": 0, "return_token_ids": True}
 
     def chat_answer(
         self, completion: dict[str, Any], request: Mapping[str, Any], prompt_ids: Sequence[int]

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from operator import index
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class LocalEngine:
         self._continuation = Continuation(tokenizer, self.template)
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
+        self._num_tokens: int = model.get_input_embeddings().num_embeddings
         self._tool_parser = find_tool_parser(tool_parser)
         self._seeds = random.Random(seed)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
@@ -97,7 +99,8 @@ class LocalEngine:
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
         """See `InferenceEngine`. `prompt_token_ids` among the parameters replaces the rendered prompt, `ignore_eos`
-        goes on to `max_tokens`, and `chat_template_kwargs` go to the template."""
+        goes on to `max_tokens`, and `chat_template_kwargs` go to the template. Without messages, which only a prompt of ids
+        may be, the answer is its text: neither reasoning nor tool calls are looked for."""
         call = self._submit(messages, tools, params, streaming=False)
         try:
             await call.finished()
@@ -207,7 +210,9 @@ class LocalEngine:
         self._thread.submit(request)
         calls_allowed = tools and params.get("tool_choice") != "none"
         parser = self._tool_parser if calls_allowed or self._tool_parser.reads_every_answer else None
-        reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser)
+        reader = AnswerReader(
+            self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=not messages
+        )
         return Call(request, reader, news, self._thread)
 
     def _prompt_ids(
@@ -215,14 +220,27 @@ class LocalEngine:
     ) -> list[int]:
         given = params.get("prompt_token_ids")
         if given is not None:
-            ids = list(given)
-            if not ids:
-                raise InferenceError("prompt_token_ids=[]: send at least one token", status_code=400)
-            return ids
+            return self._checked_ids(given)
         try:
             return self.template.render(messages, tools, template_kwargs=params.get("chat_template_kwargs"))
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
+
+    def _checked_ids(self, given: Sequence[int]) -> list[int]:
+        """The ids of a prompt: a wrong one would end the sampler, and with it all answers that are being made."""
+        try:
+            ids = [index(token_id) for token_id in given]
+        except TypeError as error:
+            raise InferenceError(f"prompt_token_ids: {error}: use a list of integers", status_code=400) from error
+        if not ids:
+            raise InferenceError("prompt_token_ids=[]: send at least one token", status_code=400)
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        if not 0 <= wrong < self._num_tokens:
+            raise InferenceError(
+                f"prompt_token_ids: {wrong} is no token of this model: its ids are 0 to {self._num_tokens - 1}",
+                status_code=400,
+            )
+        return ids
 
     def _output(self, call: Call) -> ModelOutput:
         request = call.request

@@ -1,0 +1,241 @@
+"""Prompts of token ids: what a gateway with a tokenizer sends to a gateway behind it, and what any client may send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
+from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.inference.local import LocalEngine
+from rllm.store.memory import MemoryTraceStore
+from rllm.testing.scripted import ScriptedEngine
+from rllm.types import DRIFT_KEY, Trace
+
+from ..inference.conftest import TEMPLATE, build_model, build_tokenizer
+from .token_server import TokenServer
+
+USER = {"role": "user", "content": "the user asks the assistant"}
+NEXT = {"role": "user", "content": "and the assistant answers"}
+CONFIG = GatewayConfig(shutdown_timeout_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalEngine]:
+    """Says anything at all; what it says before it is cut off is thought."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    engine.publish(3)
+    yield engine
+    engine.close()
+
+
+@dataclass
+class Two:
+    """A gateway behind another one."""
+
+    behind: GatewayServer
+    front: GatewayServer
+    kept_behind: MemoryTraceStore
+    kept: MemoryTraceStore
+
+    def complete(self, *, at: str = "", **asked: Any) -> httpx.Response:
+        body = {"model": "m", "max_tokens": 6, "seed": 1, **asked}
+        return httpx.post(f"{at or self.behind.url}/v1/completions", json=body, timeout=60)
+
+
+def gateway(stack: ExitStack, upstream: Any) -> tuple[GatewayServer, MemoryTraceStore]:
+    store = MemoryTraceStore()
+    return stack.enter_context(GatewayServer(store, upstream, CONFIG)), store
+
+
+@pytest.fixture(scope="module")
+def servers(engine: LocalEngine) -> Iterator[tuple[GatewayServer, GatewayServer, Any, Any]]:
+    with ExitStack() as stack:
+        behind, kept_behind = gateway(stack, EngineUpstream(engine, "policy"))
+        tokens = TokenPrompts(engine.tokenizer)
+        pool = UpstreamPool([behind.url], lambda url: HTTPUpstream(url, tokens=tokens))
+        front, kept = gateway(stack, pool)
+        yield behind, front, kept_behind, kept
+
+
+@pytest.fixture
+def two(servers: Any) -> Two:
+    return Two(*servers)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+
+
+def ask(url: str, messages: list[Any], *, stream: bool, **options: Any) -> dict[str, Any]:
+    """The message of an answer."""
+    body = {"model": "m", "max_tokens": 12, "messages": messages, "stream": stream, **options}
+    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=60).raise_for_status()
+    if not stream:
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+    deltas = [event["choices"][0]["delta"] for event in events_of(answer.text) if event["choices"]]
+    return {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content")}
+
+
+def goes_on(one: Trace, other: Trace) -> bool:
+    known = [*one.prompt_ids, *one.response_ids]
+    return other.prompt_ids[: len(known)] == known and len(other.prompt_ids) > len(known)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_turns_behind_two_gateways_are_one_sequence(two: Two, stream: bool) -> None:
+    messages: list[Any] = [USER]
+    num_thought = 0
+    for turn in range(4):
+        said = ask(
+            two.front.session_url(f"turns-{stream}"), messages, stream=stream, seed=turn, max_tokens=12 + 4 * turn
+        )
+        num_thought += bool(said.get("reasoning_content"))
+        messages = [*messages, {"role": "assistant", "content": f"\n {said['content'] or ''}\t"}, NEXT]
+    assert num_thought
+    traces = two.kept.by_session(f"turns-{stream}")
+    assert [goes_on(one, other) for one, other in pairwise(traces)] == [True] * 3
+    assert not any(DRIFT_KEY in trace.metadata for trace in traces)
+    assert {(trace.weight_version, trace.logprobs_kind) for trace in traces} == {(3, "processed")}
+    everything = (trace for session in two.kept_behind.sessions() for trace in two.kept_behind.by_session(session.id))
+    behind = sorted(everything, key=lambda trace: trace.started_at)[-4:]
+    exact = [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in behind]
+    assert exact == [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in traces]
+    assert [bool(trace.messages) for trace in behind] == [True, False, False, False]
+    assert all(trace.error is None for trace in behind)
+
+
+def test_a_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngine) -> None:
+    free = two.complete(prompt=[9, 10, 11], max_tokens=24).json()["choices"][0]["text"]
+    stop = free[6:8]
+    for stream in (False, True):
+        answer = two.complete(prompt=[9, 10, 11], max_tokens=24, stop=stop, stream=stream, return_token_ids=True)
+        events = events_of(answer.text) if stream else [answer.json()]
+        choices = [choice for event in events for choice in event["choices"]]
+        text = "".join(choice["text"] for choice in choices)
+        ids = [token_id for choice in choices for token_id in choice.get("token_ids") or ()]
+        assert text == free[: free.index(stop)]
+        assert stop in engine.tokenizer.decode(ids)
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_a_text_of_ids_is_all_that_was_sampled(two: Two, engine: LocalEngine) -> None:
+    """Thoughts and calls included: who sends ids reads the answer by itself."""
+    thinking = engine.tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
+    for at in (two.behind.url, two.front.url):
+        answer = two.complete(at=at, prompt=thinking, max_tokens=12, n=2, logprobs=0, return_token_ids=True).json()
+        for choice in answer["choices"]:
+            hidden = {engine.tokenizer.convert_tokens_to_ids(token) for token in engine.tokenizer.all_special_tokens}
+            visible = [token_id for token_id in choice["token_ids"] if token_id not in hidden]
+            assert choice["text"] == engine.tokenizer.decode(visible) != ""
+            assert choice["prompt_token_ids"] == thinking
+            assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"]) == 12
+        assert answer["choices"][0]["token_ids"] != answer["choices"][1]["token_ids"]
+        assert answer["rllm"]["weight_version"] == 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_streamed_answer_says_what_a_whole_one_does(two: Two, n: int) -> None:
+    asked: dict[str, Any] = {"prompt": [9, 10, 11], "n": n, "logprobs": 0, "return_token_ids": True}
+    for at in (two.behind.url, two.front.url):
+        whole = two.complete(at=at, **asked).json()
+        events = events_of(two.complete(at=at, **asked, stream=True, stream_options={"include_usage": True}).text)
+        assert (events[-1]["usage"], events[-1]["rllm"]) == (whole["usage"], whole["rllm"])
+        for choice in whole["choices"]:
+            pieces = [item for event in events for item in event["choices"] if item["index"] == choice["index"]]
+            assert "".join(piece["text"] for piece in pieces) == choice["text"]
+            assert [i for piece in pieces for i in piece.get("token_ids") or ()] == choice["token_ids"]
+            told = [piece["prompt_token_ids"] for piece in pieces if piece.get("prompt_token_ids")]
+            assert told[0] == choice["prompt_token_ids"] == [9, 10, 11]
+            numbers = [value for piece in pieces if piece["logprobs"] for value in piece["logprobs"]["token_logprobs"]]
+            assert numbers == choice["logprobs"]["token_logprobs"]
+            assert pieces[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"prompt": []}, "prompt=[]"),
+        ({"prompt": [[1], [2]]}, "in a call of its own"),
+        ({"prompt": [1, True]}, "prompt=[1, True]"),
+        ({"prompt": [5, 287]}, "287 is no token of this model: its ids are 0 to 286"),
+        ({"prompt": [5, 2**31]}, "2147483648 is no token"),
+        ({"prompt": [5] * 512}, "maximum context length"),
+        ({"prompt": [5] * 600}, "the prompt has 600 tokens, and the context of 512"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_and_nobody_else_suffers(two: Two, asked: Any, named: str) -> None:
+    for at in (two.behind.url, two.front.url):
+        for stream in (False, True):
+            refused = two.complete(at=at, stream=stream, **asked)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert named in error["message"]
+            assert error["type"] == "invalid_request_error"
+    assert two.complete(prompt=[5]).status_code == 200
+
+
+def test_a_prompt_of_ids_may_fill_the_context(two: Two) -> None:
+    choice = two.complete(prompt=[5] * 510, max_tokens=100, return_token_ids=True).json()["choices"][0]
+    assert len(choice["token_ids"]) == 2 or choice["finish_reason"] == "stop"
+
+
+def test_ids_of_a_session_go_on_from_its_calls_and_no_conversation_goes_on_from_them(two: Two) -> None:
+    url = f"{two.behind.url}/sessions/s"
+    first = two.complete(at=url, prompt=[9, 10, 11], return_token_ids=True).json()["choices"][0]
+    two.complete(at=url, prompt=[9, 10, 11, *first["token_ids"], 12])
+    ask(f"{url}/v1", [{"role": "assistant", "content": first["text"]}, NEXT], stream=False)
+    one, two_, three = two.kept_behind.by_session("s")
+    assert two_.parent_id == one.id
+    assert (three.parent_id, DRIFT_KEY in three.metadata) == (None, False)
+
+
+def test_a_session_with_a_seed_draws_alike_for_equal_ids_whatever_came_before(two: Two) -> None:
+    def draw(session_id: str, *prompts: list[int]) -> list[list[int]]:
+        url = two.behind.open_session(session_id, sampling={"seed": 7})
+        for prompt in prompts:
+            body = {"model": "m", "prompt": prompt, "max_tokens": 8}
+            httpx.post(f"{url}/completions", json=body, timeout=60).raise_for_status()
+        return [trace.response_ids for trace in two.kept_behind.by_session(session_id)]
+
+    a, b, again = draw("one", [9], [10], [9])
+    assert draw("other", [10], [9], [9]) == [b, a, again]
+    assert a != again
+    traces = two.kept_behind.by_session("one")
+    two.kept_behind.delete("other")
+    two.kept_behind.add([replace(trace, session_id="old", id=f"old-{trace.id}") for trace in traces[:1]]).result(60)
+    assert draw("old", [9])[1] == again, "a gateway that was started again counts the calls that were made before"
+
+
+def test_a_gateway_without_a_tokenizer_passes_ids_on(engine: LocalEngine) -> None:
+    with TokenServer(engine) as server, ExitStack() as stack:
+        front, kept = gateway(stack, HTTPUpstream(server.url))
+        body = {"model": "m", "prompt": [9, 10], "max_tokens": 7, "seed": 1, "temperature": 1.0}
+        for stream in (False, True):
+            url = f"{front.session_url('s')}/completions"
+            httpx.post(url, json={**body, "stream": stream}, timeout=60).raise_for_status()
+    one, other = kept.by_session("s")
+    assert (one.prompt_ids, one.response_ids, one.logprobs) == (other.prompt_ids, other.response_ids, other.logprobs)
+    assert (one.prompt_ids, len(one.response_ids), one.error) == ([9, 10], 7, None)
+
+
+def test_an_engine_that_takes_messages_only_says_so() -> None:
+    with ExitStack() as stack:
+        server, _ = gateway(stack, EngineUpstream(ScriptedEngine(["hello"]), "m"))
+        for stream in (False, True):
+            body = {"model": "m", "prompt": [1], "stream": stream}
+            refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert refused.status_code == 400
+            assert "ScriptedEngine takes no token ids" in refused.json()["error"]["message"]
