@@ -72,10 +72,7 @@ class RecordedEngine:
             InferenceError: what the engine raises; the failed call is kept too.
             SessionDeletedError: if somebody has deleted the session from the store.
         """
-        if params.get("n") not in (None, 1):
-            raise ConfigError(
-                f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather"
-            )
+        check_one_answer(params)
         messages = _copied(messages)  # the agent may go on with its list while the model answers
         asked = _with_imposed(params, messages, tools)
         frame = current_frame()
@@ -90,19 +87,7 @@ class RecordedEngine:
         known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
         said = Said.of(messages, tools)
         try:
-            if missing := known.lacks(said):
-                earlier = {trace.id: trace for trace in frame.session.llm_calls}
-                known.supply(said, earlier.get(missing))
-            prior = None if asked.get("prompt_token_ids") is not None else known.prior_of(said)
-            if prior is not None:
-                asked["prompt_token_ids"] = continued_prompt(
-                    self.inference,
-                    prior.token_ids,
-                    messages,
-                    prior.num_messages,
-                    request,
-                    written_on=prior.written_on,
-                )
+            asked |= self._continuing(said, known, frame.session, request)
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:
             failed = failed_trace(request, error=f"{type(error).__name__}: {error}", call_id=call_id, **shared)
@@ -127,6 +112,22 @@ class RecordedEngine:
         known.add(said, trace)
         return replace(output, id=call_id)
 
+    def _continuing(
+        self, said: Said, known: Conversations, session: Session, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The `prompt_token_ids` of a call that goes on from an earlier answer; nothing for one that does not, or has its own."""
+        if missing := known.lacks(said):
+            earlier = {trace.id: trace for trace in session.llm_calls}
+            known.supply(said, earlier.get(missing))
+        prior = None if request.get("prompt_token_ids") is not None else known.prior_of(said)
+        if prior is None:
+            return {}
+        messages, num_known = request["messages"], prior.num_messages
+        ids = continued_prompt(
+            self.inference, prior.token_ids, messages, num_known, request, written_on=prior.written_on
+        )
+        return {"prompt_token_ids": ids}
+
     async def _keep(self, trace: Trace, frame: Frame, call: Call) -> None:
         if self.store is not None:
             ref = self._refs.setdefault(_filed_by(frame), SessionRef())
@@ -138,6 +139,12 @@ class RecordedEngine:
         if name.startswith("__") or name == "stream_model_response" or "inference" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.inference, name)
+
+
+def check_one_answer(params: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a call asks for several answers at once."""
+    if params.get("n") not in (None, 1):
+        raise ConfigError(f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather")
 
 
 def _copied(messages: Any) -> list[Message]:

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from rllm.engine.recorded import RecordedEngine
-from rllm.errors import ConfigError, InferenceError
+from rllm.engine.recorded import RecordedEngine, check_one_answer
+from rllm.errors import InferenceError
 from rllm.inference.engine import ModelOutput
 from rllm.types import Message, Trace
 
@@ -127,8 +127,5 @@ class GatewayEngine(RecordedEngine):
             ConfigError: if several answers are asked for at once.
             InferenceError: what the gateway answers, if it has no answer.
         """
-        if params.get("n") not in (None, 1):
-            raise ConfigError(
-                f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather"
-            )
+        check_one_answer(params)
         return await self.inference.get_model_response(messages, tools=tools, **params)
