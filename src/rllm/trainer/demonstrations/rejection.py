@@ -83,25 +83,28 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
     Raises:
         ConfigError: if rows have no reward, or one that is no number, or none is left.
     """
+    _check_rewards(rows)
+    if reward_threshold is None and best_per_task is None:
+        return list(rows)
+    key = "reward_threshold" if reward_threshold is not None else "best_per_task"
+    scored = [row for row in rows if row.get("reward") is not None]
+    if not scored:
+        raise ConfigError(f"sft.{key}: no row has a reward to go by; leave it out")
+    kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
+    if not kept:
+        raise ConfigError(
+            f"sft.reward_threshold={reward_threshold} leaves nothing of {len(rows)} trajectories: the best of them earned "
+            f"{max(row['reward'] for row in scored)}"
+        )
+    return kept if best_per_task is None else _best(kept, best_per_task)
+
+
+def _check_rewards(rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows):
         if not isinstance(row.get("reward"), int | float | None):
             raise ConfigError(
                 f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out where nobody judged"
             )
-    if reward_threshold is None and best_per_task is None:
-        return list(rows)
-    key = "reward_threshold" if reward_threshold is not None else "best_per_task"
-    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
-    if not rewards:
-        raise ConfigError(f"sft.{key}: no row has a reward to go by; leave it out")
-    scored = [row for row in rows if row.get("reward") is not None]
-    kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
-    if not kept:
-        raise ConfigError(
-            f"sft.reward_threshold={reward_threshold} leaves nothing of {len(rows)} trajectories: the best of them earned "
-            f"{max(rewards)}"
-        )
-    return kept if best_per_task is None else _best(kept, best_per_task)
 
 
 def _best(rows: Sequence[Row], count: int) -> list[Row]:

@@ -128,26 +128,29 @@ class _Reader:
                 f"messages={messages!r:.80}: use a list of chat messages, or `steps` with prompt_ids and response_ids "
                 f"(the row has {', '.join(map(repr, row)) or 'no fields'})"
             )
-        answers = [
-            place for place, message in enumerate(messages) if isinstance(message, dict) and is_assistant(message)
-        ]
-        learned = [place for place in answers if _counts(messages[place], place)]
-        learned = learned[-1:] if self._config.train_on == "last" else learned
-        if not learned:
-            raise ConfigError(
-                "no message is an assistant's"
-                + (" whose weight is not 0" if answers else "")
-                + ": there is nothing to learn"
-            )
-        if self._parser is None:
-            self._parser = ChatTemplateParser(self._of.tokenizer)
+        answers = [place for place, message in enumerate(messages) if _is_answer(message)]
+        learned = _learned(messages, answers, only_last=self._config.train_on == "last")
+        parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
         if self._config.tokenize_method == "stepwise":
-            return [_one_answer(self._parser, messages[: place + 1], tools) for place in learned]
+            return [_one_answer(parser, messages[: place + 1], tools) for place in learned]
         if len(answers) > 1 and not self._compared:
             self._compared = True
-            _compare(self._parser, messages, tools)
-        wanted = [place in learned for place in answers]
-        return [_whole(self._parser, messages[: learned[-1] + 1], tools, wanted[: answers.index(learned[-1]) + 1])]
+            _compare(parser, messages, tools)
+        read = [place for place in answers if place <= learned[-1]]
+        return [_whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])]
+
+
+def _is_answer(message: Any) -> bool:
+    return isinstance(message, dict) and is_assistant(message)
+
+
+def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
+    """The places of the answers that are to be learned."""
+    learned = [place for place in answers if _counts(messages[place], place)]
+    if not learned:
+        of_weight = " whose weight is not 0" if answers else ""
+        raise ConfigError(f"no message is an assistant's{of_weight}: there is nothing to learn")
+    return learned[-1:] if only_last else learned
 
 
 def _ids(step: Mapping[str, Any], name: str, place: int) -> array[int]:
