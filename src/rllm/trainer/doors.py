@@ -189,19 +189,33 @@ def door_of(
     if door is not None:
         return door
     if agent_run_func is not None:
-        if not callable(agent_run_func):
-            raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
-        check_promise(agent_run_func, name_of(agent_run_func))
-        return FunctionDoor(agent_run_func=agent_run_func)
+        return _function_door(agent_run_func)
     if workflow_class is not None:
-        check_workflow(workflow_class)
-        check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
-        return WorkflowDoor(workflow_class=workflow_class, workflow_args=dict(workflow_args or {}))
+        return _workflow_door(workflow_class, workflow_args or {})
+    return _agent_env_door(agent_class, env_class, agent_args or {}, env_args or {})
+
+
+def _function_door(agent_run_func: Any) -> FunctionDoor:
+    if not callable(agent_run_func):
+        raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
+    check_promise(agent_run_func, name_of(agent_run_func))
+    return FunctionDoor(agent_run_func=agent_run_func)
+
+
+def _workflow_door(workflow_class: Any, workflow_args: Mapping[str, Any]) -> WorkflowDoor:
+    check_workflow(workflow_class)
+    check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
+    return WorkflowDoor(workflow_class=workflow_class, workflow_args=dict(workflow_args))
+
+
+def _agent_env_door(
+    agent_class: Any, env_class: Any, agent_args: Mapping[str, Any], env_args: Mapping[str, Any]
+) -> AgentEnvDoor:
     if agent_class is None or env_class is None:
         missing = "agent_class" if agent_class is None else "env_class"
         raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
     check_agent_and_env(agent_class, env_class)
     check_made_with(agent_class, "agent_args", agent_args)
     return AgentEnvDoor(
-        agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args or {}), env_args=dict(env_args or {})
+        agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
     )
