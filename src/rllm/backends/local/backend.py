@@ -195,7 +195,6 @@ class LocalBackend:
         if batch.old_logprobs is None and (policy_waits or self._updates_per_batch > 1):
             batch = replace(batch, old_logprobs=self.score(batch))
         learnt, judged = Progress(name="policy"), Progress(name="critic")
-        seen = batch.old_logprobs
         passes: list[Tensor] = []
         entropies: list[Tensor] = []
         times = {"num_minibatches": self.settings.num_minibatches, "num_epochs": self.settings.num_epochs}
@@ -206,21 +205,18 @@ class LocalBackend:
             if not policy_waits:
                 logprobs, sums = self.accumulate(part, algorithm, scale=scale, entropies=entropies)
                 learnt.note(sums, self.optimizer.step())
-                seen = logprobs if seen is None else seen
                 passes.append(logprobs)
-        assert seen is not None, "the batch was scored, or its only update began with it"
+        # Only a batch with a single update is not scored before: then that began with the policy as it was.
+        before = passes[0] if batch.old_logprobs is None else batch.old_logprobs
         num_tokens = batch.num_tokens * self.settings.num_epochs
         metrics = {
             **learnt.metrics(num_tokens),
             **judged.metrics(num_tokens),
-            **batch_metrics(batch, seen, num_forward=len(batch.tree.ids)),
+            **batch_metrics(batch, before, num_forward=len(batch.tree.ids)),
+            "optim/lr": self.optimizer.lr,
+            "optim/num_updates": float(len(learnt.norms)),
         }
-        optim = {"optim/lr": self.optimizer.lr, "optim/num_updates": float(len(learnt.norms))}
-        looked: dict[str, Tensor] = {}
-        if passes:  # each epoch comes by all tokens, in their order
-            ratios = probability_ratio(torch.cat(passes)[-batch.num_tokens :], seen)
-            looked = {"entropies": torch.cat(entropies)[: batch.num_tokens], "ratios": ratios}
-        return UpdateResult(metrics={**metrics, **optim}, logprobs=seen, **looked)
+        return UpdateResult(metrics=metrics, logprobs=before, **_looked_at(before, passes, entropies))
 
     def accumulate(
         self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0, entropies: list[Tensor] | None = None
@@ -318,6 +314,15 @@ class LocalBackend:
     @property
     def _updates_per_batch(self) -> int:
         return self.settings.num_minibatches * self.settings.num_epochs
+
+
+def _looked_at(before: Tensor, passes: list[Tensor], entropies: list[Tensor]) -> dict[str, Tensor]:
+    """What `UpdateResult` says of single tokens, [N] each, if the policy was updated: each epoch came by all of them, in their
+    order, so the first has the entropies of before, and the last the final ratios."""
+    if not passes:
+        return {}
+    ratios = probability_ratio(torch.cat(passes)[-len(before) :], before)
+    return {"entropies": torch.cat(entropies)[: len(before)], "ratios": ratios}
 
 
 def _sampling(config: Any, on_failure: ExitStack) -> dict[str, Any]:
