@@ -54,7 +54,8 @@ class Algorithm:
     fixed_length: int | None = None
     """Tokens that each sequence's sum is divided by under aggregation=fixed-length, such as rollout.max_tokens."""
     level: Literal["trajectory", "step"] = "trajectory"
-    """step compares the steps of one place in their trajectories with each other, by their own discounted returns."""
+    """What is compared within a group: trajectory compares whole trajectories; step compares their first steps with each other,
+    their second ones, and so on, by each step's own discounted return."""
     gamma: float = 1.0
     """Discount of later rewards, where steps (level=step) or tokens (ppo, reinforce_plus_plus) are credited."""
     kl_coef: float = 0.0

@@ -9,9 +9,8 @@ from torch import Tensor, maximum, minimum
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 
-
 MAX_LOG_RATIO = 20.0
-"""Where ratios end, either way, so that none of them is infinite: a factor of half a billion."""
+"""Bound of the logarithm of a ratio, either way, so that no ratio is infinite: they end at half a billion."""
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

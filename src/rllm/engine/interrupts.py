@@ -1,5 +1,5 @@
-"""What ends the event loop in the midst of its tasks: an agent that stops it, which is told, and a second Ctrl-C, of which
-whoever pressed it need not hear task by task."""
+"""What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; and a second
+Ctrl-C, after which nobody wants to read of every task that it has ended."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rllm.engine.shipping import OF_CODE, ImportPaths, packed
 from rllm.errors import RolloutError
 
 STUCK_MARGIN_S = 60.0
-"""How much longer than its rollout may take a process may be silent about it."""
+"""How long a process may be silent about a rollout, beyond the time that the rollout itself may take."""
 
 
 class RayRolloutRunner(RolloutRunner):

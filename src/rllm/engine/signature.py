@@ -102,7 +102,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
-    """To find them costs more than all else that is done with them."""
+    """Of a function, to be found once: that costs more than all else that is done with them."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

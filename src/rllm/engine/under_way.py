@@ -13,9 +13,9 @@ from statistics import median
 logger = logging.getLogger(__name__)
 
 LEAST_S = 30.0
-"""Before this no rollout counts as stuck."""
+"""No rollout counts as stuck before it has taken this long."""
 FACTOR = 5.0
-"""How many times as long as the middle one of those that ended it has then taken."""
+"""A rollout is stuck once it has taken so many times the median of those that ended."""
 _ENOUGH = 4
 """Rollouts that must have ended before others are compared with them."""
 _LATEST = 256

@@ -1,4 +1,4 @@
-"""How many tokens a forward and backward pass takes at once on a CPU, where a process that wants too much memory is killed unheard."""
+"""How many tokens a forward and backward pass takes at once on a CPU, where a process that takes too much memory is killed without a word."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rllm.trainer.config.schema import TrainConfig
 logger = logging.getLogger(__name__)
 
 OF_HIDDEN, OF_INTERMEDIATE = 16, 5
-"""Numbers that each layer keeps of a token until its backward pass, in widths of its two kinds of states. Measured with Qwen3
-models of 5, 20 and 79 million weights in float32: 157, 410 and 994 kB a token, and 147, 426 and 1,081 by this."""
-SHARE = 4
-"""A quarter of main memory is for them: weights, optimiser, sampler and rollouts need theirs."""
+"""How many numbers each layer keeps of a token until its backward pass: so many times the hidden size, and so many times the
+intermediate size. Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32;
+by this they keep 147, 426 and 1,081."""
+PARTS = 4
+"""One part in so many of main memory is for activations: weights, optimiser, sampler and rollouts need theirs."""
 LEAST = 1024
 _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
 """As `config.json` has them."""
@@ -34,7 +35,7 @@ def fit_to_memory(config: TrainConfig, memory: int | None = None) -> None:
     each = bytes_of_token(config)
     if each is None:
         return
-    room = (total_memory() if memory is None else memory) // SHARE // each
+    room = (total_memory() if memory is None else memory) // PARTS // each
     most = config.optim.micro_batch_tokens
     if room < most:
         config.optim.micro_batch_tokens = max(LEAST, room // LEAST * LEAST)

@@ -30,7 +30,7 @@ from rllm.trainer.rollouts import joined_for
 logger = logging.getLogger(__name__)
 
 SLOW_S = 50.0
-"""All nodes together have answered before that, unless one is overloaded; then it is told who is waited for."""
+"""All nodes have answered by then, unless one is overloaded; from then on the log says who is waited for."""
 CONNECT_S = 5.0
 FOR_ROLLOUTS = ("rllm", "ray")
 FOR_WORKERS = ("torch", "transformers", "verl")

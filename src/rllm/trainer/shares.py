@@ -14,16 +14,14 @@ from rllm.errors import ConfigError
 from rllm.trainer.roles import PLAIN, Roles
 from rllm.types import Episode, Step, Trajectory, TrajectoryGroup, is_scored
 
-UNSCORED, FROZEN, NO_TOKENS, ALONE, NO_GREEDY, ZERO_VARIANCE, SIDE_CALL = (
-    "unscored",
-    "not_trainable",
-    "no_tokens",
-    "too_few_siblings",
-    "no_greedy_rollout",
-    "zero_variance",
-    "side_call",
-)
-"""Why something is left out."""
+# Why something is left out.
+UNSCORED = "unscored"
+FROZEN = "not_trainable"
+NO_TOKENS = "no_tokens"
+ALONE = "too_few_siblings"
+NO_GREEDY = "no_greedy_rollout"
+ZERO_VARIANCE = "zero_variance"
+SIDE_CALL = "side_call"
 
 
 @dataclass(kw_only=True)

@@ -118,7 +118,7 @@ def hidden_states(
     `stem_saved`, `lead_tokens`: see `passes`; stems are for models whose attention takes `above`.
     """
     device = next(model.parameters()).device
-    order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] as the how many-th each token is computed
+    order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] the place of each token among those computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
     mlp = None if read is None else last_mlp(model)
     for part in passes(tree, row_tokens, stem_saved, lead_tokens):

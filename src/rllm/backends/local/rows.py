@@ -49,7 +49,7 @@ class Row:
     lead: range = range(0)
     """Where the tokens lie in the tree that this row and its siblings each begin with."""
     owns_lead: bool = False
-    """Whether this is the row of which these are taken."""
+    """Whether the states of the lead are taken from this row; its siblings compute copies of them."""
 
     @property
     def length(self) -> int:
