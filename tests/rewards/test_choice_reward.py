@@ -15,7 +15,7 @@ CHOICES = ["London", "Paris", "Rome", "Bonn"]
     ("text", "letter"),
     [
         ("B", "B"),
-        ("b", None),
+        ("b", "B"),
         (" **B**. ", "B"),
         ("(B)", "B"),
         ("Answer: B", "B"),
@@ -39,6 +39,26 @@ CHOICES = ["London", "Paris", "Rome", "Bonn"]
         ("Paris", None),
         ("", None),
         ("I do not know", None),
+        ("答案：**B**", "B"),
+        ("因此，选B。", "B"),
+        ("不选B", None),
+        ("<answer>B</answer>", "B"),
+        (r"$\boxed{\mathbf{B}}$", "B"),
+        (r"\boxed{\text{(B) }Paris}", "B"),
+        (r"\boxed{a = 5}", None),
+        ('{"answer": "B"}', "B"),
+        ("answer: b", "B"),
+        ("[B]", "B"),
+        ("B. Paris", "B"),
+        ("**B**\n\nIt is the capital. (A) is not.", "B"),
+        ("**B**\n\nIt is the capital.", "B"),
+        ("Option B is correct.", "B"),
+        ("Answer: A city of France", None),
+        ("Answer: A or B", None),
+        (r"\boxed{A and B}", None),
+        ("A, B", None),
+        ("It is not B", None),
+        ("(A) is wrong. (C) is wrong.", None),
     ],
 )
 def test_the_letter_that_a_text_settles_on(text: str, letter: str | None) -> None:
@@ -49,6 +69,24 @@ def test_the_text_of_a_choice_is_its_letter() -> None:
     assert chosen_letter(r"\boxed{Paris}", CHOICES) == "B"
     assert chosen_letter("paris.", CHOICES) == "B"
     assert chosen_letter(r"\boxed{2}", ["1", "2", "3"]) == "B"
+    assert chosen_letter(r"\boxed{\text{Paris}}", CHOICES) == "B"
+    assert chosen_letter("<answer>Paris</answer>", CHOICES) == "B"
+    assert chosen_letter("A is wrong.\nThe answer is **Paris**.", CHOICES) == "B"
+    assert chosen_letter("It is in France.\n\n**B. Paris**", CHOICES) == "B"
+    assert chosen_letter("Answer: A. Smith", ["B. Jones", "A. Smith"]) == "B"
+    assert chosen_letter("Answer: A", ["B", "A"]) == "A"
+
+
+def test_a_letter_beside_the_text_of_another_is_no_choice() -> None:
+    assert chosen_letter("A. Paris", CHOICES) is None
+    assert chosen_letter(r"\boxed{A. Paris}", CHOICES) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["answer " * 50_000, "(A) or (B) " * 50_000, "A, B, " * 50_000 + "x", "answer: A and B (" * 20_000]
+)
+def test_long_texts_are_read_in_linear_time(text: str) -> None:
+    assert chosen_letter(text, CHOICES) is None
 
 
 @pytest.mark.parametrize("gold", ["B", "b", "(B)", "B. Paris", 1, np.int64(1), "Paris", "paris"])

@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.reading import after_thinking, field_of, last_boxed, text_of_action
+from rllm.rewards.reading import after_thinking, field_of, last_boxed, last_line, last_tagged, text_of_action
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.rewards.search_reward import normalize
 from rllm.types import Task
 
 NAME = "the multiple-choice reward"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_ANNOUNCED = 50
+"""How many places that say "the answer is" are looked at, the last ones."""
+MAX_LINE = 1000
+"""How many characters behind each."""
 
-_WRAPPING = r"[\s:=*_`$({\[]*(?:\\text(?:bf)?\{)?"
-_LETTER = r"([A-HJ]|I(?!'|\s+[a-z]))\b"
-"""But for the pronoun, as in "Answer: I think ..."."""
-_PATTERNS = (
-    re.compile(rf"(?i:\banswer\b(?:\s+is\b)?|\b(?:choice|option)\s+is\b){_WRAPPING}{_LETTER}"),
-    re.compile(rf"\({_LETTER}\)"),
-    re.compile(rf"(?:^|[\s*_]){_LETTER}[\s.)*_]*$"),
+_AMBIGUOUS = ""
+"""What is read where several letters stand, or a letter beside the text of another one: it settles on none."""
+
+_LETTER = r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9'’+#])"
+"""But for the article, as in "Answer: A city", and the pronoun, as in "Answer: I think ..."."""
+_BETWEEN = r"[\s)\]*_$]{0,8}(?:[,/&、和或]|and\b|or\b)[\s(\[*_$]{0,8}(?:(?:and|or)\b[\s(]{0,8})?"
+_LETTERS = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
+_WRAPPING = r"[\s:：=*_`$({\[\"'“]*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
+_NOT_WRONG = r"(?!\W{0,8}(?:is\s+)?(?:not|wrong|incorrect|false)\b)"
+_ANNOUNCED = re.compile(
+    r"(?:(?i:\banswer\b(?:\s+(?:is|should\s+be|must\s+be)\b)?|\b(?:choice|option)\s+is\b|\b(?:choose|select|pick)\b)"
+    r"(?i:\s+(?:option|choice)\b)?|答案(?:应该?)?[是为选]?择?|选项[是为]|(?<!不)(?<!不能)选择?)"
+    rf"{_WRAPPING}"
 )
-"""In order of how plainly they state a choice: `Answer: B`, `(B)`, a letter on its own at the end."""
-_LABELLED = re.compile(rf"{_WRAPPING}([A-Za-z])(?:[\s.):}}\]*]|$)")
+_PATTERNS = (
+    re.compile(rf"\b({_LETTERS})[)*_]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
+    re.compile(rf"\(({_LETTERS})\){_NOT_WRONG}"),
+    re.compile(rf"(?:^|[\s*_])(?<!\bnot\s)(?<!\bnor\s)({_LETTERS})[\s.)*_。]*$"),
+    re.compile(rf"\A[\s*_(]*({_LETTERS})[)*_. \t]*\n"),
+)
+"""In order of how plainly they state a choice: `B is correct`, `(B)`, a letter by itself at the end, or in the first line."""
+_NAMED = re.compile(rf"({_LETTERS})|([a-j])[\s.)*_`$}}\]\"'”]*$")
+_LABELLED = re.compile(
+    rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
+)
+_LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\s*\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
 class RewardChoiceFn:
-    r"""Judges a text by the choice it makes: in `\boxed{}`, as `Answer: B`, as `(B)`, or as a letter at the end.
+    r"""Judges a text by the choice it makes: in `\boxed{}`, in `<answer>`, as `Answer: B`, as `(B)`, or as a letter at the end.
 
-    The task's `ground_truth` (or `answer`) is a letter, an index counted from 0, or with `choices` the text of one of them.
+    The task's `ground_truth` (or `answer`) is a letter, an index counted from 0, or with `choices` the text of one of them,
+    which then also stands for its letter in a box or an answer.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -56,18 +78,78 @@ class RewardChoiceFn:
 
 
 def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
-    """The letter that a text chooses, or whose text it gives in a box."""
+    """The letter that a text chooses, or whose text it gives; `None` where it chooses none, or several."""
     text = after_thinking(text).strip()
-    boxed = last_boxed(text)
-    if boxed is not None:
-        letter = _letter_of_text(boxed, choices) or _label(boxed)
-        if letter:
+    for read in (_marked, _announced, _by_itself, _whole):
+        letter = read(text, choices)
+        if letter is not None:
+            return letter or None
+    return None
+
+
+def _marked(text: str, choices: Sequence[str]) -> str | None:
+    """What is in a box or a tag."""
+    for marked in (last_boxed(text), last_tagged(text, "answer")):
+        letter = None if marked is None else _choice_in(marked, choices)
+        if letter is not None:
             return letter
+    return None
+
+
+def _announced(text: str, choices: Sequence[str]) -> str | None:
+    """What the last "answer:", or words that mean as much, is followed by."""
+    for announced in reversed(deque(_ANNOUNCED.finditer(text), MAX_ANNOUNCED)):
+        line = text[announced.end() : announced.end() + MAX_LINE].partition("\n")[0]
+        letter = _letter_of_text(line, choices)
+        if letter is not None:
+            return letter
+        named = _NAMED.match(line)
+        if named is not None:
+            return _only_letter(named[1] or named[2].upper())
+    return None
+
+
+def _by_itself(text: str, choices: Sequence[str]) -> str | None:
+    """A letter that stands where choices are stated."""
     for pattern in _PATTERNS:
         found = pattern.findall(text)
         if found:
-            return str(found[-1])
-    return _letter_of_text(text, choices)
+            return _only_letter(found[-1])
+    return None
+
+
+def _whole(text: str, choices: Sequence[str]) -> str | None:
+    """A text that is nothing but its choice, or ends in a line which names one and gives its text."""
+    if "\n" not in text:
+        return _choice_in(text, choices)
+    line = last_line(text)
+    letter = _choice_in(line, choices)
+    told = choices[LETTERS.index(letter) :][:1] if letter else []
+    return letter if any(normalize(line).endswith(normalize(choice)) for choice in told) else None
+
+
+def _choice_in(marked: str, choices: Sequence[str]) -> str | None:
+    """The letter in a text such as `B`, `(b)` or `B. Paris`, or whose text it is."""
+    plain = _LATEX_TEXT.sub(r"\1", marked).strip().lstrip("([{*_`$\"'“")
+    letter = _letter_of_text(plain, choices)
+    if letter is not None:
+        return letter
+    listed = re.match(_LETTERS, plain)
+    if listed is not None and _only_letter(listed[0]) == _AMBIGUOUS:
+        return _AMBIGUOUS
+    found = _LABELLED.match(plain)
+    if found is None:
+        return None
+    letter, named = found[1].upper(), _letter_of_text(plain[found.end() :], choices)
+    if named is not None:
+        return letter if named == letter else _AMBIGUOUS
+    return letter if found["mark"] is not None else None
+
+
+def _only_letter(listed: str) -> str:
+    """The letter of "B", or of "B and B"."""
+    letters = set(re.findall(r"\b[A-J]\b", listed))
+    return letters.pop() if len(letters) == 1 else _AMBIGUOUS
 
 
 def _choices(choices: Any) -> list[str]:
@@ -77,7 +159,7 @@ def _choices(choices: Any) -> list[str]:
 
 def _gold_letter(truth: Any, choices: Sequence[str]) -> str:
     if isinstance(truth, str):
-        letter = _letter_of_text(truth, choices) or _label(truth)
+        letter = _choice_in(truth, choices)
         if letter:
             return letter
     elif hasattr(truth, "__index__") and 0 <= int(truth) < (len(choices) or len(LETTERS)):
@@ -87,14 +169,14 @@ def _gold_letter(truth: Any, choices: Sequence[str]) -> str:
     )
 
 
-def _label(text: str) -> str | None:
-    """The letter that a text such as `B`, `(b)` or `B. Paris` begins with."""
-    found = _LABELLED.match(text)
-    return found[1].upper() if found else None
-
-
 def _letter_of_text(text: str, choices: Sequence[str]) -> str | None:
     """The letter of the choice that this is the text of, among those for which there are letters."""
-    texts = [normalize(choice) or choice.strip() for choice in choices[: len(LETTERS)]]
-    text = normalize(text) or text.strip()
+    known, text = choices[: len(LETTERS)], text.strip()
+    if text in known and text not in LETTERS:  # a bare letter is a label
+        return LETTERS[known.index(text)]
+    labelled = _LABELLED.match(text)
+    if labelled is not None and labelled["mark"] is not None:  # "A." is no article
+        return None
+    texts = [normalize(choice) or choice.strip() for choice in known]
+    text = normalize(text) or text
     return LETTERS[texts.index(text)] if text in texts else None
