@@ -18,7 +18,9 @@ from rllm.errors import (
     RolloutError,
     RolloutTimeout,
     TokenMismatchError,
+    all_of,
     boundary,
+    counted,
     first_line,
     ungrouped,
 )
@@ -118,6 +120,12 @@ def test_an_error_that_cannot_be_told_is_told_by_its_arguments() -> None:
 def test_the_first_line_of_an_error() -> None:
     assert first_line(ValueError("\n no such file\nTraceback ...")) == "no such file"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_what_is_counted_agrees_with_its_number() -> None:
+    assert [counted(number, "task") for number in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
+    assert [counted(number, "trajectory", "trajectories") for number in (1, 2)] == ["1 trajectory", "2 trajectories"]
+    assert [all_of(number, "rollout") for number in (1, 2)] == ["the only rollout", "all 2 rollouts"]
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -176,9 +176,14 @@ def shown(value: object) -> str:
         return "<a number too long to write>"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`, for a message."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 task`, `2 tasks`, for a message; `plural` is that of a noun which takes no mere s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def all_of(number: int, noun: str, plural: str = "") -> str:
+    """`all 2 tasks`, or `the only task`, likewise."""
+    return f"the only {noun}" if number == 1 else f"all {counted(number, noun, plural)}"
 
 
 def _said_by(error: BaseException) -> str:

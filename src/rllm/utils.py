@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm.errors import counted
 from rllm.evaluation import pass_at_k
 from rllm.evaluation.pass_at_k import PassAtK
 from rllm.types import Trajectory
@@ -29,5 +30,5 @@ def save_trajectories(
     path = Path(save_dir, filename)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(list(results), path)
-    print(f"saved {len(results)} trajectories to {path}")  # noqa: T201
+    print(f"saved {counted(len(results), 'trajectory', 'trajectories')} to {path}")  # noqa: T201
     return path

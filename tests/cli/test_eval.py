@@ -200,7 +200,7 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": "bug", "answer": ""}])
     code, errors = fails(*arguments(server))
     assert code == 1
-    assert "all 1 rollouts failed, so this says nothing about the model: 1 x AgentError: agent raised" in errors
+    assert "the only rollout failed, so this says nothing about the model: 1 x AgentError: agent raised" in errors
 
 
 def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fails):

@@ -49,7 +49,7 @@ def test_a_report_shows_powers_of_two_roles_and_the_most_frequent_failures():
         Outcome(task_id="a", index=index, is_correct=True, rewards={"solver": 1.0, "judge": 0.5}, seconds=2.0)
         for index in range(6)
     ]
-    failures = [Outcome(task_id="b", index=index, failure=f"AgentError: {'abcde'[index]}[/]") for index in range(5)]
+    failures = [Outcome(task_id="b", index=index, failure=f"AgentError: {'abcd'[index]}[/]") for index in range(4)]
     assert shown([*right, *failures]) == [
         "agent [b]",
         "accuracy     50.0% [9.5%, 90.5%]",
@@ -59,11 +59,11 @@ def test_a_report_shows_powers_of_two_roles_and_the_most_frequent_failures():
         "mean reward  0.750 (judge 0.500, solver 1.000)",
         "tasks        2: 1 always solved, 0 sometimes, 1 never",
         "one rollout  tokens unknown (the server names none), 2.00 s",
-        "5 of 11 rollouts failed and count as wrong:",
+        "4 of 10 rollouts failed and count as wrong:",
         "1 x AgentError: a[/]",
         "1 x AgentError: b[/]",
         "1 x AgentError: c[/]",
-        "and 2 more kinds; report.json has them all",
+        "and 1 more kind; report.json has them all",
     ]
 
 

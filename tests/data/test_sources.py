@@ -47,7 +47,7 @@ def fails() -> Iterator[dict[str, int]]:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (fails, "data function 'fails' raised ValueError behind 1 rows: no more"),
+        (fails, "data function 'fails' raised ValueError behind 1 row: no more"),
         (lambda: [{"n": 1}, 2], "row 1 of data function '<lambda>' is 2"),
         (lambda: None, "raised TypeError behind 0 rows: 'NoneType' object is not iterable"),
         (lambda path: [], "raised TypeError behind 0 rows.*missing 1 required positional argument"),

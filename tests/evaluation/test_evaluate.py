@@ -159,7 +159,7 @@ async def test_rows_of_one_id_are_one_task(tmp_path):
     [
         ({"identity": {"model": "other"}}, "model was m, and is now other"),
         ({"identity": {"model": "m", "agent": "f"}}, "agent was not set, and is now f"),
-        ({"dataset": Dataset([{"id": "a", "answer": 2}])}, r"dataset was 2 tasks \(sha256 \w+\), and is now 1 tasks"),
+        ({"dataset": Dataset([{"id": "a", "answer": 2}])}, r"dataset was 2 tasks \(sha256 \w+\), and is now 1 task "),
         ({"sampling": {"temperature": 0.5}}, r'sampling was {}, and is now {"temperature":0.5}'),
     ],
 )

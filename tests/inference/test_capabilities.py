@@ -62,7 +62,7 @@ def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, s
         ({"streams": False}, "streamed ids", "not supported with streaming", "agents that stream"),
         ({"takes_token_prompts": False}, "token-id prompts", "prompt must be a string", "rendered anew and forked"),
         ({"takes_tools": False}, "tools", "--enable-auto-tool-choice", "--tool-call-parser"),
-        ({"num_choices": 1}, "n > 1", "1 answers", "ask as often"),
+        ({"num_choices": 1}, "n > 1", "1 answer to", "ask as often"),
         (
             {"kind": "raw"},
             "kind of log-probabilities",

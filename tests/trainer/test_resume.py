@@ -240,7 +240,7 @@ def test_another_run_is_refused_before_anything_is_done(
 def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     run_trainer()
     monkeypatch.setattr("tests.trainer.conftest.TASKS", [{"word": "fig"}])
-    with pytest.raises(ConfigError, match=r"train_dataset was '4 tasks \(sha256 \w+\)' and is '1 tasks"):
+    with pytest.raises(ConfigError, match=r"train_dataset was '4 tasks \(sha256 \w+\)' and is '1 task "):
         run_trainer({"num_steps": 4}, resume=True)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.engine.under_way import UnderWay
+from rllm.errors import counted
 from rllm.tracking.console import phases
 from rllm.types import Episode
 
@@ -105,7 +106,7 @@ class LiveDisplay:
             f"{label} stuck for {seconds:.0f} s" for label, seconds in list(under_way.stuck().items())[:_MAX_STUCK]
         ]
         if failed := int(self._latest.get("rollout/num_failed", 0)):
-            told.append(f"{failed} rollouts of the last step failed")
+            told.append(f"{counted(failed, 'rollout')} of the last step failed")
         return "; ".join(told)
 
 

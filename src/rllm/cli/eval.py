@@ -160,11 +160,11 @@ def _make_missing(
 
 
 def _fail_if_all_did(report: Report) -> None:
-    from rllm.errors import RolloutError
+    from rllm.errors import RolloutError, all_of
 
     if report.num_failed == report.num_rollouts:
         raise RolloutError(
-            f"all {report.num_rollouts} rollouts failed, so this says nothing about the model: {report.failures[0]}"
+            f"{all_of(report.num_rollouts, 'rollout')} failed, so this says nothing about the model: {report.failures[0]}"
         )
 
 

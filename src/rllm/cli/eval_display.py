@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from rllm.errors import counted
+
 if TYPE_CHECKING:
     from rllm.engine.failures import Reason
     from rllm.evaluation.evaluate import Progress
@@ -118,4 +120,4 @@ def _show_reasons(console: Console, what: str, count: int, report: Report, reaso
         text = str(reason)
         console.print(f"  {escape(text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + ' ...')}")
     if len(reasons) > _NUM_SHOWN:
-        console.print(f"  and {len(reasons) - _NUM_SHOWN} more kinds; report.json has them all")
+        console.print(f"  and {counted(len(reasons) - _NUM_SHOWN, 'more kind')}; report.json has them all")

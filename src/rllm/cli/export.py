@@ -38,16 +38,18 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model, its episodes, conversations to learn from, or a report; several at once."""
-    from rllm.errors import ConfigError
+    from rllm.errors import ConfigError, counted
     from rllm.trainer.export import chosen_checkpoint, export_adapter, export_chat, export_episodes, export_model
 
     if not any((episodes, chat, model, adapter, html)):
         raise ConfigError("nothing to write: give --episodes, --chat, --model, --adapter or --html")
     if episodes is not None:
         count = export_episodes(_chosen(run, split, min_reward, rewards), episodes)
-        print(f"{count} {'trajectories' if episodes.suffix == '.parquet' else 'episodes'} written to {episodes}")
+        rows = ("trajectory", "trajectories") if episodes.suffix == ".parquet" else ("episode",)
+        print(f"{counted(count, *rows)} written to {episodes}")
     if chat is not None:
-        print(f"{export_chat(_chosen(run, split, min_reward, rewards), chat)} conversations written to {chat}")
+        count = export_chat(_chosen(run, split, min_reward, rewards), chat)
+        print(f"{counted(count, 'conversation')} written to {chat}")
     if model is not None:
         export_model(chosen_checkpoint(run, checkpoint), model)
         print(f"model written to {model}")
@@ -57,7 +59,8 @@ def export(
     if html is not None:
         from rllm.viewer.export import export_report
 
-        print(f"report with {export_report(str(run), html)} rollouts in full written to {html}")
+        count = export_report(str(run), html)
+        print(f"report with {counted(count, 'rollout')} in full written to {html}")
 
 
 def _chosen(run: Path, split: str, min_reward: float | None, rewards: Path | None) -> Iterator[Episode]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rllm.cli.options import AsJson, Split, ValSplit
+from rllm.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +45,7 @@ def rescore(
 
     from rllm.cli import terminal
     from rllm.cli.agent_file import load_function
-    from rllm.errors import ConfigError, RewardError
+    from rllm.errors import ConfigError, RewardError, all_of
     from rllm.rewards.judged import check_reward
     from rllm.trainer.history import stored_episodes
     from rllm.trainer.rescore import compare, write_rewards
@@ -76,7 +77,9 @@ def rescore(
     if as_json:
         terminal.print_json({**comparison.to_dict(), "file": str(path)})
     if comparison.num_failed == comparison.num_trajectories:
-        raise RewardError(f"{reward} raised for all {comparison.num_failed} trajectories: {found[0].error}")
+        raise RewardError(
+            f"{reward} raised for {all_of(comparison.num_failed, 'trajectory', 'trajectories')}: {found[0].error}"
+        )
 
 
 def _tasks(split: str, source: str | None, part: str | None, option: str) -> dict[tuple[str, str], Any]:
@@ -101,7 +104,7 @@ def _show(console: Console, told: Comparison) -> None:
         f"{_number(told.mean_after)}"
     )
     if told.num_failed:
-        console.print(f"[yellow]{told.num_failed} rewards raised and are not scored; the file says why[/]")
+        console.print(f"[yellow]{counted(told.num_failed, 'reward')} raised and left unscored; the file says why[/]")
     if not told.largest:
         return
     table = Table("episode", "role", "before", "after", "answer", title="largest changes", title_justify="left")

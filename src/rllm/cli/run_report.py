@@ -12,6 +12,7 @@ from rllm.capture import side_calls
 from rllm.capture.side_calls import WITHOUT_TOOLS
 from rllm.engine.complete import complete
 from rllm.engine.runner import Attempt
+from rllm.errors import counted
 from rllm.sdk.frameworks import hints_for
 from rllm.sdk.supervised import ProgramResult
 from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, Episode, TerminationReason, Trace, Trajectory
@@ -34,14 +35,16 @@ def summary(episode: Episode, traces: Sequence[Trace], done: ProgramResult, *, s
     num_prompt = sum(len(step.prompt_ids) for step in steps)
     num_sampled = sum(len(step.response_ids) for step in steps)
     lines = [
-        f"rllm run: {_count(len(steps), 'call')} in session {episode.session_id}, {num_prompt} prompt and {num_sampled} "
+        f"rllm run: {counted(len(steps), 'call')} in session {episode.session_id}, {num_prompt} prompt and {num_sampled} "
         f"sampled tokens; it {_ending(done)}",
         *_about_calls(traces),
     ]
     if done.num_dropped_bytes:
-        lines.append(f"  output     {done.num_dropped_bytes} bytes are left out: --max-output is how much is kept")
+        lines.append(
+            f"  output     {done.num_dropped_bytes} bytes are left out: --max-output is how much is kept"
+        )
     if done.num_killed:
-        lines.append(f"  killed     {_count(done.num_killed, 'process')} that had not ended")
+        lines.append(f"  killed     {counted(done.num_killed, 'process', 'processes')} that had not ended")
     if store is not None:
         command = ["rllm", "traces", "show", episode.session_id, "--store", store]
         lines.append(f"  traces     {shlex.join(command)}")
@@ -55,13 +58,13 @@ def _about_calls(traces: Sequence[Trace]) -> list[str]:
     errors = Counter(trace.error for trace in traces if trace.error)
     lines = []
     if aside:
-        lines.append(f"  left out   {_count(len(aside), 'side call')} ({_each(reasons)})")
+        lines.append(f"  left out   {counted(len(aside), 'side call')} ({_each(reasons)})")
     if drifts:
         lines.append(
-            f"  drift      {_count(sum(drifts.values()), 'call')} not on the tokens before it ({_each(drifts)})"
+            f"  drift      {counted(sum(drifts.values()), 'call')} not on the tokens before it ({_each(drifts)})"
         )
     if errors:
-        lines.append(f"  no tokens  {_count(sum(errors.values()), 'call')}: {next(iter(errors))}")
+        lines.append(f"  no tokens  {counted(sum(errors.values()), 'call')}: {next(iter(errors))}")
     return lines
 
 
@@ -70,12 +73,8 @@ def _ending(done: ProgramResult) -> str:
     return f"{how} after {done.duration_s:.1f} s"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}es" if what.endswith("s") else f"{number} {what}s"
-
-
-def _each(counted: Counter[str]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in counted.most_common())
+def _each(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())
 
 
 def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rllm.data.rows import as_task
 from rllm.data.sources import name_of, rows_of
-from rllm.errors import ConfigError, shown
+from rllm.errors import ConfigError, counted, shown
 from rllm.types import Task, task_id_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Dataset(Sequence[Task]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        return f"Dataset(name={self.name!r}, split={self.split!r}, {len(self)} rows)"
+        return f"Dataset(name={self.name!r}, split={self.split!r}, {counted(len(self), 'row')})"
 
 
 def _check_rows(data: Any) -> None:
@@ -188,7 +188,9 @@ def _cuts(sizes: Sequence[float], num_rows: int) -> list[int]:
     sums = list(accumulate(sizes, initial=0.0))
     rest = whole - sums[-1]
     if rest < -_ROUNDING:
-        raise ConfigError(f"split_into{tuple(sizes)}: there are only {num_rows} rows; the sizes may sum to {whole}")
+        raise ConfigError(
+            f"split_into{tuple(sizes)}: the data has {counted(num_rows, 'row')}; the sizes may sum to {whole}"
+        )
     cuts = [round(num_rows * cut / whole) for cut in sums]
     return [*cuts, num_rows] if rest > _ROUNDING else cuts
 

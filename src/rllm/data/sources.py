@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from rllm.data.files import READERS, read_file
 from rllm.data.rows import as_task
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, RLLMError, counted
 from rllm.registry import load_object
 from rllm.types import Task
 
@@ -86,7 +86,9 @@ def _rows_of_function(function: Any) -> list[Task]:
     except RLLMError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where} raised {type(error).__name__} behind {len(rows)} rows: {error}") from error
+        raise ConfigError(
+            f"{where} raised {type(error).__name__} behind {counted(len(rows), 'row')}: {error}"
+        ) from error
     return rows
 
 

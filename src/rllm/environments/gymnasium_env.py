@@ -14,7 +14,7 @@ from rllm.environments.gymnasium_text import (
     rendering_to_text,
     to_plain,
 )
-from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary
+from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted
 
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
 
@@ -168,6 +168,6 @@ def _check_labels(labels: tuple[str, ...], space: Any) -> None:
 
 def _parts(returned: Any, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(returned, tuple) or len(returned) != len(names):
-        seen = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        seen = counted(len(returned), "value") if isinstance(returned, tuple) else type(returned).__name__
         raise EnvError(f"{where} returned {seen}: Gymnasium's API returns ({', '.join(names)})")
     return returned

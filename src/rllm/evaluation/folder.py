@@ -13,7 +13,7 @@ from typing import Any
 
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.evaluation.report import Report
 from rllm.files import lock, replace_text
 
@@ -93,7 +93,7 @@ def dataset_identity(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for row in dataset:
         digest.update(_ADDRESS.sub(b"", to_json(row, sort_keys=True)) + b"\n")
-    return f"{len(dataset)} tasks (sha256 {digest.hexdigest()[:16]})"
+    return f"{counted(len(dataset), 'task')} (sha256 {digest.hexdigest()[:16]})"
 
 
 def file_identity(path: Path) -> str:

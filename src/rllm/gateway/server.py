@@ -19,7 +19,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.types import ASGIApp
 
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, RLLMError, counted
 from rllm.gateway.acceptor import Acceptor
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
@@ -254,7 +254,7 @@ class _Server(uvicorn.Server):
                 while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets tell nobody
                     await asyncio.sleep(_CLOSING_TICK_S)
         except TimeoutError:
-            logger.error("%d calls are cut off, which did not end in time for the shutdown", len(state.tasks))
+            logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))
             for task in state.tasks:
                 task.cancel(STOPPED)
             if state.tasks:

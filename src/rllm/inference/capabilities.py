@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
-from rllm.errors import ConfigError, InferenceError, TokenMismatchError
+from rllm.errors import ConfigError, InferenceError, TokenMismatchError, counted
 from rllm.inference.sglang.control import control_of
 from rllm.inference.vllm.control import VLLMControl
 from rllm.inference.vllm.handover import choose_handover
@@ -136,7 +136,7 @@ def _tokens(server: _Server) -> Finding:
         return Finding(name=name, ok=False, said=str(error), fix=fix)
     if tokens.problem:
         return Finding(name=name, ok=False, said=tokens.problem, fix=fix)
-    return Finding(name=name, ok=True, said=f"{len(tokens.response_ids)} ids, each with its log-probability")
+    return Finding(name=name, ok=True, said=f"{counted(len(tokens.response_ids), 'id')}, each with its log-probability")
 
 
 def _streamed(server: _Server) -> Finding:
@@ -198,7 +198,7 @@ def _choices(server: _Server) -> Finding:
     """Several answers of one call."""
     number = len(server.chat(n=2)["choices"])
     fix = "" if number == 2 else "agents that ask for several answers get one: let them ask as often"
-    return Finding(name="n > 1", ok=number == 2, said=f"{number} answers to n=2", needed=False, fix=fix)
+    return Finding(name="n > 1", ok=number == 2, said=f"{counted(number, 'answer')} to n=2", needed=False, fix=fix)
 
 
 def _kind(server: _Server, temperature: float) -> Finding:

@@ -15,7 +15,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import name_of
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import to_json
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.evaluation.folder import dataset_identity
 from rllm.store.base import TraceStore, every_session
 from rllm.tracking.about import flat, forget_trackers
@@ -110,7 +110,7 @@ class StartingPoint:
                 store, self.state.get("last_session"), steps_done=self.steps_done, evaluated_at=self.evaluated_at
             )
             if num_lost:
-                logger.info("the traces of %d rollouts of lost steps are deleted", num_lost)
+                logger.info("the traces of %s of lost steps are deleted", counted(num_lost, "rollout"))
 
     def restore_rng(self) -> None:
         """Let random numbers go on where they were."""

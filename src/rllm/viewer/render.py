@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from rllm.errors import MissingDependencyError
+from rllm.errors import MissingDependencyError, counted
 from rllm.viewer import charts
 from rllm.viewer.messages import said
 from rllm.viewer.spans import blocks, one_line, plain
@@ -41,7 +41,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=charts.number, seconds=seconds, when=when, tone=tone, said=said, one_line=one_line, signed=signed
+        number=charts.number,
+        seconds=seconds,
+        when=when,
+        tone=tone,
+        said=said,
+        one_line=one_line,
+        signed=signed,
+        counted=counted,
     )
     made.globals.update(
         url=url,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from rllm.errors import counted
 from rllm.types import Trace
 from rllm.viewer.rollouts import Rollout
 
@@ -95,7 +96,7 @@ def _lane(rollout: Rollout, traces: Sequence[Trace], began: float, now: float) -
         if queued > 0:
             lane.segments.append(Segment(kind="queue", start=asked, stop=asked + queued))
         lane.segments.append(
-            Segment(kind="model", start=asked + queued, stop=answered, label=f"{len(trace.response_ids)} tokens")
+            Segment(kind="model", start=asked + queued, stop=answered, label=counted(len(trace.response_ids), "token"))
         )
         at = max(at, answered)
     end = start + rollout.seconds if rollout.seconds is not None else None

@@ -13,7 +13,7 @@ from rllm.agents.agent import BaseAgent
 from rllm.algorithms.returns import discounted
 from rllm.capture.snapshot import snapshot
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary
+from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import Action, Message, Step, TerminationReason, Trajectory
@@ -258,5 +258,5 @@ def _info(info: Any, where: str) -> dict[str, Any]:
 
 def _shape(returned: Any) -> str:
     if isinstance(returned, tuple | list):
-        return f"{len(returned)} values"
+        return counted(len(returned), "value")
     return f"{returned!r:.100} of type {type(returned).__name__}"

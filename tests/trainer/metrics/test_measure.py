@@ -166,3 +166,4 @@ def test_the_report_names_the_most_frequent_reasons_first() -> None:
         "  2 x B",
         "  1 x C",
     ]
+    assert failure_report("evaluate", ["A"]).startswith("evaluate: the only rollout failed, so")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.shares import FROZEN
 from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
@@ -93,8 +93,8 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
     kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
     if not kept:
         raise ConfigError(
-            f"sft.reward_threshold={reward_threshold} leaves nothing of {len(rows)} trajectories: the best of them earned "
-            f"{max(row['reward'] for row in scored)}"
+            f"sft.reward_threshold={reward_threshold} leaves nothing of {counted(len(rows), 'trajectory', 'trajectories')}: "
+            f"the best earned {max(row['reward'] for row in scored)}"
         )
     return kept if best_per_task is None else _best(kept, best_per_task)
 

@@ -12,6 +12,7 @@ from statistics import fmean, quantiles
 import torch
 
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
+from rllm.errors import all_of
 from rllm.trainer.assemble import Assembled
 from rllm.types import Episode, Step, StepCredit
 
@@ -139,7 +140,7 @@ def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
     unusable = [reason for reason in reasons if reason]
     lines = [f"  {reason}" for reason in count_reasons(unusable)[:3]]
     if len(unusable) == len(reasons):
-        head = f"all {len(reasons)} rollouts failed, so there is nothing to learn from:"
+        head = f"{all_of(len(reasons), 'rollout')} failed, so there is nothing to learn from:"
     else:
         head = f"{len(unusable)} of {len(reasons)} rollouts failed or were not scored, and are left out:"
     return "\n".join([f"{phase}: {head}", *lines])

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
+from rllm.errors import all_of
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0,
-            f"all {of('batch/num_groups'):.0f} groups earned the same throughout, so nothing is learned: use tasks that are "
-            "neither too hard nor too easy, raise rollout.group_size, or set rollout.resample_rounds",
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so nothing is learned: "
+            "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set rollout.resample_rounds",
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
