@@ -7,6 +7,7 @@ from functools import partial
 import httpx
 import pytest
 
+from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.identity import session_key
 from rllm.gateway.server import GatewayServer
@@ -15,6 +16,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted_server import ScriptedServer
 
 from .held import HeldEngine
+from .servers import ANSWER, RawServer, event_stream, http
 
 OPERATOR = {"authorization": "Bearer top"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -102,6 +104,24 @@ def test_replicas_come_and_go_while_calls_are_under_way(pooled):
     added = served.operate("POST", "/upstreams", {"url": busy.base_url})
     assert (added.status_code, added.json()["added"]) == (201, 3)
     assert [trace.error for trace in served.store.by_session("s")] == [None] * 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_does_not_know_its_weights_hides_none_that_were_published(stream):
+    unknown = {"rllm": {"weight_version": None}}
+    whole = http(200, {**ANSWER, **unknown})
+    choice = {"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [7], "logprobs": None}
+    async with RawServer(event_stream({"choices": [choice], **unknown}) if stream else whole) as server:
+        pool = UpstreamPool([server.url])
+        pool.replicas.publish(6)
+        store = MemoryTraceStore()
+        app = create_app(store, pool)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+            await client.post("/sessions/s/v1/chat/completions", json=body)
+        await pool.close()
+    [trace] = store.by_session("s")
+    assert trace.weight_version == 6
 
 
 def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):

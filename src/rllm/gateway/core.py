@@ -160,6 +160,7 @@ class Gateway:
         complete: bool = True,
     ) -> list[Trace]:
         facts = response.get(FACTS_KEY) or {}
+        version = facts.get("weight_version")
         if complete and not response.get("choices"):
             raise UpstreamError(f"the upstream's answer has choices={response.get('choices')!r}: it holds no answer")
         return traces_from_chat(
@@ -169,7 +170,7 @@ class Gateway:
             started_at=call.started_at,
             timings={**timings, **call.route.timings(), "total_s": time.perf_counter() - call.clock},
             metadata={**call.metadata, **call.route.notes(), **call.drift(response.get("prompt_token_ids"))},
-            weight_version=facts.get("weight_version", call.route.weight_version),
+            weight_version=call.route.weight_version if version is None else version,
             weight_updates=facts.get("weight_updates") or (),
             template_hash=facts.get("template_hash"),
             requested_sampling=call.asked,
