@@ -1,4 +1,5 @@
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from rllm.capture import Said
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.gateway.core import ABORTED, Gateway
 from rllm.gateway.model_call import ModelCall
 from rllm.gateway.sessions import Session, Sessions, with_fixed_sampling
@@ -307,6 +308,51 @@ def test_a_call_whose_session_is_deleted_meanwhile_leaves_nothing_to_a_later_ses
     [trace] = served.store.by_session("a")
     assert trace.parent_id is None
     assert served.http.get("/sessions/a").json()["metadata"] == {}
+
+
+class Undeletable(MemoryTraceStore):
+    """Deletes nothing, and says so once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def delete(self, session_id):
+        self.asked.set()
+        self.go.wait(60)
+        raise StoreError("the disk is gone")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_session_that_the_store_does_not_delete_goes_on(serve, stream):
+    engine, store = HeldEngine(["abcdefgh"]), Undeletable()
+    served = serve(engine, store=store)
+    served.server.open_session("a", sampling={"temperature": 0.5})
+    with ThreadPoolExecutor(2) as agents:
+        under_way = agents.submit(served.post, "/sessions/a/v1/chat/completions", {**HI, "stream": stream})
+        while engine.num_calls == 0:
+            time.sleep(0.005)
+        deleting = agents.submit(served.http.delete, "/sessions/a")
+        assert store.asked.wait(60)
+        assert served.post("/sessions/a/v1/chat/completions").status_code == 410, "it is being deleted"
+        store.go.set()
+        assert deleting.result(60).status_code == 500
+        engine.go.set()
+        answer = under_way.result(60)
+    assert answer.status_code == 200
+    assert "session_deleted" not in answer.text
+    assert served.post("/sessions/a/v1/chat/completions").status_code == 200
+    assert [trace.sampling["temperature"] for trace in store.by_session("a")] == [0.5, 0.5]
+
+
+async def test_what_nobody_had_read_of_a_session_is_read_once_it_could_not_be_deleted():
+    store = Undeletable()
+    Sessions(store).open("a", metadata=None, sampling={"temperature": 0.5}).result(60)
+    store.go.set()
+    sessions = Sessions(store)
+    with pytest.raises(StoreError):
+        await sessions.delete("a")
+    assert (await sessions.get("a")).sampling == {"temperature": 0.5}
 
 
 async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_under_way(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 import uuid
@@ -172,16 +173,23 @@ class Sessions:
     async def delete(self, session_id: str) -> int:
         """Delete a session with its traces; returns how many there were. Its calls under way end with an error.
 
-        Its name may be used again then, for a session that has nothing of this one.
+        Its name may be used again then, for a session that has nothing of this one. If the store fails, nothing has happened to
+        it, but for calls that have ended meanwhile.
         """
-        ended = self._know(self._in_use.get(session_id) or Session(session_id))
+        in_use = self._in_use.get(session_id)
+        ended = self._know(in_use or Session(session_id))
         ended.deleted = True  # and stays known until it is gone, so that calls that come meanwhile hear of it
         try:
             return await asyncio.to_thread(self._store.delete, session_id)
+        except Exception:
+            ended.deleted = False
+            ended.looked_for_at = -math.inf  # so that the store is asked before it is believed to be there
+            raise
         finally:
             self._num_deleted += 1
-            self._in_use.pop(session_id, None)
-            self._known.pop(session_id, None)
+            if ended.deleted or in_use is None:
+                self._in_use.pop(session_id, None)
+                self._known.pop(session_id, None)
 
     async def _still_known(self, session_id: str) -> Session | None:
         """The session, if it is known and in the store still, as far as that is not doubtful."""
