@@ -1,5 +1,6 @@
 """What is particular to streams: relayed as they come, ended only when durable, cancelled when the client leaves."""
 
+import asyncio
 import json
 import threading
 import time
@@ -7,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from rllm.testing.scripted import TURN_END
+from rllm.testing.scripted import TURN_END, ScriptedEngine
 
 from .held import HeldEngine, HeldStore
 
@@ -118,6 +119,37 @@ def test_every_chunk_is_a_standard_one(serve, upstream):
     assert (call["index"], call["type"]) == (0, "function")
     assert chunks[-1]["choices"][0]["delta"] == {}
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+class SelfCancelling(ScriptedEngine):
+    """Cancels its first call by itself, as an engine does whose own tasks are cancelled."""
+
+    async def get_model_response(self, messages, **params):
+        is_first = self.num_calls == 0
+        output = await super().get_model_response(messages, **params)
+        if is_first:
+            raise asyncio.CancelledError
+        return output
+
+    async def stream_model_response(self, messages, **params):
+        is_first = self.num_calls == 0
+        async for piece in super().stream_model_response(messages, **params):
+            yield piece
+            if is_first:
+                raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_cancels_a_call_by_itself_has_failed(serve, stream, n):
+    served = serve(SelfCancelling(["abcdefgh"]))
+    refused = served.post(CHAT, json={**BODY, "stream": stream, "n": n})
+    assert refused.status_code == (200 if stream else 503)
+    assert "the engine cancelled the call by itself" in refused.text
+    assert "[DONE]" not in refused.text
+    trace, *_ = served.store.by_session("s")
+    assert (trace.finish_reason, trace.error) == ("error", "the engine cancelled the call by itself: ask again")
+    assert bytes(trace.response_ids) == (b"abcd" if stream else b"")
 
 
 def test_an_engine_that_cannot_stream_gives_its_answer_in_one_delta(serve):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS, Prior
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
@@ -22,6 +22,7 @@ from rllm.inference.engine import (
     SamplingParams,
     StreamingInferenceEngine,
 )
+from rllm.types import Message
 
 
 class EngineUpstream:
@@ -93,7 +94,7 @@ class EngineUpstream:
     async def _outputs(self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None) -> list[ModelOutput]:
         messages = for_template(request["messages"])
         calls = [
-            self.engine.get_model_response(messages, tools=request.get("tools"), **_params(request, index, prompt_ids))
+            self._output(messages, tools=request.get("tools"), **_params(request, index, prompt_ids))
             for index in range(_num_choices(request))
         ]
         if len(calls) == 1:
@@ -105,6 +106,10 @@ class EngineUpstream:
             raise failures.exceptions[0] from None  # The first failure cancelled the others.
         return [task.result() for task in tasks]
 
+    async def _output(self, messages: Sequence[Message], **params: Any) -> ModelOutput:
+        with _cancelled_by_callers_only():
+            return await self.engine.get_model_response(messages, **params)
+
     async def _pieces(
         self, request: Mapping[str, Any], index: int, prompt_ids: Sequence[int] | None
     ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
@@ -112,15 +117,32 @@ class EngineUpstream:
         messages, tools = for_template(request["messages"]), request.get("tools")
         params = _params(request, index, prompt_ids)
         if not isinstance(self.engine, StreamingInferenceEngine):
-            yield index, await self.engine.get_model_response(messages, tools=tools, **params)
+            yield index, await self._output(messages, tools=tools, **params)
             return
         stream = self.engine.stream_model_response(messages, tools=tools, **params)
         try:
-            async for piece in stream:
-                yield index, piece
+            with _cancelled_by_callers_only():
+                async for piece in stream:
+                    yield index, piece
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
+
+
+@contextmanager
+def _cancelled_by_callers_only() -> Iterator[None]:
+    """What an engine does for a call may be cancelled with that; where nobody has, it has failed.
+
+    Raises:
+        InferenceError: 503, in the place of a cancellation that is the engine's own.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise InferenceError("the engine cancelled the call by itself: ask again", status_code=503) from error
 
 
 class _ChoiceChunks:
