@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from rllm.testing.scripted import TURN_END, ScriptedEngine
+from rllm.testing.scripted import TURN_END, ScriptedEngine, encode_prompt
 
 from .held import HeldEngine, HeldStore
 
@@ -72,6 +72,7 @@ def test_a_client_that_leaves_cancels_the_generation_and_leaves_a_partial_trace(
     assert traces[0].error is not None
     assert bytes(traces[0].response_ids[:4]) == b"abcd"
     assert len(traces[0].response_ids) == len(traces[0].logprobs)
+    assert traces[0].prompt_ids == encode_prompt(BODY["messages"])
     assert served.engine.outputs == []
 
 

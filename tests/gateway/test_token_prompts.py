@@ -187,6 +187,22 @@ def test_a_wrong_prompt_is_refused_and_nobody_else_suffers(two: Two, asked: Any,
     assert two.complete(prompt=[5]).status_code == 200
 
 
+def test_the_trace_of_a_call_that_failed_has_its_prompt(two: Two) -> None:
+    url = two.behind.session_url("failed")
+    for stream in (False, True):
+        body = {"model": "m", "prompt": [5, 287], "stream": stream}
+        assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 400
+    said = ask(url, [USER], stream=False)
+    ask(url, [USER, {"role": "assistant", "content": said["content"]}, NEXT], stream=False)
+    turns = [USER, {"role": "assistant", "content": said["content"]}, {**NEXT, "content": NEXT["content"] * 99}]
+    body = {"model": "m", "messages": turns}
+    assert httpx.post(f"{url}/chat/completions", json=body, timeout=60).status_code == 400
+    *refused, first, _, too_long = two.kept_behind.by_session("failed")
+    assert [trace.prompt_ids for trace in refused] == [[5, 287]] * 2
+    assert goes_on(first, too_long)
+    assert too_long.response_ids == []
+
+
 def test_a_prompt_of_ids_may_fill_the_context(two: Two) -> None:
     choice = two.complete(prompt=[5] * 510, max_tokens=100, return_token_ids=True).json()["choices"][0]
     assert len(choice["token_ids"]) == 2 or choice["finish_reason"] == "stop"

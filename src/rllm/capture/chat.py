@@ -111,7 +111,9 @@ def traces_from_chat(
             traces = [replace(trace, weight_updates=updates) for trace, updates in pairs]
     else:
         problem = f"the server's chat completion (OpenAI format) has choices={choices!r}: there is no answer to capture"
-        traces = [Trace(id=shared["call_id"], response={}, finish_reason="error", error=problem, **shared)]
+        prompt_ids = response.get("prompt_token_ids") or []
+        outcome: dict[str, Any] = {"prompt_ids": prompt_ids, "response": {}, "finish_reason": "error", "error": problem}
+        traces = [Trace(id=shared["call_id"], **outcome, **shared)]
     if require_tokens:
         for trace in traces:
             if trace.error is not None:

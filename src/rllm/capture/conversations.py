@@ -186,7 +186,7 @@ class Conversations:
         return "reasoning" if call.has_reasoning else "template"
 
     def add(self, said: Said, trace: Trace) -> None:
-        """Remember an answer, once it is given; one without tokens cannot be gone on from.
+        """Remember an answer, once it is given; one without tokens cannot be gone on from, nor one to a prompt of bare ids.
 
         The tokens of one that goes on from another are kept; those of a first one are asked for when they are needed.
         """
@@ -194,7 +194,7 @@ class Conversations:
 
     def adding(self, said: Said, trace: Trace) -> Callable[[], None]:
         """`add` for later, which has no hold of the trace."""
-        if not trace.response_ids:
+        if not trace.response_ids or not said.messages:
             return _nothing
         call = _Call(
             trace_id=trace.id,
@@ -278,7 +278,7 @@ class Conversations:
 
 
 def _nothing() -> None:
-    """Nothing is remembered of an answer without tokens."""
+    """Nothing is remembered of it."""
 
 
 def _is_answer(message: Message) -> bool:

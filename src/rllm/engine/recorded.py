@@ -163,7 +163,7 @@ def _with_imposed(
     sampling, seeds = _imposed.get(({}, CallSeeds()))
     asked = with_fixed_sampling(params, sampling)
     if (seed := sampling.get("seed")) is not None:
-        asked["seed"] = seeds.next(seed, messages, tools)
+        asked["seed"] = seeds.next(seed, messages, tools, params.get("prompt_token_ids"))
     return asked
 
 

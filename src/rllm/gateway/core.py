@@ -134,10 +134,12 @@ class Gateway:
 
     async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
         """The call as it is put to the upstream."""
+        if call.prompt_ids is None:
+            call.prompt_ids = await self._continued(call, sent)
         return UpstreamCall(
             id=call.id,
             request=sent,
-            prompt_ids=await self._continued(call, sent) if call.prompt_ids is None else call.prompt_ids,
+            prompt_ids=call.prompt_ids,
             logprob_details=bool(call.asked.get("logprobs")),
             headers=call.trace_context or call.session.trace_context,
             route=call.route,
@@ -188,14 +190,15 @@ class Gateway:
         timings: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trace]:
         """The record of a call without a whole answer: its tokens so far, or none, and why."""
+        known = {} if call.prompt_ids is None else {"prompt_token_ids": list(call.prompt_ids)}
         finish_reason = "abort" if reason in (ABORTED, STOPPED) else "error"
         traces: list[Trace] = []
         if partial.get("choices"):
             # The tokens that arrived may be the very reason for the failure.
             with suppress(TokenMismatchError):
-                traces = self._traces(call, sent, {**partial, "id": call.id}, timings, complete=False)
+                traces = self._traces(call, sent, {**known, **partial, "id": call.id}, timings, complete=False)
         if not traces:
-            nothing = {"id": call.id, "choices": []}
+            nothing = {**known, "id": call.id, "choices": []}
             traces = self._traces(call, sent, nothing, timings, complete=False)
         return [replace(trace, error=reason, finish_reason=finish_reason) for trace in traces]
 

@@ -30,7 +30,8 @@ class ModelCall:
     asked: Mapping[str, Any]
     """The agent's own request, as a chat request."""
     prompt_ids: Sequence[int] | None = None
-    """The prompt, where the agent sent token ids; then there are no messages."""
+    """The prompt, as far as its tokens are known before it is sampled from: where the agent sent them, and there are no messages
+    then, or where they go on from an earlier answer."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class ModelCall:
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
         self.route = Route(None if self.session.lineage is None else self.session.id)
-        if self.session.conversations is not None and self.prompt_ids is None:
+        if self.session.conversations is not None:
             self.said = Said.of(self.asked["messages"], self.asked.get("tools"))
 
     def prior(self) -> Prior | None:

@@ -23,7 +23,7 @@ from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
-from rllm.types import RESERVED_PREFIX, Message, Trace
+from rllm.types import RESERVED_PREFIX, Trace
 
 SAMPLING_KEY = "rllm.sampling"
 """Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
@@ -69,7 +69,7 @@ class Session:
         """The request as it is sent: with the session's sampling parameters, and with the seed of this very call."""
         sent = with_fixed_sampling(request, self.sampling)
         if (seed := self.sampling.get("seed")) is not None:
-            sent["seed"] = self.seeds.next(seed, _asked(request["messages"], prompt_ids), request.get("tools"))
+            sent["seed"] = self.seeds.next(seed, request["messages"], request.get("tools"), prompt_ids)
         return sent
 
 
@@ -240,18 +240,13 @@ class Sessions:
             for trace in self._store.by_session(session_id):
                 session.has_tools = session.has_tools or bool(trace.tools)
                 lineage.add(trace)
-                if trace.error is None and trace.messages:
+                if trace.error is None:
                     conversations.add(Said.of(trace.messages, trace.tools), trace)
                 calls.setdefault(trace.call_id, trace)
             if "seed" in session.sampling:
                 for call in calls.values():
-                    session.seeds.next(0, _asked(call.messages, call.prompt_ids), call.tools)
+                    session.seeds.next(0, call.messages, call.tools, call.prompt_ids)
         return session
-
-
-def _asked(messages: Sequence[Message], prompt_ids: Sequence[int] | None) -> Sequence[Message]:
-    """What tells a call from others: its messages, or the ids that it has instead."""
-    return messages or [{"prompt_ids": prompt_ids}]
 
 
 def new_session_id() -> str:

@@ -163,6 +163,8 @@ class OutputDelta:
     logprobs: list[float]
     reasoning: str = ""
     """New text of its reasoning, which comes before."""
+    prompt_ids: Sequence[int] = ()
+    """Of the prompt: with the first delta, from an engine that knows them by then, for the record of a stream that is cut."""
 
 
 @runtime_checkable

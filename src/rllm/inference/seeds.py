@@ -29,9 +29,15 @@ class CallSeeds:
     def __init__(self) -> None:
         self._asked: Counter[bytes] = Counter()
 
-    def next(self, base: int, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """The seed of this call, from that of its session."""
-        asked = _digest([[_without_ids(message) for message in messages], tools or None])
+    def next(
+        self,
+        base: int,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> int:
+        """The seed of this call, from that of its session; `prompt_ids` are what it asks where it has no messages."""
+        asked = _digest([[_without_ids(message) for message in messages] or list(prompt_ids or ()), tools or None])
         self._asked[asked] += 1
         return derived_seed(base, asked.hex(), self._asked[asked])
 

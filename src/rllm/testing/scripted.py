@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
@@ -77,9 +78,9 @@ class ScriptedEngine:
         """The same answer in pieces of a few characters; tokens of what is not content come with the whole answer."""
         output = self._answer(list(messages), tools, SamplingParams.from_request(params))
         deltas = list(_deltas(output))
-        for delta in deltas:
+        for number, delta in enumerate(deltas):
             await asyncio.sleep(self._latency_of(messages) / len(deltas))
-            yield delta
+            yield delta if number else replace(delta, prompt_ids=output.prompt_ids)
         self.outputs.append(output)
         yield output
 

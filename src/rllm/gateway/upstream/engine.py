@@ -66,10 +66,13 @@ class EngineUpstream:
         head = self._head(call.id, "chat.completion.chunk")
         choices = [_ChoiceChunks(index) for index in range(_num_choices(call.request))]
         said = [self._pieces(call.request, choice.index, call.prompt_ids) for choice in choices]
+        told: set[int] = set()  # the choices that have said what the prompt is
         async with aclosing(_interleaved(said)) as pieces:
             async for index, piece in pieces:
                 choice = choices[index].feed(piece)
-                ids = {"prompt_token_ids": piece.prompt_ids} if isinstance(piece, ModelOutput) else {}
+                ids = {"prompt_token_ids": list(piece.prompt_ids)} if piece.prompt_ids and index not in told else {}
+                if ids:
+                    told.add(index)
                 yield [{**head, "choices": [choice], **ids}]
         outputs = [choice.output for choice in choices if choice.output is not None]
         call.route.queue_s += _queued(outputs)

@@ -120,8 +120,9 @@ class LocalEngine:
                 ids, logprobs = request.completion_ids[seen:], request.logprobs[seen:]
                 if ids and not request.done:
                     ids = ids[: len(logprobs)]
+                    delta = _delta(call.reader.show(ids), ids, logprobs[: len(ids)])
+                    yield delta if seen else replace(delta, prompt_ids=request.prompt_ids)
                     seen += len(ids)
-                    yield _delta(call.reader.show(ids), ids, logprobs[: len(ids)])
         finally:
             self._thread.release(request)
         output = self._output(call)
