@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +103,21 @@ def test_equal_sequences_share_everything() -> None:
 def test_a_sequence_that_is_the_beginning_of_another() -> None:
     tree = build_tree([[1] * 20, [1] * 20 + [2]])
     assert tree.paths == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize("length", [127, 128, 129, 256, 300])
+def test_a_long_prefix_is_shared_to_its_last_token(length: int) -> None:
+    prefix = list(range(length))
+    tree = build_tree([[*prefix, 7], [*prefix, 8], prefix], min_saved=1, row_tokens=0)
+    assert [node.length for node in tree.nodes] == [length, 1, 1]
+    assert tree.paths == [[0, 1], [0, 2], [0]]
+
+
+def test_sequences_may_fork_more_often_than_calls_may_nest() -> None:
+    steps = [[1] * place + [2] for place in range(1, sys.getrecursionlimit() + 1)]
+    tree = build_tree(steps, min_saved=1, row_tokens=0)
+    assert len(tree.ids) == 2 * len(steps), "each step adds a token to the history, and its own answer"
+    assert [tree.ids[place] for place in tree.positions(len(steps) - 1)] == steps[-1]
 
 
 def test_no_sequences() -> None:

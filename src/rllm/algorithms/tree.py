@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 MIN_SAVED = 16
 """A shared run becomes a node of its own when that saves at least this many tokens; below it costs more than it saves."""
@@ -17,6 +18,8 @@ ROW_TOKENS = 64
 """Subtrees of up to this many tokens are computed as one row, in which a node costs nothing: there every run is shared.
 Shorter rows copy the keys above them more often, longer ones compute more pairs that are masked out: with twice as many an
 update of answers of 64 or 128 tokens takes some 4 % longer, and one of short answers as long."""
+_PIECE = 128
+"""Tokens of each sequence that are compared at a time: of long ones, most are not copied only to find that they differ early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,66 +73,64 @@ def build_tree(
 ) -> TokenTree:
     """Merge the common prefixes of token sequences. None of them may be empty."""
     tree = TokenTree(paths=[[] for _ in sequences])
-    lists, everyone = [list(ids) for ids in sequences], list(range(len(sequences)))
-    _grow(tree, lists, everyone, parent=-1, offset=0, fork=0, min_saved=min_saved, row_tokens=row_tokens)
+    lists = [list(ids) for ids in sequences]
+    # A stack of our own, the next branch on top: sequences may fork more often than calls may nest.
+    pending = _branches(lists, list(range(len(lists))), parent=-1, offset=0, fork=0)
+    while pending:
+        pending += _grow(tree, lists, pending.pop(), min_saved, row_tokens)
     return tree
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Branch:
+    """Sequences that agree up to the token at `fork` and with it; those before `offset` are in the nodes down to `parent`."""
+
+    members: list[int]
+    parent: int
+    offset: int
+    fork: int
+
+
 def _grow(
-    tree: TokenTree,
-    sequences: list[list[int]],
-    members: list[int],
-    *,
-    parent: int,
-    offset: int,
-    fork: int,
-    min_saved: int,
-    row_tokens: int,
-) -> None:
-    """Add what lies below `parent`, whose tokens end at `offset`; up to `fork`, which is no earlier, all members agree.
+    tree: TokenTree, sequences: list[list[int]], branch: _Branch, min_saved: int, row_tokens: int
+) -> list[_Branch]:
+    """Add what the members of a branch share, and return what it branches into, the first last.
 
-    A shared run that saves too little is left to the subtrees, which share it together with more tokens or not at all.
+    A shared run that saves too little is left to those branches, which share it together with more tokens or not at all.
     """
-    for branch in _branches(sequences, members, fork):
-        end = _end_of_shared(sequences, branch, fork)
-        longer = [member for member in branch if len(sequences[member]) > end]
-        fits = sum(len(sequences[member]) - offset for member in branch) <= row_tokens
-        num_ways_on = len({sequences[member][end] for member in longer}) + len(branch) - len(longer)
-        if fits or len(branch) == 1 or (num_ways_on - 1) * (end - offset) >= min_saved:
-            below = _add_node(tree, sequences[branch[0]][offset:end], parent, offset, branch)
-            _grow(
-                tree, sequences, longer, parent=below, offset=end, fork=end, min_saved=min_saved, row_tokens=row_tokens
-            )
-        else:
-            for member in branch:
-                if len(sequences[member]) == end:
-                    _add_node(tree, sequences[member][offset:], parent, offset, [member])
-            _grow(
-                tree,
-                sequences,
-                longer,
-                parent=parent,
-                offset=offset,
-                fork=end,
-                min_saved=min_saved,
-                row_tokens=row_tokens,
-            )
+    members, parent, offset = branch.members, branch.parent, branch.offset
+    end = _end_of_shared(sequences, members, branch.fork)
+    longer = [member for member in members if len(sequences[member]) > end]
+    fits = sum(len(sequences[member]) - offset for member in members) <= row_tokens
+    num_ways_on = len({sequences[member][end] for member in longer}) + len(members) - len(longer)
+    if fits or len(members) == 1 or (num_ways_on - 1) * (end - offset) >= min_saved:
+        below = _add_node(tree, sequences[members[0]][offset:end], parent, offset, members)
+        return _branches(sequences, longer, parent=below, offset=end, fork=end)
+    for member in members:
+        if len(sequences[member]) == end:
+            _add_node(tree, sequences[member][offset:], parent, offset, [member])
+    return _branches(sequences, longer, parent=parent, offset=offset, fork=end)
 
 
-def _branches(sequences: list[list[int]], members: list[int], fork: int) -> list[list[int]]:
-    """The members by their token at `fork`, in the order in which they first appear."""
+def _branches(sequences: list[list[int]], members: list[int], *, parent: int, offset: int, fork: int) -> list[_Branch]:
+    """The members by their token at `fork`; those of the token that appears first come last."""
     by_token: dict[int, list[int]] = {}
     for member in members:
         by_token.setdefault(sequences[member][fork], []).append(member)
-    return list(by_token.values())
+    return [_Branch(members=theirs, parent=parent, offset=offset, fork=fork) for theirs in reversed(by_token.values())]
 
 
 def _end_of_shared(sequences: list[list[int]], members: list[int], start: int) -> int:
     """Where the common run of tokens from `start` on ends: as far as the smallest and the greatest of them agree."""
-    rests = [sequences[member][start:] for member in members]
-    first, last = min(rests), max(rests)
-    pairs = enumerate(zip(first, last, strict=False), start)
-    return next((place for place, (one, other) in pairs if one != other), start + min(len(first), len(last)))
+    if len(members) == 1:
+        return len(sequences[members[0]])
+    for place in count(start, _PIECE):
+        pieces = [sequences[member][place : place + _PIECE] for member in members]
+        first, last = min(pieces), max(pieces)
+        if first != last or len(first) < _PIECE:
+            break
+    pairs = enumerate(zip(first, last, strict=False), place)
+    return next((end for end, (one, other) in pairs if one != other), place + min(len(first), len(last)))
 
 
 def _add_node(tree: TokenTree, ids: list[int], parent: int, offset: int, members: list[int]) -> int:
