@@ -44,7 +44,7 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
         if not step.response_ids:
             continue
         _check(step, demonstrated)
-        earlier = [item for item in opened if step.prompt_ids[: len(item.ids)] == item.ids]
+        earlier = [item for item in opened if _begins_with(step.prompt_ids, item.ids)]
         if earlier:
             max(earlier, key=lambda item: len(item.ids)).append(step)
         else:
@@ -54,6 +54,13 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
         TokenSequence(ids=item.ids, spans=item.spans, logprobs=None if demonstrated else item.logprobs)
         for item in opened
     ]
+
+
+def _begins_with(prompt: list[int], ids: list[int]) -> bool:
+    """Whether a prompt begins with all of these. The last of them is compared first: where a history was edited it mostly stands
+    elsewhere, and nothing needs to be copied to find out."""
+    size = len(ids)
+    return size <= len(prompt) and prompt[size - 1] == ids[-1] and prompt[:size] == ids
 
 
 def _check(step: Step, demonstrated: bool) -> None:
