@@ -48,7 +48,10 @@ def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, cap
     [
         (["chats.jsonl"], "model.path is not set"),
         (["none.jsonl"], "'none.jsonl' cannot be read"),
-        (["tasks.jsonl"], "train_dataset: row 0: messages=None"),
+        (["tasks.jsonl"], "rllm: DATA: row 0: messages=None"),
+        (["chats.jsonl", "--val", "tasks.jsonl"], "rllm: --val: row 0: messages=None"),
+        (["chats.jsonl", "keep_best=eval/loss"], "would keep the worst"),
+        (["chats.jsonl", "keep_best=-eval/loss"], "give held-out tasks (--val)"),
         (["chats.jsonl", "rollout.group_size=4"], "rollout.group_size=4: a demonstration is shown once a step"),
         (["chats.jsonl", "sft.train_onn=last"], "sft.train_onn is not a setting; did you mean 'sft.train_on'?"),
         (["chats.jsonl", "algorithm.name=grpo"], "algorithm.name=grpo: it learns from rollouts"),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from rllm.cli.terminal import command
 from rllm.store import open_store
 
 from .conftest import here, rllm
@@ -264,16 +265,31 @@ def test_a_run_folder_is_not_overwritten(work, fails, policy):
     (work / "run" / "checkpoints" / "step-000003" / "trainer_state.json").write_text('{"step": 3}')
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
     assert code == 2
-    assert "already holds a run: resume it" in errors
+    assert "already holds a run: to go on with it, resume it" in errors
 
 
 def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy):
     (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
     assert code == 1
-    assert "all 8 rollouts failed" in errors
-    assert "8 x AgentError" in errors
-    assert "ValueError: no idea" in errors
+    assert errors[errors.index("rllm: ") :].splitlines() == [
+        "rllm: roll out: all 8 rollouts failed, so there is nothing to learn from:",
+        "  8 x AgentError: agent raised ValueError: no idea",
+        f"Where each of them ended: rllm explain {work / 'run'}",
+        "No step was done yet, so nothing is learned; run keeps its settings.",
+        f"Go on with: {command()} train --resume run",
+    ]
+
+
+def test_tasks_that_differ_from_those_of_the_run_are_named_by_their_option(work, fails, policy):
+    given = ["my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, *FAST]
+    assert here("train", *given, cwd=work).returncode == 0
+    with (work / "tasks.jsonl").open("a") as file:
+        file.write('{"question": "How many plums?", "answer": "4"}\n')
+    errors = fails("train", "--resume", "run", "num_steps=2")[1]
+    assert "--data was '2 tasks" in errors
+    assert "--val was '2 tasks" in errors
+    assert "_dataset" not in errors
 
 
 def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):

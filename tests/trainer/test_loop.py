@@ -279,6 +279,7 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert "roll out: all 12 rollouts failed" in text
     assert "6 x AgentError: run_trainer.run.echo raised LookupError: no such word" in text
     assert "6 x CaptureError: run_trainer.run.echo made no model call that reached the gateway" in text
+    assert text.splitlines()[-1] == f"Where each of them ended: rllm explain {run.trainer.run_dir}"
 
 
 def test_an_evaluation_in_which_all_fails_costs_no_run(
@@ -409,7 +410,7 @@ def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
     run_trainer()
     with pytest.raises(
-        ConfigError, match=r"already holds a run: resume it \(--resume .*, or resume=True\), or choose another folder"
+        ConfigError, match=r"already holds a run: to go on with it, resume it \(--resume .*, or resume=True\); to begin"
     ):
         run_trainer()
 
@@ -429,6 +430,8 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
     ("settings", "told"),
     [
         ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
+        ({"run_dir": "/proc/run"}, "run_dir='/proc/run' cannot be written to ("),
+        ({"run_dir": "project"}, "run_dir='{here}/project' has a config.yaml that no run has written"),
         ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
         ({"store": "redis://there"}, "store='redis://there': there is no 'redis' trace store in this version"),
     ],
@@ -439,6 +442,8 @@ def test_places_that_cannot_be_written_are_refused_before_anything_begins(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "config.yaml").write_text("# not to be lost\n")
     with pytest.raises(ConfigError) as caught:
         AgentTrainer(
             agent_run_func=lambda word: 1.0,

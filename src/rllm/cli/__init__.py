@@ -134,5 +134,5 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 
 def _fail(error: RLLMError | str, *, code: int) -> NoReturn:
-    print(f"rllm: {error}", file=sys.stderr)
+    print(f"rllm: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
     sys.exit(code)

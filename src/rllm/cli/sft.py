@@ -40,7 +40,7 @@ def sft(
     best of them.
     """
     from rllm.cli.resuming import begun_as, leading_setting
-    from rllm.cli.training import carry_out, chosen_settings, losses, quiet_libraries
+    from rllm.cli.training import as_typed, carry_out, chosen_settings, losses, quiet_libraries
 
     started = time.perf_counter()
     data, settings = leading_setting(data, settings)
@@ -54,12 +54,13 @@ def sft(
     quiet_libraries()
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 
-    trainer = AgentSFTTrainer(
-        chosen.config,
-        _demonstrations(begun["data"], begun.get("split"), "DATA"),
-        _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None,
-        resume=resume is not None,
-    )
+    with as_typed(train_dataset="DATA", val_dataset="--val"):
+        trainer = AgentSFTTrainer(
+            chosen.config,
+            _demonstrations(begun["data"], begun.get("split"), "DATA"),
+            _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None,
+            resume=resume is not None,
+        )
     carry_out(
         trainer,
         chosen,

@@ -87,10 +87,14 @@ def _ctrl_c_as_asyncio_knows_it() -> Iterator[None]:
 
 def tell_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
     """Say what is kept of a training run that was stopped; `again` are the arguments that go on with it."""
-    told = f"{_kept(run_dir, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
+    console.print(f"\nStopped. {what_is_kept(run_dir, again, num_steps=num_steps)}", soft_wrap=True, markup=False)
+
+
+def what_is_kept(run_dir: Path, again: Sequence[str], *, num_steps: int) -> str:
+    """Of a training run that ended before its time, and how to go on with it."""
     if not (run_dir / "config.yaml").is_file():
-        told = "The run had not begun, so there is nothing to keep; the same command begins anew."
-    console.print(f"\nStopped. {told}", soft_wrap=True, markup=False)
+        return "The run had not begun, so there is nothing to keep; the same command begins anew."
+    return f"{_kept(run_dir, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
 
 
 def _kept(run_dir: Path, num_steps: int) -> str:

@@ -61,7 +61,14 @@ def train(
     from rllm.cli.agent_file import load_agent
     from rllm.cli.resuming import begun_as, leading_setting
     from rllm.cli.task_source import tasks_for
-    from rllm.cli.training import accuracies, carry_out, chosen_settings, lead_to_gateway, quiet_libraries
+    from rllm.cli.training import (
+        accuracies,
+        as_typed,
+        carry_out,
+        chosen_settings,
+        lead_to_gateway,
+        quiet_libraries,
+    )
 
     started = time.perf_counter()
     agent, settings = leading_setting(agent, settings)
@@ -76,15 +83,16 @@ def train(
     quiet_libraries()
     from rllm.trainer.agent_trainer import AgentTrainer
 
-    trainer = AgentTrainer(
-        agent_run_func=function,
-        train_dataset=tasks_for(function, begun["data"], begun.get("split"), option="--data"),
-        val_dataset=tasks_for(function, begun["val"], begun.get("val_split"), option="--val")
-        if "val" in begun
-        else None,
-        config=chosen.config,
-        resume=resume is not None,
-    )
+    with as_typed(train_dataset="--data", val_dataset="--val"):
+        trainer = AgentTrainer(
+            agent_run_func=function,
+            train_dataset=tasks_for(function, begun["data"], begun.get("split"), option="--data"),
+            val_dataset=tasks_for(function, begun["val"], begun.get("val_split"), option="--val")
+            if "val" in begun
+            else None,
+            config=chosen.config,
+            resume=resume is not None,
+        )
     carry_out(
         trainer,
         chosen,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
-from rllm.cli.stopping import CTRL_C, tell_stopped
+from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
@@ -110,7 +111,7 @@ def carry_out(
 
 
 def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Sequence[str]) -> TrainResult:
-    """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on."""
+    """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on; so does what fails."""
     try:
         console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
         with ExitStack() as shown:
@@ -121,6 +122,10 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
     except KeyboardInterrupt:
         tell_stopped(console, trainer.run_dir, again, num_steps=trainer.config.num_steps)
         sys.exit(CTRL_C)
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            error.add_note(what_is_kept(trainer.run_dir, again, num_steps=trainer.config.num_steps))
+        raise
 
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
@@ -183,6 +188,18 @@ def _evaluated(run_dir: Path, name: str) -> list[float]:
     from rllm.trainer.run_folder import evaluations_of
 
     return [metrics[name] for metrics in evaluations_of(run_dir) if name in metrics]
+
+
+@contextmanager
+def as_typed(**options: str) -> Iterator[None]:
+    """Name in a mistake inside, in the place of an argument of a trainer, the option that it was given by."""
+    try:
+        yield
+    except ConfigError as error:
+        told = str(error)
+        for argument, option in options.items():
+            told = re.sub(rf"\b{argument}(?=[:=,) ])", option, told)
+        raise ConfigError(told) from error
 
 
 def quiet_libraries() -> None:

@@ -293,7 +293,7 @@ def check_model(config: TrainConfig) -> None:
 def _check_keep_best(metric: str | None, val_data: Dataset | None) -> None:
     if metric is not None and not (metric.removeprefix("-").startswith("eval/") and val_data):
         raise ConfigError(
-            f"keep_best={metric!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset, --val)"
+            f"keep_best={metric!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset)"
         )
 
 

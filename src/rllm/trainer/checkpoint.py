@@ -25,6 +25,7 @@ class Checkpoints:
 
     def __init__(self, run_dir: Path, *, keep: int, keep_best: str | None = None) -> None:
         """`keep` of the newest stay, and the best by the metric `keep_best`."""
+        self.run_dir = run_dir
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._keep_best = keep_best

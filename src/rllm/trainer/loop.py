@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import shlex
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -267,7 +268,8 @@ class TrainingLoop:
         reasons = [self.judge.why_unusable(episode) for episode in episodes]
         if all(reasons) and not may_fail:
             await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
-            raise RolloutError(failure_report(phase, reasons))
+            where = f"Where each of them ended: rllm explain {shlex.quote(str(self.checkpoints.run_dir))}"
+            raise RolloutError(f"{failure_report(phase, reasons)}\n{where}")
         if any(reasons):
             logger.warning("%s", failure_report(phase, reasons))
         return episodes

@@ -21,3 +21,12 @@ def nearest_folder(folder: str | None) -> Path:
     """The folder, or the one around it that is there; of temporary files if none is named."""
     path = Path(folder or tempfile.gettempdir())
     return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """What the system says to one who writes a file there; `None` if nothing is against it. The file is gone at once."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -24,6 +24,7 @@ from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
 from rllm.trainer.config.schema import RoleConfig, TrainConfig
 from rllm.trainer.config.yaml_file import read_settings
+from rllm.trainer.run_folder import LOCK_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -128,13 +129,18 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     if latest is None:
         if resume and not begun:
             raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
+        if begun and not resume and not (run_dir / LOCK_FILE).exists():
+            raise ConfigError(
+                f"run_dir={str(run_dir)!r} has a config.yaml that no run has written, and it would be replaced: choose "
+                "another folder"
+            )
         if begun:
             _check_never_saved(run_dir)
         return StartingPoint(begun=begun)
     if not resume:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} already holds a run: resume it (--resume {run_dir}, or resume=True), "
-            "or choose another folder"
+            f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or resume=True); "
+            "to begin anew, choose another folder, or delete this one"
         )
     try:
         return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)

@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from rllm.files import lock, replace_text
 from rllm.store import path_of
 from rllm.trainer.config.yaml_file import read_settings
-from rllm.trainer.nodes import nearest_folder
+from rllm.trainer.nodes import nearest_folder, why_unwritable
 
 LOCK_FILE = ".lock"
 BEGUN_AS = "begun_as.yaml"
@@ -31,6 +31,8 @@ def check_places(run_dir: Path, store: str | None) -> None:
         raise ConfigError(
             f"run_dir={str(run_dir)!r} cannot be created: {str(nearest)!r} is a file; choose another folder"
         )
+    if (why := why_unwritable(nearest)) is not None:
+        raise ConfigError(f"run_dir={str(run_dir)!r} cannot be written to ({why}): choose another folder")
     if store is not None and (path := path_of(store)) is not None and Path(path).expanduser().is_dir():
         raise ConfigError(f"store={store!r} is a folder: name a file in it, such as {str(Path(path, 'traces.db'))!r}")
 

@@ -31,6 +31,12 @@ def test_runs_are_not_written_into_a_file(tmp_path: Path) -> None:
     assert "--run-dir" in found.fix
 
 
+def test_a_folder_that_cannot_be_written_to_is_told() -> None:
+    found = disk(Path("/proc/runs"), None)
+    assert not found.ok
+    assert "cannot be written to (" in found.said
+
+
 def test_a_port_that_is_taken_is_a_note() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

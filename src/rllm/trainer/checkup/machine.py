@@ -11,7 +11,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.capabilities import Finding
 from rllm.main_memory import free_memory
-from rllm.trainer.nodes import gpus_of_driver, nearest_folder
+from rllm.trainer.nodes import gpus_of_driver, nearest_folder, why_unwritable
 
 GB = 1e9
 LITTLE_DISK = 5 * GB
@@ -69,6 +69,9 @@ def disk(folder: Path, needed: float | None) -> Finding:
     nearest = nearest_folder(str(folder.absolute()))
     if not nearest.is_dir():
         return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
+    if (why := why_unwritable(nearest)) is not None:
+        said = f"{nearest} cannot be written to ({why})"
+        return Finding(name="disk", ok=False, said=said, fix="set run_dir (--run-dir) to a folder of yours")
     free = shutil.disk_usage(nearest).free
     said = f"{free / GB:.1f} GB free at {folder}"
     least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
