@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rllm.algorithms.tree import TokenTree, build_tree
+from rllm.algorithms.tree import TokenTree, build_tree, end_of_shared
 from rllm.errors import TokenMismatchError
 
 Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
@@ -145,7 +145,8 @@ class Batch:
         run: list[int] = []
         size = 0
         for index, sequence in enumerate(self.sequences):
-            new = len(sequence.ids) - (_shared(self.sequences[index - 1].ids, sequence.ids) if run else 0)
+            shared = end_of_shared([self.sequences[index - 1].ids, sequence.ids]) if run else 0
+            new = len(sequence.ids) - shared
             if run and size + new > max_tokens:
                 yield run
                 run, size, new = [], 0, len(sequence.ids)
@@ -181,9 +182,3 @@ def _known_logprobs(sequences: Sequence[TokenSequence]) -> Tensor | None:
             return None
         values += sequence.logprobs
     return torch.tensor(values, dtype=torch.float32)
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

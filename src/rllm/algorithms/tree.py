@@ -99,7 +99,7 @@ def _grow(
     A shared run that saves too little is left to those branches, which share it together with more tokens or not at all.
     """
     members, parent, offset = branch.members, branch.parent, branch.offset
-    end = _end_of_shared(sequences, members, branch.fork)
+    end = end_of_shared([sequences[member] for member in members], branch.fork)
     longer = [member for member in members if len(sequences[member]) > end]
     fits = sum(len(sequences[member]) - offset for member in members) <= row_tokens
     num_ways_on = len({sequences[member][end] for member in longer}) + len(members) - len(longer)
@@ -120,12 +120,12 @@ def _branches(sequences: list[list[int]], members: list[int], *, parent: int, of
     return [_Branch(members=theirs, parent=parent, offset=offset, fork=fork) for theirs in reversed(by_token.values())]
 
 
-def _end_of_shared(sequences: list[list[int]], members: list[int], start: int) -> int:
-    """Where the common run of tokens from `start` on ends: as far as the smallest and the greatest of them agree."""
-    if len(members) == 1:
-        return len(sequences[members[0]])
+def end_of_shared(sequences: Sequence[list[int]], start: int = 0) -> int:
+    """Where the common run of tokens from `start` on ends: as far as the smallest and the greatest of the sequences agree."""
+    if len(sequences) == 1:
+        return len(sequences[0])
     for place in count(start, _PIECE):
-        pieces = [sequences[member][place : place + _PIECE] for member in members]
+        pieces = [ids[place : place + _PIECE] for ids in sequences]
         first, last = min(pieces), max(pieces)
         if first != last or len(first) < _PIECE:
             break
