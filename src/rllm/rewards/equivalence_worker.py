@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,8 +56,12 @@ def _set_alarm(cpu_s: float) -> None:
 
 
 def _comparison() -> Any:
+    import math_verify.parser
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify import LatexExtractionConfig, parse, verify
 
+    # By default R and r are one symbol, and `R - r` is 0.
+    math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
     latex = (LatexExtractionConfig(boxed_match_priority=0),)  # the other kind evaluates text as Python
 
     def are_equal(gold: str, answer: str) -> bool:

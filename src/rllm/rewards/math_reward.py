@@ -20,8 +20,16 @@ _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"[-+]?(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([0-9])|([0-9]+)/([0-9]+))")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
-_IGNORED = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|\\q?quad|~|\s")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}")
+_IGNORED = re.compile(
+    r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
+)
+_SPACE = r"(?:\\[,;:! ]|~|\s)"
+_GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
+_BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
+_MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
+_APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
+_SET, _TUPLE = re.compile(r"\\\{[^()]*,[^()]*\\\}"), re.compile(r"\([^()]*,[^()]*\)")
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class RewardMathFn:
 
     def _matches_any(self, golds: list[str], answer: str) -> bool | None:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
+        golds, answer = [_digits_apart(gold) for gold in golds], _digits_apart(answer)
         quick = [_quickly_equal(gold, answer) for gold in golds]
         if any(quick):
             return True
@@ -96,15 +105,29 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         return True
     if _is_integer(gold_number) and _is_integer(answer_number):
         return False
-    if _WORDS.fullmatch(_TEXT.sub(r"\1", gold)):  # to mathematics, a word is a product of letters in any order
-        return plain_gold.lower() == plain_answer.lower()
-    return None
+    word = _TEXT.sub(r"\1", gold).strip()
+    if _WORDS.fullmatch(word) or (_TEXT.fullmatch(gold) and re.fullmatch("[A-Za-z]{2,}", word)):
+        return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
+    kinds = [_SET if _SET.fullmatch(text) else _TUPLE.fullmatch(text) and _TUPLE for text in (plain_gold, plain_answer)]
+    return False if kinds in ([_SET, _TUPLE], [_TUPLE, _SET]) else None
+
+
+def _digits_apart(text: str) -> str:
+    r"""With `1 000` as one number, `3 1/2` as a mixed one, and other digits that stand apart as several: `1\,2` is not 12."""
+    text = _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), _BARE.sub(r"\1{\2}{\3}", text))
+    return _APART.sub(", ", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
 
 
 def _plain(text: str) -> str:
     """One spelling for what LaTeX spells in many ways."""
     text = _TEXT.sub(r"\1", text.strip().removesuffix("."))
-    return _IGNORED.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac").replace("{,}", ",")
+    return (
+        _IGNORED.sub("", text)
+        .replace("dfrac", "frac")
+        .replace("tfrac", "frac")
+        .replace("{,}", ",")
+        .replace(r"\varnothing", r"\emptyset")
+    )
 
 
 def _number(text: str) -> Fraction | None:
