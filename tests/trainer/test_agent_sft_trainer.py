@@ -155,23 +155,24 @@ def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: P
     assert len(one.train_data) == 1
 
 
-def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["run/traces.db", "elsewhere.db"])
+def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_path: Path, place: str) -> None:
     def agent(question: str, base_url: str) -> float:
         return float(len(ask(base_url, question, max_tokens=5)) % 3)
 
     run, config = tmp_path / "run", {**config_of(policy, tmp_path / "run", num_steps=1), "rollout": {"group_size": 3}}
-    del config["store"]
+    config["store"] = None if place.startswith("run/") else str(tmp_path / place)
     AgentTrainer(
         agent_run_func=agent, train_dataset=[{"question": "figs?"}, {"question": "limes?"}], config=config
     ).train()
-    with closing(open_store(str(run / "traces.db"), read_only=True)) as store:
+    with closing(open_store(str(tmp_path / place), read_only=True)) as store:
         traces = [trace for info in store.sessions() for trace in store.by_session(info.id)]
     data = AgentSFTTrainer(config_of(policy, tmp_path / "sft"), str(run)).train_data
     steps = [step for row in data for step in row["demonstration"].trajectory().steps]
     assert sorted((step.prompt_ids, step.response_ids) for step in steps) == sorted(
         (trace.prompt_ids, trace.response_ids) for trace in traces
     )
-    best = AgentSFTTrainer(config_of(policy, tmp_path / "sft", sft={"best_per_task": 1}), run / "traces.db").train_data
+    best = AgentSFTTrainer(config_of(policy, tmp_path / "sft", sft={"best_per_task": 1}), tmp_path / place).train_data
     assert sorted(row["task_id"] for row in best) == ["0", "1"]
 
 

@@ -25,7 +25,7 @@ from rllm.trainer.demonstrations.rejection import (
     with_tokens,
 )
 from rllm.trainer.demonstrations.rows import prepared
-from rllm.trainer.history import STORE
+from rllm.trainer.history import found_store
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
@@ -106,8 +106,8 @@ def _rows(source: Any, name: str) -> list[Row]:
     Raises:
         ConfigError: if it cannot be read, or is empty.
     """
-    if isinstance(source, str | Path) and (path := store_of(source)) is not None:
-        rows = _stored_rows(path)
+    if isinstance(source, str | Path) and (url := store_of(source)) is not None:
+        rows = _stored_rows(url, _folder_of(source))
         if not rows:
             raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
         return rows
@@ -121,22 +121,25 @@ def _rows(source: Any, name: str) -> list[Row]:
     return rows
 
 
-def _stored_rows(path: Path) -> list[Row]:
-    """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes beside it."""
-    episodes = path.with_name(EPISODES)
-    with closing(open_store(str(path), read_only=True)) as store:
+def _stored_rows(url: str, folder: Path) -> list[Row]:
+    """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes of its folder."""
+    episodes = folder / EPISODES
+    with closing(open_store(url, read_only=True)) as store:
         if not episodes.exists():
             return rows_of_store(store)
         return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(with_tokens(episode, store))]
 
 
-def store_of(source: str | Path) -> Path | None:
-    """The store of traces that this is, or that this folder of a run or an evaluation has."""
+def store_of(source: str | Path) -> str | None:
+    """Path or URL of the traces that this is, or that this folder of a run or an evaluation has; `None` for anything else."""
     path = Path(source).expanduser()
-    if path.suffix == ".db" and path.is_file():
-        return path
-    path = path.parent if path.name == EPISODES else path
-    return path / STORE if (path / STORE).is_file() else None
+    return str(path) if path.suffix == ".db" and path.is_file() else found_store(_folder_of(path))
+
+
+def _folder_of(source: str | Path) -> Path:
+    """The folder that is named, by itself or by a file in it."""
+    path = Path(source).expanduser()
+    return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:

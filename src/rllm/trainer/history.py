@@ -57,15 +57,21 @@ def store_of(folder: Path) -> str:
         raise ConfigError(
             f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation: {way_to_a_run(folder)}"
         )
+    url = found_store(folder)
+    if url is None:
+        inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())
+        hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
+        raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is the folder of no run and no evaluation{hint}")
+    return url
+
+
+def found_store(folder: Path) -> str | None:
+    """Path or URL of the traces of a run or an evaluation; `None` of another folder."""
     settings = folder / "config.yaml"
     told, _ = read_settings(settings) if settings.is_file() else ({}, None)
     if url := told.get("store"):
         return str(url)
-    if not (folder / STORE).is_file():
-        inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())
-        hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
-        raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is the folder of no run and no evaluation{hint}")
-    return str(folder / STORE)
+    return str(folder / STORE) if (folder / STORE).is_file() else None
 
 
 def _read_episode(session: SessionInfo, tasks: Mapping[Key, Any], url: str) -> Episode:
@@ -98,11 +104,9 @@ def _episode(session: SessionInfo, tasks: Mapping[Key, Any]) -> Episode:
 
 
 def _trajectory(told: Mapping[str, Any]) -> Trajectory:
-    steps = [Step.from_dict({"id": step["id"], "reward": step.get("reward")}) for step in told.get("steps") or ()]
-    return Trajectory.from_dict(
-        {"name": told["name"], "reward": told.get("reward"), "trainable": told.get("trainable", True)}
-        | {"steps": [step.to_dict() for step in steps]}
-    )
+    steps = [{"id": step["id"], "reward": step.get("reward")} for step in told.get("steps") or ()]
+    about = {"name": told["name"], "reward": told.get("reward"), "trainable": told.get("trainable", True)}
+    return Trajectory.from_dict({**about, "steps": steps})
 
 
 def _fill(episode: Episode, store: TraceStore) -> Episode:
