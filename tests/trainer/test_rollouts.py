@@ -50,7 +50,9 @@ def test_how_rollouts_are_spread_reaches_the_runner() -> None:
     "setting", ["address=10.0.0.1:6379", "num_actors=2", "concurrency=2", "cpus_per_actor=1", "working_dir=/tmp"]
 )
 def test_settings_of_ray_are_refused_where_nothing_is_on_it(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"ray\.\w+=.* would have no effect: set rollout.runner=ray, or leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"ray\.\w+=.* would have no effect without processes on Ray; set rollout.runner=ray"
+    ):
         check_rollouts(load_config([f"ray.{setting}"]), DOOR)
 
 

@@ -1,4 +1,4 @@
-"""Settings that would have no effect are refused by name."""
+"""Settings that would have no effect, refused by name: whoever sets one counts on it."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import algorithm_from, kind_of, name_of
+from rllm.backends.refusals import refuse_changes
 from rllm.errors import ConfigError
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.roles import Role
@@ -93,29 +93,27 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
             f"algorithm.name={name}: it learns from rollouts, and here are demonstrations: leave it out, or use sft"
         )
     if demonstrates:
-        _refuse_changes(config, _OF_ROLLOUTS, "demonstrations are shown, not sampled")
+        _refuse(config, _OF_ROLLOUTS, "because demonstrations are shown, not sampled")
         if config.rollout.group_size != 1:
             raise ConfigError(
                 f"rollout.group_size={config.rollout.group_size}: a demonstration is shown once a step; leave it out"
             )
     else:
-        _refuse_changes(config, _OF_DEMONSTRATIONS, "the policy rolls out, and is shown nothing")
+        _refuse(config, _OF_DEMONSTRATIONS, "because the policy rolls out, and is shown nothing")
         if config.rollout.resample_rounds and config.rollout.group_size == 1:
             raise ConfigError(
                 f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task (rollout.group_size=1) never "
                 "differs from others, so every task would be left out; use a group_size of at least 2, or leave it out"
             )
     if not algorithm.needs_rewards:
-        _refuse_changes(config, ("rollout.resample_rounds",), f"{name} does not compare rewards")
+        _refuse(config, ("rollout.resample_rounds",), f"because {name} does not compare rewards")
 
 
-def _refuse_changes(config: TrainConfig, keys: Sequence[str], why: str) -> None:
-    """Raise `ConfigError` for the first of these settings that is not as it is by default."""
-    defaults = TrainConfig()
+def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
+    """Raise `ConfigError` for the first of these settings that is not as it is by default: here it would have no effect."""
     for key in keys:
-        value = attrgetter(key)(config)
-        if value != attrgetter(key)(defaults):
-            raise ConfigError(f"{key}={value!r} would have no effect, because {why}; leave it out")
+        section, _, name = key.partition(".")
+        refuse_changes(getattr(config, section), section, [name], f"{why}; leave it out")
 
 
 def _made(given: Mapping[str, Any], section: str, config: TrainConfig) -> Algorithm:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from rllm.backends.refusals import refuse_changes
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address, url_elsewhere
 from rllm.engine.ray_runner import RayRolloutRunner
@@ -23,7 +24,7 @@ from rllm.gateway.config import GatewayConfig, is_loopback
 from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.store.base import TraceStore
-from rllm.trainer.config.schema import RayConfig, RolloutConfig, TrainConfig
+from rllm.trainer.config.schema import RolloutConfig, TrainConfig
 from rllm.trainer.doors import Door, RunningRollout, Surroundings
 
 
@@ -52,17 +53,29 @@ def check_rollouts(config: TrainConfig, door: Door) -> None:
         ConfigError: naming a setting that would have no effect, an address where nobody is, or what cannot be sent.
         MissingDependencyError: if Ray is needed and not installed.
     """
-    if config.backend == "verl" and config.verl.ray_address is None and config.ray.address is not None:
+    if config.backend == "verl":
+        _join_workers(config)
+    if config.rollout.runner == "ray":
+        _check_sendable(config, door)
+    else:
+        serves_verl = ("address", "start_timeout_s") if config.backend == "verl" else ()
+        names = [name for name in type(config.ray).model_fields if name not in serves_verl]
+        refuse_changes(config.ray, "ray", names, "without processes on Ray; set rollout.runner=ray, or leave it out")
+
+
+def _join_workers(config: TrainConfig) -> None:
+    """Let verl's workers have the run's cluster, if they are told of no other."""
+    if config.verl.ray_address is None and config.ray.address is not None:
         check_address(config.ray.address)
         config.verl.ray_address = config.ray.address
-    if config.backend == "verl" and config.ray.address not in (None, config.verl.ray_address):
+    if config.ray.address not in (None, config.verl.ray_address):
         raise ConfigError(
             f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: set ray.address "
             "only"
         )
-    if config.rollout.runner == "local":
-        _refuse_changes(config)
-        return
+
+
+def _check_sendable(config: TrainConfig, door: Door) -> None:
     if door.demonstrates:
         raise ConfigError("rollout.runner='ray' would have no effect: demonstrations are read, not made; leave it out")
     folder = config.ray.working_dir
@@ -71,15 +84,6 @@ def check_rollouts(config: TrainConfig, door: Door) -> None:
     load_ray()
     check_address(address_of(config))
     packed(door, "the agent", OF_CODE)
-
-
-def _refuse_changes(config: TrainConfig) -> None:
-    defaults = RayConfig()
-    for name in RayConfig.model_fields:
-        value = getattr(config.ray, name)
-        serves_verl = config.backend == "verl" and name in ("address", "start_timeout_s")
-        if value != getattr(defaults, name) and not serves_verl:
-            raise ConfigError(f"ray.{name}={value!r} would have no effect: set rollout.runner=ray, or leave it out")
 
 
 def address_of(config: TrainConfig) -> str | None:
