@@ -203,6 +203,22 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     assert "the only rollout failed, so this says nothing about the model: 1 x AgentError: agent raised" in errors
 
 
+def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):
+    write_tasks(eval_work, [*ROWS, {"id": "bug", "question": "bug", "answer": ""}])
+    assert "Where each of them ended: " in runs(*arguments(server, "--out", "out")).out
+    listed = json.loads(here("explain", "out", "--json", cwd=eval_work).stdout)["episodes"]
+    ends = {item["episode_id"]: item["error"] or item["rewards"]["agent"] for item in listed}
+    assert ends == {"right:0": 1.0, "wrong:0": 0.0, "bug:0": "AgentError"}
+    assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "traces.db"])
+def test_a_folder_of_something_else_is_not_taken(eval_work, server, fails, name):
+    (eval_work / "out").mkdir()
+    (eval_work / "out" / name).touch()
+    assert f"out='out' has a {name} of something else" in fails(*arguments(server, "--out", "out"))[1]
+
+
 def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fails):
     runs(*arguments(server, "--out", "out"))
     (eval_work / "my_agent.py").write_text(AGENT + "\n# edited")

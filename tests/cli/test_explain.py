@@ -48,6 +48,16 @@ def test_without_an_episode_those_that_there_are_are_listed(run):
     assert f"explain {run} {rows[0][0]}\n" in here("explain", run, "--limit", "1", cwd=run).stdout
 
 
+def test_the_episodes_of_a_split_and_of_a_step(run):
+    def listed(*chosen):
+        return len(json.loads(here("explain", run, "--json", *chosen, cwd=run).stdout)["episodes"])
+
+    assert [listed("--step", step) for step in ("0", "1", "2")] == [0, 2, 0]
+    assert [listed("--split", split) for split in ("train", "eval")] == [2, 0]
+    assert "has no such episodes" in here("explain", run, "--step", "2", cwd=run).stdout
+    assert "--step list others" in here("explain", run, "--limit", "1", cwd=run).stdout
+
+
 def test_the_list_as_json(run):
     [one] = json.loads(here("explain", run / "traces.db", "--limit", "1", "--json", cwd=run).stdout)["episodes"]
     assert (one["episode_id"], one["split"], one["step"]) == (episode_of(run), "train", 1)

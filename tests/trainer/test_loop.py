@@ -432,6 +432,7 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
         ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
         ({"run_dir": "/proc/run"}, "run_dir='/proc/run' cannot be written to ("),
         ({"run_dir": "project"}, "run_dir='{here}/project' has a config.yaml that no run has written"),
+        ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has a traces.db that no run has written"),
         ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
         ({"store": "redis://there"}, "store='redis://there': there is no 'redis' trace store in this version"),
     ],
@@ -442,8 +443,9 @@ def test_places_that_cannot_be_written_are_refused_before_anything_begins(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "config.yaml").write_text("# not to be lost\n")
+    for folder, file in (("project", "config.yaml"), ("evaluated", "traces.db")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text("# not to be lost\n")
     with pytest.raises(ConfigError) as caught:
         AgentTrainer(
             agent_run_func=lambda word: 1.0,

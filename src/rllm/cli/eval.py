@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,11 @@ def evaluate(
         limits = {"max_concurrent": max_concurrent, "timeout_s": timeout, "num_retries": config.rollout.num_retries}
         _complete(evaluation, function, source, config, again=again, **limits)
         report = evaluation.report()
-    show_report(terminal.console(stderr=as_json), f"{agent} on {dataset} with {source.name}", report)
+    console = terminal.console(stderr=as_json)
+    show_report(console, f"{agent} on {dataset} with {source.name}", report)
+    if report.num_failed:
+        look = shlex.join(["explain", str(folder)])
+        console.print(f"Where each of them ended: {terminal.command()} {look}", soft_wrap=True, markup=False)
     if as_json:
         seconds = time.perf_counter() - started
         terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
@@ -145,6 +150,7 @@ def _make_missing(
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
     from rllm.store import open_store
+    from rllm.trainer.outcomes import note_outcome
 
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
     settings = config.gateway
@@ -156,7 +162,8 @@ def _make_missing(
         AgentFunctionEngine(function, gateway=gateway, store=store) as engine,
         closing(EvaluationDisplay(console)) as display,
     ):
-        run_to_its_end(_quiet_when_stopped(evaluation.run(engine, on_progress=display, **limits)))
+        work = evaluation.run(engine, on_progress=display, on_episode=partial(note_outcome, store), **limits)
+        run_to_its_end(_quiet_when_stopped(work))
 
 
 def _fail_if_all_did(report: Report) -> None:

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,7 +31,18 @@ def explain(
         ),
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also every sampled token.")] = False,
-    limit: Annotated[int, typer.Option(help="How many episodes to list.", min=1)] = 20,
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="List episodes of this split only.", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="List episodes of this training step, and of the evaluation behind it, only.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="How many episodes to list, the newest ones.", min=1)] = 20,
     as_json: OnlyJson = False,
 ) -> None:
     """Show reward, group, baseline, advantage and weight version of every step of an episode; or list the episodes.
@@ -42,13 +53,13 @@ def explain(
     from rllm.trainer.explain import latest_episodes
 
     with _store_of(run) as store:
-        listed = [] if episode else latest_episodes(store, limit=limit)
+        listed = [] if episode else latest_episodes(store, limit=limit, split=split, step=step)
         found = read(store, episode) if episode else None
     if as_json:
         told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
         terminal.print_json(told)
     elif found is None:
-        _list(terminal.console(wide=True), run, listed)
+        _list(terminal.console(wide=True), run, listed, limit=limit, chosen=split is not None or step is not None)
     else:
         _show(terminal.console(wide=True), found, tokens=tokens)
 
@@ -60,12 +71,13 @@ def _store_of(run: Path) -> TraceStore:
     return open_store(str(run) if run.is_file() else store_of(run), read_only=True)
 
 
-def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode]) -> None:
+def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     if not episodes:
-        console.print(f"{run} has no episodes yet.", soft_wrap=True, markup=False)
+        which = "such episodes; without --split and --step all are listed" if chosen else "episodes yet"
+        console.print(f"{run} has no {which}.", soft_wrap=True, markup=False)
         return
     table = Table("episode", "split", "step", "reward")
     for item in episodes:
@@ -74,7 +86,8 @@ def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode]) -> Non
     console.print(table)
     one = next((item for item in episodes if item.split == "train"), episodes[0])
     again = f"{terminal.command()} {shlex.join(['explain', str(run), one.episode_id])}"
-    console.print(f"The newest {len(episodes)}. Explain one with: {again}", soft_wrap=True, markup=False)
+    others = "; --limit, --split and --step list others" if len(episodes) == limit else ""
+    console.print(f"The newest {len(episodes)}{others}. Explain one with: {again}", soft_wrap=True, markup=False)
 
 
 def _ending(episode: ListedEpisode) -> str:

@@ -135,6 +135,7 @@ class Evaluation:
         timeout_s: float = 600.0,
         num_retries: int = 1,
         on_progress: Callable[[Progress], None] | None = None,
+        on_episode: Callable[[Episode], object] | None = None,
     ) -> None:
         """Make what is missing. Every episode is in the log as soon as it ends, so stopping loses only what is under way.
 
@@ -144,13 +145,16 @@ class Evaluation:
             timeout_s: a rollout that takes longer fails.
             num_retries: new tries of a rollout whose inference server failed.
             on_progress: called at the start and after every rollout.
+            on_episode: called with every episode once it is in the log.
         """
         missing = self.missing
         kept = [outcome for key, outcome in self._outcomes.items() if self._is_done(key)]
         counts = Counter(done=len(kept), correct=sum(outcome.is_correct for outcome in kept))
 
-        def on_episode(episode: Episode) -> None:
+        def keep(episode: Episode) -> None:
             self._log.append(with_costs(episode))
+            if on_episode is not None:
+                on_episode(episode)
             outcome = self._outcomes[episode.task_id, episode.index] = Outcome.of(episode)
             episode.trajectories = []  # the log has them; the runner would hold all their tokens to the end
             counts.update(done=1, correct=outcome.is_correct, failed=outcome.failure is not None)
@@ -175,7 +179,7 @@ class Evaluation:
             num_retries=num_retries,
         )
         report_progress()
-        await runner.run(missing, on_episode=on_episode)
+        await runner.run(missing, on_episode=keep)
 
     def report(self) -> Report:
         """The report on all that was done, tasks in the order of the dataset; it is also written into the folder."""

@@ -17,6 +17,8 @@ from rllm.errors import ConfigError, counted
 from rllm.evaluation.report import Report
 from rllm.files import lock, replace_text
 
+_OF_RUNS = ("config.yaml", "traces.db")
+"""What a training run, or a gateway, keeps in its folder."""
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 
 
@@ -66,6 +68,8 @@ class EvaluationFolder:
 
     def _check(self, identity: Mapping[str, str]) -> None:
         if not self.identity.exists() and not self.episodes.exists():
+            if others := [name for name in _OF_RUNS if (self.path / name).exists()]:
+                raise ConfigError(f"out={str(self.path)!r} has a {others[0]} of something else: name another folder")
             _replace(self.identity, identity)
             return
         try:

@@ -87,10 +87,13 @@ class ListedEpisode:
         return asdict(self)
 
 
-def latest_episodes(store: TraceStore, *, limit: int) -> list[ListedEpisode]:
-    """The newest episodes, newest first."""
-    rollouts = (session for session in every_session(store) if _episode_id(session))
-    return [_listed(session) for session in itertools.islice(rollouts, limit)]
+def latest_episodes(
+    store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None
+) -> list[ListedEpisode]:
+    """The newest episodes, newest first; where a split or a step is given, those of it."""
+    listed = (_listed(session) for session in every_session(store) if _episode_id(session))
+    chosen = (item for item in listed if split in (None, item.split) and step in (None, item.step))
+    return list(itertools.islice(chosen, limit))
 
 
 def _listed(session: SessionInfo) -> ListedEpisode:

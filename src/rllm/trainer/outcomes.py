@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 from rllm.engine.complete import DEFAULT_NAME
@@ -26,13 +28,16 @@ async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits:
 
 
 def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[Credited, StepCredit]) -> None:
-    noted = [
-        store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
-        for episode in episodes
-        if store.session(episode.session_id) is not None
-    ]
-    for write in noted:
+    known = [episode for episode in episodes if store.session(episode.session_id) is not None]
+    for write in [note_outcome(store, episode, credit_of) for episode in known]:
         write.result()
+
+
+def note_outcome(
+    store: TraceStore, episode: Episode, credit_of: Mapping[Credited, StepCredit] = MappingProxyType({})
+) -> Future[None]:
+    """Begin to note on its session, which the store has or is being given, how an episode ended; see `outcome_of`."""
+    return store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
 
 
 def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:

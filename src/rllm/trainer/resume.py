@@ -14,7 +14,7 @@ import orjson
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import name_of
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import to_json
+from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.folder import dataset_identity
 from rllm.store.base import TraceStore, every_session
@@ -24,6 +24,7 @@ from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
 from rllm.trainer.config.schema import RoleConfig, TrainConfig
 from rllm.trainer.config.yaml_file import read_settings
+from rllm.trainer.history import STORE
 from rllm.trainer.run_folder import LOCK_FILE
 
 logger = logging.getLogger(__name__)
@@ -129,11 +130,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     if latest is None:
         if resume and not begun:
             raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
-        if begun and not resume and not (run_dir / LOCK_FILE).exists():
-            raise ConfigError(
-                f"run_dir={str(run_dir)!r} has a config.yaml that no run has written, and it would be replaced: choose "
-                "another folder"
-            )
+        if not resume:
+            _check_free(run_dir, begun=begun)
         if begun:
             _check_never_saved(run_dir)
         return StartingPoint(begun=begun)
@@ -146,6 +144,16 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)
     except ConfigError as error:
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
+
+
+def _check_free(run_dir: Path, *, begun: bool) -> None:
+    """
+    Raises:
+        ConfigError: if the folder has files of something else that a run would replace, or add to.
+    """
+    foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
+    if found := next((name for name in foreign if (run_dir / name).exists()), None):
+        raise ConfigError(f"run_dir={str(run_dir)!r} has a {found} that no run has written: choose another folder")
 
 
 def _check_never_saved(run_dir: Path) -> None:
