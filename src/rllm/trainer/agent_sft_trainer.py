@@ -22,10 +22,9 @@ from rllm.trainer.demonstrations.rejection import (
     rows_of_items,
     rows_of_store,
     sampled_from,
-    with_tokens,
 )
 from rllm.trainer.demonstrations.rows import prepared
-from rllm.trainer.history import found_store
+from rllm.trainer.history import filled, found_store
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
@@ -127,7 +126,7 @@ def _stored_rows(url: str, folder: Path) -> list[Row]:
     with closing(open_store(url, read_only=True)) as store:
         if not episodes.exists():
             return rows_of_store(store)
-        return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(with_tokens(episode, store))]
+        return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(filled(episode, store))]
 
 
 def store_of(source: str | Path) -> str | None:

@@ -36,14 +36,14 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
         if (folder / EPISODES).is_file():
             latest = {(episode.task_id, episode.index): episode for episode in EpisodeLog.read(folder / EPISODES)}
             for episode in latest.values():
-                _fill(episode, store)
+                filled(episode, store)
                 episode.info.setdefault("split", "eval")
                 yield episode
         else:
             known = {**(tasks or {}), **read_tasks(folder)}
             for session in every_session(store, oldest_first=True):
                 if session.metadata.get(OUTCOME_KEY) is not None:
-                    yield _fill(_read_episode(session, known, url), store)
+                    yield filled(_read_episode(session, known, url), store)
 
 
 def store_of(folder: Path) -> str:
@@ -109,7 +109,8 @@ def _trajectory(told: Mapping[str, Any]) -> Trajectory:
     return Trajectory.from_dict({**about, "steps": steps})
 
 
-def _fill(episode: Episode, store: TraceStore) -> Episode:
+def filled(episode: Episode, store: TraceStore) -> Episode:
+    """The same episode, whose record has no token ids, with what the store has of its calls: messages, tools, tokens."""
     traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}
     for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
         if (trace := traces.get(step.id)) is not None:

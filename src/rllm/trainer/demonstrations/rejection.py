@@ -58,15 +58,6 @@ def rows_of_episode(episode: Episode) -> list[Row]:
     return [row_of(trajectory, task_id) for trajectory in episode.trajectories if trajectory.trainable]
 
 
-def with_tokens(episode: Episode, store: TraceStore) -> Episode:
-    """The same episode, whose record has no token ids, with those of its calls."""
-    traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}
-    for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
-        if step.id in traces and not step.response_ids:
-            step.fill_from(traces[step.id])
-    return episode
-
-
 def rows_of_store(store: TraceStore) -> list[Row]:
     """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
     rollout that failed.
