@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from rllm.gateway.plain_http import PlainHTTP
 
 
-class CorkedHTTP(HttpToolsProtocol):
-    """Uvicorn's HTTP protocol on a transport that collects what is written until the event loop goes on."""
+class CorkedHTTP(PlainHTTP):
+    """An HTTP protocol on a transport that collects what is written until the event loop goes on."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", _Corked(transport)))
