@@ -10,7 +10,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import algorithm_from, kind_of, name_of
 from rllm.backends.refusals import refuse_changes
 from rllm.errors import ConfigError
-from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.config.schema import RoleConfig, TrainConfig
 from rllm.trainer.roles import Role
 
 _OF_THE_RUN = frozenset(item.name for item in fields(Algorithm))
@@ -32,33 +32,38 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
     Raises:
         ConfigError: if an estimator is wrong, or cannot be combined with the run's algorithm.
     """
-    roles = {}
-    for name, given in config.roles.items():
-        if given.estimator and not algorithm.needs_rewards:
-            raise ConfigError(
-                f"roles.{name}.estimator={given.estimator!r}: an estimator credits rewards, and for {type(algorithm).__name__} "
-                "they count for nothing; leave it out"
-            )
-        for key in given.estimator:
-            if key in _OF_THE_RUN:
-                raise ConfigError(
-                    f"roles.{name}.estimator.{key}={given.estimator[key]!r} would have no effect: an estimator only credits, and "
-                    f"everything else is as the run's algorithm has it; set algorithm.{key}, or leave it out"
-                )
-        estimator = _made(given.estimator, f"roles.{name}.estimator", config) if given.estimator else None
-        if algorithm.credits_tokens and (estimator is not None or given.weight != 1.0):
-            key = "weight" if estimator is None else "estimator"
-            raise ConfigError(
-                f"roles.{name}.{key}: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, "
-                "or use an algorithm that compares rollouts, such as grpo"
-            )
-        if estimator is not None and not _estimates(estimator, algorithm):
-            raise ConfigError(
-                f"roles.{name}.estimator={given.estimator!r}: it needs a critic, a teacher, or rollouts that the run's algorithm "
-                "does not make: use one that compares rollouts, such as grpo or rloo"
-            )
-        roles[name] = Role(trainable=given.trainable, weight=given.weight, estimator=estimator)
-    return roles
+    return {name: _role(f"roles.{name}", given, config, algorithm) for name, given in config.roles.items()}
+
+
+def _role(key: str, given: RoleConfig, config: TrainConfig, algorithm: Algorithm) -> Role:
+    estimator = _estimator(f"{key}.estimator", given.estimator, config, algorithm) if given.estimator else None
+    if algorithm.credits_tokens and (estimator is not None or given.weight != 1.0):
+        setting = "weight" if estimator is None else "estimator"
+        raise ConfigError(
+            f"{key}.{setting}: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, or use "
+            "an algorithm that compares rollouts, such as grpo"
+        )
+    return Role(trainable=given.trainable, weight=given.weight, estimator=estimator)
+
+
+def _estimator(key: str, given: Mapping[str, Any], config: TrainConfig, algorithm: Algorithm) -> Algorithm:
+    if not algorithm.needs_rewards:
+        raise ConfigError(
+            f"{key}={given!r}: an estimator credits rewards, and for {type(algorithm).__name__} they count for nothing; leave it "
+            "out"
+        )
+    if name := next((name for name in given if name in _OF_THE_RUN), None):
+        raise ConfigError(
+            f"{key}.{name}={given[name]!r} would have no effect: an estimator only credits, and everything else is as the run's "
+            f"algorithm has it; set algorithm.{name}, or leave it out"
+        )
+    estimator = _made(given, key, config)
+    if not algorithm.credits_tokens and not _estimates(estimator, algorithm):
+        raise ConfigError(
+            f"{key}={given!r}: it needs a critic, a teacher, or rollouts that the run's algorithm does not make: use one that "
+            "compares rollouts, such as grpo or rloo"
+        )
+    return estimator
 
 
 def _estimates(estimator: Algorithm, algorithm: Algorithm) -> bool:
