@@ -20,7 +20,7 @@ from rllm.engine.attempts import attempts_of
 from rllm.engine.capture import Capture, InProcessCapture
 from rllm.engine.checked import check_trajectories
 from rllm.engine.complete import complete, warn
-from rllm.engine.recorded import RecordedEngine
+from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments
 from rllm.environments.base.base_env import BaseEnv
@@ -111,7 +111,7 @@ class AgentExecutionEngine:
         if engine is None:
             model = {"model": sampling_params["model"]} if sampling_params and "model" in sampling_params else {}
             engine = _engine(engine_name, {**model, **(rollout_engine_args or {})}, api_retries)
-        self.rollout_engine = engine if isinstance(engine, RecordedEngine) else RecordedEngine(engine)
+        self.rollout_engine = recorded(engine)
         self.sampling_params = dict(sampling_params or {})
         self.limits = Limits(
             max_steps=max_steps,

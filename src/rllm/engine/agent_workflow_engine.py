@@ -20,7 +20,7 @@ from rllm.engine.capture import Capture, InProcessCapture
 from rllm.engine.checked import check_episode
 from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
-from rllm.engine.recorded import RecordedEngine
+from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments
 from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout, boundary
@@ -76,8 +76,7 @@ class AgentWorkflowEngine:
         check_workflow(workflow_cls)
         check_arguments(workflow_args=workflow_args)
         self.workflow_cls, self.workflow_args = workflow_cls, dict(workflow_args or {})
-        recorded = rollout_engine is None or isinstance(rollout_engine, RecordedEngine)
-        self.rollout_engine = rollout_engine if recorded or rollout_engine is None else RecordedEngine(rollout_engine)
+        self.rollout_engine = None if rollout_engine is None else recorded(rollout_engine)
         self.raise_on_error = raise_on_error
         self.episode_logger = episode_logger
         self.capture: Capture = capture or InProcessCapture()

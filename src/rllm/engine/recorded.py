@@ -141,6 +141,11 @@ class RecordedEngine:
         return getattr(self.inference, name)
 
 
+def recorded(engine: InferenceEngine) -> RecordedEngine:
+    """The engine with its calls kept, as they may be already."""
+    return engine if isinstance(engine, RecordedEngine) else RecordedEngine(engine)
+
+
 def check_one_answer(params: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a call asks for several answers at once."""
     if params.get("n") not in (None, 1):
