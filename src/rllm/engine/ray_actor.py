@@ -6,11 +6,9 @@ Episodes leave it as bytes, because what users put into one may not be fit to tr
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 from rllm.engine.remote_gateway import RemoteGateway
@@ -44,8 +42,8 @@ class RolloutActor:
         self._stack = ExitStack()
         self._runner: RolloutRunner | None = None
 
-    async def prepare(self, orders: Orders) -> dict[str, str]:
-        """Get ready for `episode`; tells the versions that run here.
+    async def prepare(self, orders: Orders) -> None:
+        """Get ready for `episode`.
 
         Raises:
             InferenceError: if the gateway cannot be reached from here.
@@ -58,7 +56,6 @@ class RolloutActor:
         rollout: AbstractContextManager[Any] = unpacked(orders.opening)()
         self._runner = RolloutRunner(self._stack.enter_context(rollout), **orders.runner)
         self._stack.enter_context(watched_loop())
-        return {"python": platform.python_version(), "rllm": version("rllm")}
 
     async def episode(self, packed_attempt: bytes) -> bytes:
         """The episode of an attempt, a failed one too. Raises what must end the run."""
