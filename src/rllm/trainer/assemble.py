@@ -14,8 +14,8 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.algorithms.returns import discounted
+from rllm.trainer.failed import reason_of
 from rllm.trainer.filters import LEFT_OUT
-from rllm.trainer.left_behind import reason_of
 from rllm.trainer.roles import PLAIN, Role, Roles
 from rllm.trainer.sequences import sequences_of
 from rllm.trainer.shares import (

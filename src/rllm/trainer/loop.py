@@ -31,9 +31,9 @@ from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.failed import credits_of_failed
 from rllm.trainer.filters import leave_out, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
-from rllm.trainer.left_behind import credits_of_failed
 from rllm.trainer.metrics.measure import (
     batch_metrics,
     failure_report,
