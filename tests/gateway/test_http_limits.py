@@ -1,5 +1,6 @@
 """Clients that say too much, or too slowly, before anybody can know what they want."""
 
+import gzip
 import json
 import socket
 import time
@@ -62,6 +63,16 @@ def test_a_long_body_is_no_long_head(serve):
     body = {"model": "m", "messages": [{"role": "user", "content": "hi" * 10_000}]}
     assert served.post(json=body).status_code == 200
     assert served.post(json=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/sessions/s/v1/chat/completions", "/sessions/s/v1/messages", "/sessions"])
+def test_a_compressed_body_is_refused_by_its_name(serve, path):
+    served = serve()
+    compressed = gzip.compress(WHOLE)
+    refused = served.http.post(path, content=compressed, headers={"content-encoding": "gzip"})
+    assert refused.status_code == 415
+    assert "content-encoding='gzip': send the request body as it is" in refused.json()["error"]["message"]
+    assert served.http.post(path, content=b"{}", headers={"content-encoding": "identity"}).status_code != 415
 
 
 def test_a_head_that_does_not_end_in_time_is_refused(serve):

@@ -133,9 +133,16 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig) -> by
     """The whole body of a request.
 
     Raises:
-        GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time.
+        GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time; 415, if it is compressed.
         ClientDisconnected: if it never arrives.
     """
+    for name, coding in scope["headers"]:
+        if name == b"content-encoding" and coding.lower() != b"identity":
+            raise GatewayError(
+                415,
+                f"content-encoding={coding.decode('latin-1')!r}: send the request body as it is, not compressed",
+                code="unsupported_content_encoding",
+            )
     parts: list[bytes] = []
     size = 0
     while True:
