@@ -24,10 +24,10 @@ HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = "/v1/chat/completions"
 
 
-@pytest.mark.parametrize("path", ["/sessions/a/v1/chat/completions", "/sessions/a/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1//chat/completions/"])
 def test_the_path_names_the_session(serve, path):
     served = serve()
-    assert served.post(path).headers["x-rllm-session"] == "a"
+    assert served.post(f"/sessions/a{path}").headers["x-rllm-session"] == "a"
     assert len(served.store.by_session("a")) == 1
 
 

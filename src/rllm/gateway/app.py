@@ -40,8 +40,9 @@ from rllm.store.base import TraceStore
 logger = logging.getLogger(__name__)
 
 _CALL_PATH = re.compile(
-    r"(?:/sessions/(?P<session_id>[^/]+))?(?:/v1)*"  # Some clients add a /v1 of their own to the one that they were given.
-    r"/(?P<call>chat/completions|completions|responses(?:/input_tokens)?|messages(?:/count_tokens)?)"
+    # Some clients add a /v1 of their own to the one that they were given, and some a slash.
+    r"(?:/sessions/(?P<session_id>[^/]+))?(?:/+v1)*"
+    r"/+(?P<call>chat/completions|completions|responses(?:/input_tokens)?|messages(?:/count_tokens)?)/?"
 )
 
 
