@@ -1,3 +1,4 @@
+import http.client
 import json
 import threading
 import time
@@ -18,7 +19,8 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.types import Trace
 
 from .held import HeldEngine
-from .servers import RawServer, http
+from .servers import RawServer
+from .servers import http as http_answer
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = "/v1/chat/completions"
@@ -87,10 +89,19 @@ def test_a_header_in_an_older_encoding_is_read_too(serve):
     assert len(served.store.by_session("täsk")) == 1
 
 
-@pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257])
+@pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257, ".", "..", "a\ud800"])
 def test_an_id_that_cannot_stand_in_a_url_is_refused(refusing, session_id):
     with pytest.raises(ConfigError, match="session id"):
         refusing.server.open_session(session_id)
+
+
+@pytest.mark.parametrize("name", ["%FF", "%2E%2E", ".%2e", "a%ED%A0%80"])
+def test_names_that_would_be_taken_for_others_are_refused(refusing, name):
+    address = refusing.server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(*address, timeout=60)  # httpx resolves dots itself
+    connection.request("POST", f"/sessions/{name}/v1/chat/completions", json.dumps(HI))
+    assert connection.getresponse().status == 400
+    connection.close()
 
 
 def test_metadata_of_a_call_is_kept_with_its_trace(serve):
@@ -192,7 +203,7 @@ def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
 async def test_the_prompt_that_is_counted_is_the_one_that_the_session_makes_of_it():
     answer = {"choices": [{"index": 0, "message": {"content": ""}}], "usage": {"prompt_tokens": 3}}
     sampling = {"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5, "max_completion_tokens": 9, "n": 2}
-    async with RawServer(http(200, answer)) as server:
+    async with RawServer(http_answer(200, answer)) as server:
         upstream = HTTPUpstream(server.url)
         call = ModelCall(asked={**HI, "min_tokens": 2}, session=Session("s", sampling=sampling), id="c")
         assert await Gateway(MemoryTraceStore(), upstream).count_tokens(call) == 3
@@ -336,7 +347,8 @@ def test_a_session_that_the_store_does_not_delete_goes_on(serve, stream):
         assert store.asked.wait(60)
         assert served.post("/sessions/a/v1/chat/completions").status_code == 410, "it is being deleted"
         store.go.set()
-        assert deleting.result(60).status_code == 500
+        refused = deleting.result(60)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (500, "the store failed: the disk is gone")
         engine.go.set()
         answer = under_way.result(60)
     assert answer.status_code == 200

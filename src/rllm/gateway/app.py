@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rllm.errors import RLLMError
+from rllm.errors import RLLMError, SessionDeletedError, StoreError
 from rllm.gateway.admin import Admin, is_anthropic
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
@@ -130,6 +130,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, StoreError) and not isinstance(error, SessionDeletedError):  # and there is no call here
+        error = GatewayError(500, f"the store failed: {error}", code="store_failed")
     return _error_response(request, to_gateway_error(error))
 
 

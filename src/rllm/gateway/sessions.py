@@ -28,7 +28,8 @@ from rllm.types import RESERVED_PREFIX, Trace
 SAMPLING_KEY = "rllm.sampling"
 """Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
 
-_VALID_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,256}")
+_VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
+"""Clients and proxies resolve `.` and `..`; and U+FFFD stands for whatever is no UTF-8, so that several names would be one."""
 _MAX_IN_MEMORY = 10_000
 _TRUSTED_S = 5.0
 """How long a session is taken to be there still, after it was last looked for; what is written is checked in any case."""
@@ -258,7 +259,8 @@ def check_session_id(session_id: str) -> None:
     """Raise `ConfigError` for an id that cannot stand in a URL path."""
     if not _VALID_ID.fullmatch(session_id):
         raise ConfigError(
-            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters"
+            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters, and "
+            "neither '.' nor '..'"
         )
 
 
