@@ -40,6 +40,11 @@ def test_the_last_turn_of_a_task_may_be_without_tools():
     assert side_call({"messages": messages}, session_has_tools=True) is None
 
 
+def test_a_prompt_of_bare_ids_is_taken_for_a_turn_of_the_task():
+    assert side_call({"messages": []}, session_has_tools=True) is None
+    assert side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)]) == set()
+
+
 def test_a_title_that_was_asked_for_first_is_told_by_what_follows():
     traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
     assert side_calls(traces) == {"title"}

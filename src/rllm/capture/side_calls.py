@@ -51,8 +51,8 @@ def side_calls(traces: Sequence[Trace]) -> set[str]:
 
 
 def _begins(messages: Sequence[Message]) -> bool:
-    """Whether nothing has been answered yet."""
-    return not any(message.get("role") in ("assistant", "tool") for message in messages)
+    """Whether nothing has been answered yet; of a prompt of bare token ids nobody can tell."""
+    return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
 
 
 def _is_quoted(trace: Trace, traces: Sequence[Trace]) -> bool:
