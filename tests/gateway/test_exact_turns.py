@@ -186,6 +186,8 @@ def test_log_probabilities_of_a_completion_line_up_and_keep_their_texts(engine: 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer=.* cannot be loaded: name the model folder or hub id"):
         TokenPrompts.load(str(tmp_path))
+    with pytest.raises(ConfigError, match="tokenizer='nowhere': there is no such folder"):
+        TokenPrompts.load("nowhere")  # which no hub is asked for
 
 
 async def test_an_agent_without_http_goes_on_from_its_tokens_too(engine: LocalEngine) -> None:

@@ -10,7 +10,18 @@ from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
-from rllm.inference.local.loading import load_tokenizer
+from rllm.inference.local.loading import load_tokenizer, save_model
+
+
+def test_neither_loading_nor_saving_draws_progress_bars(
+    tmp_path: Path, new_model: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_model(new_model(), tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    load_model(tmp_path, device="cpu")
+    assert capfd.readouterr().err == ""
+    AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "Loading weights" in capfd.readouterr().err, "other callers see theirs"
 
 
 @pytest.fixture

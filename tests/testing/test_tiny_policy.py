@@ -104,6 +104,18 @@ def test_other_conversations_or_tools_are_another_policy(folder: Path, tmp_path:
     assert tiny_policy(speech, speech, None, recipe=SMALL, cache_dir=tmp_path).name != folder.name
 
 
+def test_what_is_no_terminal_is_told_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    build(cache_dir=tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_is_shown_a_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    build(cache_dir=tmp_path)
+    assert "building a tiny model (once)" in capfd.readouterr().err
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     build(cache_dir=tmp_path, on_progress=lambda done, total: told.append((done, total)))

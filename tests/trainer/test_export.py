@@ -102,5 +102,13 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has step-000003; name one of them, latest or best"):
-        chosen_checkpoint(run_with(tmp_path), "step-000009")
+    run = run_with(tmp_path)
+    with pytest.raises(ConfigError, match="has step-000003; name one of them, or latest"):
+        chosen_checkpoint(run, "step-000009")
+    with pytest.raises(ConfigError, match=r"checkpoint='best': none has a score, which keep_best gives; .* or latest"):
+        chosen_checkpoint(run, "best")
+    with pytest.raises(ConfigError, match="is not there: name the folder of a training run; "):
+        chosen_checkpoint(tmp_path / "nothing", "latest")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="has no checkpoints: name the folder of a training run; "):
+        chosen_checkpoint(tmp_path / "empty", "latest")

@@ -102,13 +102,14 @@ def _config(seed: int, resume: Path | None) -> TrainConfig:
 
 def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, resume: bool) -> None:
     from rllm.cli.training import display, lead_to_gateway
+    from rllm.demo.policy import demo_policy
     from rllm.demo.tasks import shop_tasks
     from rllm.trainer.agent_trainer import AgentTrainer
 
     port = lead_to_gateway(config)
     from rllm.demo import agent  # makes its client as it is imported, so it comes after the line above
 
-    config.model.path = str(_policy(console))
+    config.model.path = str(demo_policy(agent.SYSTEM, agent.TOOLS))
     trainer = AgentTrainer(
         agent_run_func=agent.shop_assistant,
         train_dataset=shop_tasks(NUM_TRAIN_TASKS, seed=config.seed),
@@ -125,21 +126,6 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
     )
     trainer.trackers = [*display(console, trainer), samples]
     trainer.train()
-
-
-def _policy(console: Console) -> Path:
-    from rich.progress import Progress
-
-    from rllm.demo import agent
-    from rllm.demo.policy import demo_policy
-
-    with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
-        task = progress.add_task("building a tiny model (once)", total=None, visible=False)
-
-        def show(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, visible=True)
-
-        return demo_policy(agent.SYSTEM, agent.TOOLS, show)
 
 
 def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:

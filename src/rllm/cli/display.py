@@ -37,7 +37,7 @@ class LiveDisplay:
         self._held_out_losses: list[tuple[int, float]] = []
         self._accuracies: list[tuple[int, float]] = []
         self._latest: dict[str, float] = {}
-        self._phase = "starting"
+        self._phase = "loading the model"
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(bar_width=40),

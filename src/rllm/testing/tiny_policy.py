@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
@@ -18,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rllm.inference.local.loading import save_model
 from rllm.parser.chat_template import ChatTemplate
 from rllm.testing.warmup import OnProgress, warm_up
 from rllm.types import Message
@@ -95,13 +99,23 @@ def tiny_policy(
         tools: the tools, as the agent will send them.
         recipe: sizes, steps and seed.
         cache_dir: default `$RLLM_CACHE`, else `$XDG_CACHE_HOME/rllm`, else `~/.cache/rllm`.
-        on_progress: called with (steps done, steps in all) while the policy warms up.
+        on_progress: called with (steps done, steps in all) while the policy warms up; by default a terminal shows a bar.
     """
     recipe = recipe or TinyPolicyRecipe()
     folder = (cache_dir or default_cache_dir()) / "tiny-policy" / _fingerprint(skill, habit, tools, recipe)
     if not (folder / "config.json").exists():
-        _build(folder, skill, habit, tools, recipe, on_progress)
+        with _bar() as show:
+            _build(folder, skill, habit, tools, recipe, on_progress or show)
     return folder
+
+
+@contextmanager
+def _bar() -> Iterator[OnProgress]:
+    """On a terminal, how far the building has come; it is gone afterwards."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
+        task = progress.add_task("building a tiny model (once)", total=None, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
 def default_cache_dir() -> Path:
@@ -158,7 +172,7 @@ def _build(
     habit: Conversations,
     tools: Sequence[Mapping[str, Any]] | None,
     recipe: TinyPolicyRecipe,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> None:
     """Train the tokenizer and the model, and put the folder in place in one step, so that none is ever half there."""
     words = ChatTemplate(_with_template(Tokenizer(models.BPE())))
@@ -174,7 +188,7 @@ def _build(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         finished = Path(scratch) / "policy"
-        model.save_pretrained(finished)
+        save_model(model, finished)
         tokenizer.save_pretrained(finished)
         (finished / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2))
         try:

@@ -15,6 +15,7 @@ from rllm.files import flush
 from rllm.ids import new_id
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.history import TOOLS_KEY
+from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import Episode, Trajectory
 
 _ROWS = 256
@@ -76,14 +77,18 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
     """A checkpoint of a run: `latest`, `best`, or a folder's name.
 
     Raises:
-        ConfigError: if there is none of the name.
+        ConfigError: if there is none of the name, or no run.
     """
     checkpoints = Checkpoints(run, keep=1)
     found = {"latest": checkpoints.latest, "best": checkpoints.best}.get(name, lambda: run / "checkpoints" / name)()
-    if found is None or not found.is_dir():
-        there = ", ".join(path.name for path in checkpoints.all()) or "none"
-        raise ConfigError(f"checkpoint={name!r}: {str(run)!r} has {there}; name one of them, latest or best")
-    return found
+    if found is not None and found.is_dir():
+        return found
+    there = ", ".join(path.name for path in checkpoints.all())
+    if not there:
+        what = "has no checkpoints" if run.exists() else "is not there"
+        raise ConfigError(f"run={str(run)!r} {what}: name the folder of a training run; {way_to_a_run(run)}")
+    lacks = "none has a score, which keep_best gives; " if name == "best" else ""
+    raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")
 
 
 def export_model(checkpoint: Path, target: Path) -> None:
@@ -96,10 +101,15 @@ def export_model(checkpoint: Path, target: Path) -> None:
     if not (checkpoint / _ADAPTER).is_file():
         _whole_folder(target, lambda new: _copy(checkpoint, new))
         return
-    from rllm.inference.local.loading import load_model
+    from rllm.inference.local.loading import load_model, save_model
 
     loaded = load_model(checkpoint, dtype="auto", device="cpu")
-    _whole_folder(target, lambda new: (loaded.model.save_pretrained(new), loaded.tokenizer.save_pretrained(new)))
+
+    def write(new: Path) -> None:
+        save_model(loaded.model, new)
+        loaded.tokenizer.save_pretrained(new)
+
+    _whole_folder(target, write)
 
 
 def export_adapter(checkpoint: Path, target: Path) -> None:

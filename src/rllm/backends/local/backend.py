@@ -33,7 +33,7 @@ from rllm.backends.sampling.serving import open_server
 from rllm.backends.updates import Progress, aligned, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, tokenizer_in
+from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, save_model, tokenizer_in
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class LocalBackend:
     def save(self, folder: Path) -> None:
         """An ordinary Hugging Face folder (with LoRA: of peft), `recovery.pt` with the optimiser's state, and the critic."""
         if self.adapter is None:
-            self.model.save_pretrained(folder)
+            save_model(self.model, folder)
         else:
             self.adapter.save(folder)
         self.tokenizer.save_pretrained(folder)

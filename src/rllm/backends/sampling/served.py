@@ -17,6 +17,7 @@ from rllm.errors import InferenceError, WeightSyncError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.ids import new_id
+from rllm.inference.local.loading import save_model
 from rllm.inference.vllm.handover import Handover
 from rllm.inference.vllm_server import VLLMServer
 from rllm.parser.chat_template import ChatTemplate
@@ -196,7 +197,7 @@ class ServedSampler:
         if self._adapter is not None:
             self._adapter.save(folder)
         else:
-            self._model.save_pretrained(folder, max_shard_size="1000TB")
+            save_model(self._model, folder, max_shard_size="1000TB")
         return folder
 
 

@@ -18,7 +18,7 @@ from rllm.backends.sampling.sampler import EmbeddedSampler, Sampler
 from rllm.backends.sampling.serving import check_serving, open_server
 from rllm.errors import WeightSyncError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import load_model
+from rllm.inference.local.loading import load_model, save_model
 
 
 def check_sampler(config: Any) -> None:
@@ -102,7 +102,7 @@ class PublishedPolicy:
     def save(self, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         """Write a model of these weights as an ordinary Hugging Face folder; its tokenizer is left to others."""
         state = {name: weight for name, weight in weights if name not in _tied(self._model)}
-        self._model.save_pretrained(folder, state_dict=state)
+        save_model(self._model, folder, state_dict=state)
 
     def close(self) -> None:
         """Stop sampling. Repeatable."""

@@ -8,6 +8,7 @@ that it would have been.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rllm.capture import Prior
@@ -47,8 +48,13 @@ class TokenPrompts:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error
+        folder = Path(path).expanduser()
+        if not folder.exists() and path.count("/") != 1:
+            raise ConfigError(
+                f"tokenizer={path!r}: there is no such folder; check the path, or use a hub id (owner/name)"
+            )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else path)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream serves ({error})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
@@ -137,6 +140,23 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     return replace(loaded, model=with_adapter.merge_and_unload().eval())
 
 
+def save_model(model: Any, folder: Path, **options: Any) -> None:
+    """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
+    with without_bars():
+        model.save_pretrained(folder, **options)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """While inside, transformers draws no progress bars: they would stand between the lines of whoever called us. Those of a
+    download from the hub stay."""
+    before = logging.set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "disable": True}))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
 def choose_device(device: str = "auto") -> torch.device:
     """The named device, or for `auto` the first of CUDA, MPS and CPU that is present."""
     if device == "auto":
@@ -212,7 +232,8 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
     """Call a `from_pretrained`; what it raises names neither the setting nor the remedy."""
     try:
-        return load(source, **options)
+        with without_bars():
+            return load(source, **options)
     except (OSError, ValueError, SafetensorError) as error:
         if Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
