@@ -83,6 +83,21 @@ def test_text_without_a_call_is_the_answer(response: str, answer: str):
     assert ToolAgent(tools=[add]).update_from_model(response) == Action(answer)
 
 
+@pytest.mark.parametrize("thought", ["", "<think>I write it.</think>", "I write it; the prompt has the tag.</think>"])
+def test_the_tags_of_thinking_inside_arguments_are_content(thought: str):
+    agent = ToolAgent(tools=[add], accumulate_thinking=False)
+    call = written("write", text="</think> <think> </think> </tool_call>", more="</think>")
+    (made,) = agent.update_from_model(thought + call).action
+    assert json.loads(made["function"]["arguments"])["text"] == "</think> <think> </think> </tool_call>"
+    assert agent.chat_completions[-1]["content"] == call
+    assert agent.trajectory.steps[0].thought in thought
+
+
+def test_a_call_that_is_thought_about_without_an_opening_tag_does_not_count():
+    response = f"Maybe {written('add', a=1, b=1)}?</think>The tag <think> opens it."
+    assert ToolAgent(tools=[add]).update_from_model(response) == Action("The tag <think> opens it.")
+
+
 def test_another_format_is_a_name():
     text = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
     (call,) = ToolAgent(parser_name="llama3_json", tools=[add]).update_from_model(text).action

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -191,6 +192,47 @@ def test_any_text_is_parsed_without_an_exception_and_without_loss(name: str, dat
         assert arguments in text or arguments == "{}" or "\\" in text
     for length in range(len(text) + 1):
         assert parsed.content.startswith(shown_of(parser, text[:length]))
+
+
+def calls_text(name: str, calls: list[tuple[str, str]]) -> str:
+    """Calls as a model of this family writes them."""
+    match name:
+        case "hermes":
+            return "\n".join(f'<tool_call>\n{{"name": "{f}", "arguments": {a}}}\n</tool_call>' for f, a in calls)
+        case "llama3_json":
+            return "; ".join(f'{{"name": "{f}", "parameters": {a}}}' for f, a in calls)
+        case "mistral":
+            return "[TOOL_CALLS][" + ", ".join(f'{{"name": "{f}", "arguments": {a}}}' for f, a in calls) + "]"
+        case "mistral, named":
+            return "".join(f"[TOOL_CALLS]{f}[ARGS]{a}" for f, a in calls)
+        case "deepseek_r1":
+            return R1_BLOCK + "\n".join(r1(f, a) for f, a in calls) + R1_BLOCK_END
+        case "deepseek_r1, bare":
+            return R1_BLOCK + "".join(f"{R1_CALL}{f}{R1_SEP}{a}{R1_CALL_END}" for f, a in calls) + R1_BLOCK_END
+        case _:
+            call = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+            return "<|start|>assistant".join(call.format(f, a) for f, a in calls)
+
+
+MARKUP = [
+    *(piece for pieces in PIECES.values() for piece in pieces),
+    "<|call|>",
+    "<|return|>",
+    "```",
+    "</think>",
+    "<think>",
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mistral, named", "deepseek_r1, bare"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any) -> None:
+    pieces = st.lists(st.one_of(st.sampled_from(MARKUP + COMMON), st.text(max_size=3)), max_size=5).map("".join)
+    arguments = st.dictionaries(pieces, st.one_of(pieces, st.lists(pieces, max_size=2)), max_size=3)
+    written = st.builds(lambda value, plain: json.dumps(value, ensure_ascii=plain), arguments, st.booleans())
+    calls = data.draw(st.lists(st.tuples(st.sampled_from(["f", "look_up"]), written), min_size=1, max_size=3))
+    assert found(name.partition(",")[0], calls_text(name, calls)) == ("", calls)
 
 
 @pytest.mark.parametrize("name", NAMES)

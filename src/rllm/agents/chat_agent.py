@@ -40,7 +40,7 @@ class ChatAgent(BaseAgent):
         """The messages that the model is asked with next."""
         if self.accumulate_thinking:
             return list(self._messages)
-        return [without_thought(message) for message in self._messages]
+        return [self._without_thought(message) for message in self._messages]
 
     @property
     def trajectory(self) -> Trajectory:
@@ -60,7 +60,7 @@ class ChatAgent(BaseAgent):
         step = Step(
             chat_completions=[*self.chat_completions, answer],
             observation=self._observation,
-            thought=split_response(response).reasoning,
+            thought=self.split(response).reasoning,
             action=action,
             model_response=response,
         )
@@ -77,17 +77,16 @@ class ChatAgent(BaseAgent):
     def response_to_action(self, response: str) -> Any:
         """What the model decided; `response` is its whole text, thoughts included."""
 
+    def split(self, response: str) -> SplitText:
+        """Thought and answer of a response, also where the opening tag was already in the prompt."""
+        before, closed, _ = response.partition(CLOSE)
+        return split_reasoning(response, starts_open=bool(closed) and OPEN not in before)
 
-def split_response(response: str) -> SplitText:
-    """Thought and answer of a response, also where the opening tag was already in the prompt."""
-    return split_reasoning(response, starts_open=CLOSE in response and OPEN not in response)
-
-
-def without_thought(message: Message) -> Message:
-    """An assistant's message with its answer only; others as they are."""
-    if message["role"] != "assistant":
-        return message
-    return {**message, "content": split_response(text_of(message)).answer}
+    def _without_thought(self, message: Message) -> Message:
+        """An assistant's message with its answer only; others as they are."""
+        if message["role"] != "assistant":
+            return message
+        return {**message, "content": self.split(text_of(message)).answer}
 
 
 def observation_to_text(observation: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rllm.agents.chat_agent import ChatAgent, split_response
+from rllm.agents.chat_agent import ChatAgent
 
 SYSTEM_PROMPT = """\
 You walk on a frozen lake. Reach the goal G without stepping into a hole O. P is you, _ is ice.
@@ -24,7 +24,7 @@ class GridWorldAgent(ChatAgent):
         super().__init__(system_prompt=system_prompt, accumulate_thinking=accumulate_thinking)
 
     def response_to_action(self, response: str) -> str:
-        answer = split_response(response).answer
+        answer = self.split(response).answer
         blocks = _BLOCK.findall(answer)
         moves = _MOVE.findall(blocks[-1] if blocks else answer)
         return moves[-1].capitalize() if moves else ""

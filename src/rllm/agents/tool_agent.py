@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rllm.agents.chat_agent import ChatAgent, split_response
+from rllm.agents.chat_agent import ChatAgent
+from rllm.parser.reasoning import CLOSE, OPEN, SplitText
 from rllm.parser.tool_call_parser import get_tool_parser
 from rllm.parser.tool_parser import tool_parser
 from rllm.tools.multi_tool import MultiTool
@@ -65,5 +66,11 @@ class ToolAgent(ChatAgent):
         ]
 
     def response_to_action(self, response: str) -> list[dict[str, Any]] | str:
-        parsed = self._parser.parse(split_response(response).answer)
+        parsed = self._parser.parse(self.split(response).answer)
         return parsed.tool_calls or parsed.content
+
+    def split(self, response: str) -> SplitText:
+        """Thought and answer; a closing tag that only stands in a call's arguments closes no thought."""
+        if not response.lstrip().startswith(OPEN) and CLOSE not in self._parser.parse(response).content:
+            return SplitText("", response)
+        return super().split(response)

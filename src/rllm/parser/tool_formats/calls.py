@@ -10,6 +10,7 @@ from typing import Any
 
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
+_object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
 def new_call(name: str, arguments: str) -> dict[str, Any]:
@@ -45,39 +46,46 @@ def object_values(text: str) -> dict[str, str] | None:
     values: dict[str, str] = {}
     try:
         separator, position = "{", 0
-        if text[:1] == "{" and text[_skip(text, 1) :] == "}":
+        if text[:1] == "{" and text[skip_space(text, 1) :] == "}":
             return values
         while text[position] == separator:
-            key, position = _scan(text, _skip(text, position + 1))
-            position = _skip(text, position)
+            key, position = _scan(text, skip_space(text, position + 1))
+            position = skip_space(text, position)
             if not isinstance(key, str) or text[position] != ":":
                 return None
-            start = _skip(text, position + 1)
+            start = skip_space(text, position + 1)
             _, position = _scan(text, start)
             values[key] = text[start:position]
-            separator, position = ",", _skip(text, position)
+            separator, position = ",", skip_space(text, position)
     except (ValueError, IndexError, RecursionError):
         return None
     return values if text[position:] == "}" else None
 
 
-def objects(text: str, separator: str) -> list[str] | None:
-    """The texts of JSON objects with `separator` between them; `None` if the text is anything else."""
-    found: list[str] = []
-    position = _skip(text, 0)
-    try:
-        while True:
-            start = position
-            _, position = _scan(text, start)
-            found.append(text[start:position])
-            position = _skip(text, position)
-            if position == len(text):
-                return found
-            if text[position] != separator:
-                return None
-            position = _skip(text, position + 1)
-    except (ValueError, IndexError, RecursionError):
+def object_end(text: str, position: int) -> int | None:
+    """Where the JSON object that begins here ends, white space around it included; `None` if there is none.
+
+    What stands in its strings, such as a format's own markup, ends nothing.
+    """
+    start = skip_space(text, position)
+    if not _object.match(text, start):  # an error of the decoder takes time for all that stands before it
         return None
+    try:
+        _, end = _scan(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return skip_space(text, end)
+
+
+def objects(text: str, position: int, separator: str) -> tuple[list[str], int]:
+    """The texts of the JSON objects from here on, with `separator` between them, and where they end; none where one lacks."""
+    found: list[str] = []
+    while (end := object_end(text, position)) is not None:
+        found.append(text[position:end].strip(" \t\r\n"))
+        if not text.startswith(separator, end):
+            return found, end
+        position = end + len(separator)
+    return [], position
 
 
 def all_or_none(calls: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
@@ -86,6 +94,7 @@ def all_or_none(calls: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
     return good if len(good) == len(calls) else []
 
 
-def _skip(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
+    """Where the white space of JSON that begins here ends."""
     match = _space.match(text, position)
     return match.end() if match else position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rllm.parser.tool_formats.calls import is_object, new_call
+from rllm.parser.tool_formats.calls import is_object, new_call, object_end, skip_space
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 _BLOCK, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -22,36 +22,49 @@ class DeepSeekToolParser(ToolParser):
     markers = (_BLOCK,)
     markup = (_BLOCK, _BLOCK_END, _CALL, _CALL_END, _SEPARATOR)
     example = f"{_BLOCK}{_CALL}function{_SEPARATOR}NAME\n```json\n{{ARGUMENTS}}\n```{_CALL_END}{_BLOCK_END}"
-    _fenced = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```(?:json)?\n(.*?)\n?```", re.DOTALL)
-    _bare = re.compile(r"([^<\n]+)<｜tool▁sep｜>(.*)", re.DOTALL)
+    _fenced = re.compile(r"\s*function<｜tool▁sep｜>([^<\n]+)\n```(?:json)?\n")
+    _bare = re.compile(r"\s*([^<\n]+)<｜tool▁sep｜>")
+    _next = re.compile(f"{_CALL}|{_BLOCK_END}|{_BLOCK}")
 
     def parse(self, text: str) -> ParsedText:
-        before, *blocks = text.split(_BLOCK)
-        content, calls = [before], list[dict[str, Any]]()
-        for block in blocks:
-            body, _, after = block.partition(_BLOCK_END)
-            found, malformed = self._calls(body)
+        content, calls = list[str](), list[dict[str, Any]]()
+        position = 0
+        while (start := text.find(_BLOCK, position)) >= 0:
+            content.append(text[position:start])
+            found, malformed, position = self._block(text, start + len(_BLOCK))
             calls += found
-            content.append(malformed + after if found else _BLOCK + block)
-        return ParsedText(content="".join(content), tool_calls=calls)
+            content.append(malformed if found else text[start:position])
+        return ParsedText(content="".join([*content, text[position:]]), tool_calls=calls)
 
-    def _calls(self, body: str) -> tuple[list[dict[str, Any]], str]:
-        """The calls of a block, and the rest of it."""
-        before, *parts = body.split(_CALL)
+    def _block(self, text: str, position: int) -> tuple[list[dict[str, Any]], str, int]:
+        """The calls of the block whose inside begins here, the rest of it, and where it ends."""
         calls: list[dict[str, Any]] = []
-        rest = [before.strip()]
-        for part in parts:
-            inner, _, after = part.partition(_CALL_END)
-            call = self._call(inner.strip())
+        rest: list[str] = []
+        while True:
+            mark = self._next.search(text, position)
+            rest.append(text[position : mark.start() if mark else len(text)].strip())
+            if mark is None or mark[0] != _CALL:
+                end = len(text) if mark is None else mark.end() if mark[0] == _BLOCK_END else mark.start()
+                return calls, "".join(rest), end
+            call, position = self._call(text, mark.end())
             if call:
                 calls.append(call)
-                rest.append(after.strip())
             else:
-                rest.append(_CALL + part)
-        return calls, "".join(rest)
+                rest.append(text[mark.start() : position])
 
-    def _call(self, text: str) -> dict[str, Any] | None:
-        match = self._fenced.fullmatch(text) or self._bare.fullmatch(text)
-        if match is None or not match[1].strip() or not is_object(match[2]):
-            return None
-        return new_call(match[1].strip(), match[2].strip())
+    def _call(self, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+        """The call that begins here, if it is well-formed, and where it ends: if not, at the next mark."""
+        for head, closing in ((self._fenced, "```"), (self._bare, "")):
+            found = head.match(text, start)
+            end = object_end(text, found.end()) if found else None
+            if found is None or end is None or not text.startswith(closing, end):
+                continue
+            arguments, end = text[found.end() : end].strip(), skip_space(text, end + len(closing))
+            if text.startswith(_CALL_END, end):
+                end += len(_CALL_END)
+            elif end < len(text) and not self._next.match(text, end):
+                continue
+            if found[1].strip() and is_object(arguments):
+                return new_call(found[1].strip(), arguments), end
+        mark = self._next.search(text, start)
+        return None, mark.start() if mark else len(text)

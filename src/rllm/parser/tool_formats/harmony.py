@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.parser.tool_formats.calls import is_object, new_call
+from rllm.parser.tool_formats.calls import is_object, new_call, object_end
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"
@@ -63,13 +63,25 @@ class HarmonyToolParser(ToolParser):
 
     def _parts(self, text: str) -> tuple[list[_Part], str]:
         """The messages, and what follows the last of them."""
-        rest, *bodies = text.split(_MESSAGE)
         parts: list[_Part] = []
-        for piece in bodies:
+        position = 0
+        while (message := text.find(_MESSAGE, position)) >= 0:
+            rest, start = text[position:message], message + len(_MESSAGE)
             header = self._header.search(rest)
             at = header.start() if header else len(rest)
-            end = self._end.search(piece)
-            body, closing = (piece[: end.start()], end[0]) if end else (piece, "")
-            parts.append(_Part(before=rest[:at], header=rest[at:], body=body, end=closing))
-            rest = piece[len(body + closing) :]
-        return parts, rest
+            end, closing = self._end_of_body(text, start, is_call=self._recipient.search(rest, at) is not None)
+            parts.append(_Part(before=rest[:at], header=rest[at:], body=text[start:end], end=closing))
+            position = end + len(closing)
+        return parts, text[position:]
+
+    def _end_of_body(self, text: str, start: int, *, is_call: bool) -> tuple[int, str]:
+        """Where the body that begins here ends, and the token behind it; tokens in the strings of a call's arguments end nothing."""
+        stop = object_end(text, start) if is_call else None
+        if stop is not None and (closing := self._end.match(text, stop)):
+            return stop, closing[0]
+        if stop == len(text):
+            return stop, ""
+        following = text.find(_MESSAGE, start)
+        limit = len(text) if following < 0 else following
+        ended = self._end.search(text, start, limit)
+        return (ended.start(), ended[0]) if ended else (limit, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rllm.parser.tool_formats.calls import call_of_object
+from rllm.parser.tool_formats.calls import call_of_object, object_end
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 
@@ -19,17 +19,26 @@ class HermesToolParser(ToolParser):
     markers = ("\n<tool_call>", "<tool_call>")
     markup = ("<tool_call>", "</tool_call>")
     example = '<tool_call>\n{"name": "NAME", "arguments": {ARGUMENTS}}\n</tool_call>'
-    _call = re.compile(r"\n?<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+    _open = re.compile(r"\n?<tool_call>")
+    _close = "</tool_call>"
 
     def parse(self, text: str) -> ParsedText:
         content: list[str] = []
         calls: list[dict[str, Any]] = []
-        shown = 0
-        for match in self._call.finditer(text):
-            call = call_of_object(match[1])
+        shown = position = 0
+        while opened := self._open.search(text, position):
+            call, position = self._call(text, opened.end())
             if call is not None:
-                content.append(text[shown : match.start()])
-                shown = match.end()
+                content.append(text[shown : opened.start()])
+                shown = position
                 calls.append(call)
         content.append(text[shown:])
         return ParsedText(content="".join(content), tool_calls=calls)
+
+    def _call(self, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+        """The call whose object begins here, if it is one, and where it ends: if not, at the next closing tag."""
+        end = object_end(text, start)
+        if end is not None and (end == len(text) or text.startswith(self._close, end)):
+            return call_of_object(text[start:end]), end + len(self._close)
+        closed = text.find(self._close, start)
+        return None, len(text) if closed < 0 else closed + len(self._close)

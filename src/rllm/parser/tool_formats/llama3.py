@@ -23,20 +23,26 @@ class Llama3JsonToolParser(ToolParser):
     example = '{"name": "NAME", "parameters": {ARGUMENTS}}'
 
     def parse(self, text: str) -> ParsedText:
-        before, *tagged = text.split(_TAG)
-        calls = _calls(before)
-        content = [] if calls else [before]
-        for part in tagged:
-            found = _calls(part)
+        content: list[str] = []
+        calls: list[dict[str, Any]] = []
+        position, tag = 0, ""
+        while True:
+            found, end = _calls(text, position)
             calls += found
             if not found:
-                content.append(_TAG + part)
-        return ParsedText(content="".join(content), tool_calls=calls)
+                content.append(tag + text[position:end])
+            if end == len(text):
+                return ParsedText(content="".join(content), tool_calls=calls)
+            position, tag = end + len(_TAG), _TAG
 
 
-def _calls(text: str) -> list[dict[str, Any]]:
-    """The calls that this text consists of; none if it has anything else in it."""
-    return all_or_none([_call(item) for item in objects(text, ";") or []])
+def _calls(text: str, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The calls from here to the next tag or the end, and where that is; none if anything else stands there."""
+    items, end = objects(text, position, ";")
+    if items and (end == len(text) or text.startswith(_TAG, end)):
+        return all_or_none([_call(item) for item in items]), end
+    tag = text.find(_TAG, position)
+    return [], len(text) if tag < 0 else tag
 
 
 def _call(text: str) -> dict[str, Any] | None:

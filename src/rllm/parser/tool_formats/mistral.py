@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rllm.parser.tool_formats.calls import all_or_none, call_of_object, is_object, new_call, objects
+from rllm.parser.tool_formats.calls import (
+    all_or_none,
+    call_of_object,
+    is_object,
+    new_call,
+    object_end,
+    objects,
+    skip_space,
+)
 from rllm.parser.tool_parser import ParsedText, ToolParser
 
 _TAG, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -20,23 +28,36 @@ class MistralToolParser(ToolParser):
     markers = (_TAG,)
     markup = (_TAG, _CALL_ID, _ARGS)
     example = '[TOOL_CALLS][{"name": "NAME", "arguments": {ARGUMENTS}}]'
-    _named = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\{))(.*)", re.DOTALL)
+    _named = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\{))")
 
     def parse(self, text: str) -> ParsedText:
-        before, *tagged = text.split(_TAG)
-        content, calls = [before], list[dict[str, Any]]()
-        for part in tagged:
-            found = self._calls(part)
+        position = _next_tag(text, 0)
+        content, calls = [text[:position]], list[dict[str, Any]]()
+        while position < len(text):
+            start = position + len(_TAG)
+            found, end = self._calls(text, start)
+            if end is None or not (end == len(text) or text.startswith(_TAG, end)):
+                found, end = [], _next_tag(text, start)
             calls += found
             if not found:
-                content.append(_TAG + part)
+                content.append(text[position:end])
+            position = end
         return ParsedText(content="".join(content), tool_calls=calls)
 
-    def _calls(self, text: str) -> list[dict[str, Any]]:
-        named = self._named.fullmatch(text)
+    def _calls(self, text: str, start: int) -> tuple[list[dict[str, Any]], int | None]:
+        """The calls that begin here, if they are well-formed, and where they end."""
+        named = self._named.match(text, start)
         if named:
-            return [new_call(named[1], named[2].strip())] if is_object(named[2]) else []
-        text = text.strip()
-        if not (text.startswith("[") and text.endswith("]")):
-            return []
-        return all_or_none([call_of_object(item) for item in objects(text[1:-1], ",") or []])
+            end = object_end(text, named.end())
+            arguments = text[named.end() : end].strip()
+            return ([new_call(named[1], arguments)] if is_object(arguments) else []), end
+        start = skip_space(text, start)
+        items, end = objects(text, start + 1, ",")
+        if not text.startswith("[", start) or not text.startswith("]", end):
+            return [], None
+        return all_or_none([call_of_object(item) for item in items]), skip_space(text, end + 1)
+
+
+def _next_tag(text: str, position: int) -> int:
+    tag = text.find(_TAG, position)
+    return len(text) if tag < 0 else tag
