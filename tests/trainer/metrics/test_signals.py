@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rllm.trainer.metrics.signals import Watch, signals
-from rllm.types import Episode
+from rllm.types import Episode, Trajectory
 
 HEALTHY = {
     "batch/zero_variance": 0.5,
@@ -77,6 +77,18 @@ def test_where_nothing_was_trained_on_the_samples_tell_the_entropy() -> None:
 def test_rewards_that_raise() -> None:
     assert list(signals(HEALTHY, [failed("RewardError"), failed("RewardError"), Episode()])) == ["rewards_raise"]
     assert signals(HEALTHY, [failed("AgentError"), failed("RewardError"), Episode()]) == {}
+
+
+def test_a_role_that_nobody_scores_is_named() -> None:
+    def rollout(**rewards: float | None) -> Episode:
+        return Episode(trajectories=[Trajectory(name=name, reward=reward) for name, reward in rewards.items()])
+
+    left_out = {**HEALTHY, "dropped/unscored": 2.0}
+    told = signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=None, judge=None)])
+    assert list(told) == ["unscored_role"]
+    assert "no trajectory of 'judge' has a reward" in told["unscored_role"]
+    assert signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=0.0, judge=0.5)]) == {}
+    assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "a role that is not to learn"
 
 
 def test_what_is_not_known_is_not_wrong() -> None:

@@ -38,6 +38,7 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
     # Algorithms that credit single tokens know no uniform groups.
     hardly_differ = of("batch/zero_variance") > 0.5 or of("rollout/reward_p10") == of("rollout/reward_p90")
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
+    unscored = _unscored_roles(episodes)
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0,
@@ -58,6 +59,11 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
             f"the reward of {num_reward_errors} of {len(episodes)} rollouts raised, so they count for nothing: see the "
             "warnings above for its name",
         ),
+        "unscored_role": (
+            of("dropped/unscored") > 0.0 and bool(unscored),
+            f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: set one "
+            "on each, or roles.NAME.trainable=false if that is meant",
+        ),
         "ratio_overflow": (
             of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,
             f"the mean probability ratio is {of('policy/ratio'):.3g}, and the updates of the batch moved the policy by "
@@ -74,6 +80,13 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
         ),
     }
     return {name: told for name, (is_so, told) in found.items() if is_so}
+
+
+def _unscored_roles(episodes: Sequence[Episode]) -> list[str]:
+    """The names of trajectories none of which has a reward, in rollouts in which others have one."""
+    paths = [path for episode in episodes if not episode.failed for path in episode.trajectories if path.trainable]
+    scored = {path.name for path in paths if path.final_reward() is not None}
+    return sorted({repr(path.name) for path in paths if scored and path.name not in scored})
 
 
 def _reasons(metrics: Mapping[str, float]) -> str:
