@@ -70,7 +70,11 @@ def test_the_last_complete_tag() -> None:
     ("text", "code"),
     [
         ("```python\nx = 1\n```", "x = 1"),
-        ("```py\nx = 1\n```\nor\n```\nx = 2\n```\n", "x = 2"),
+        ("```py3\nx = 1\n```\nor\n```Python\nx = 2\n```\n", "x = 2"),
+        ("```python\nprint(2)\n```\nprints\n```\n2\n```", "print(2)"),
+        ("```\nx = 1\n```\nor\n```\nx = 2\n```", "x = 2"),
+        ("1. so\n   ```python\n   if x:\n       y = 1\n   ```", "if x:\n    y = 1"),
+        ("```python\n  x = 1\n```", "  x = 1"),
         ("```python\nx = 1\n```\nprints\n```text\n1\n```", "x = 1"),
         ("```python\nnever closed\n```python\nx = 1\n```", "x = 1"),
         ("```python\nx = 1\n```\nthen\n```python\nx = ", "x = 1"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from numbers import Real
+from textwrap import dedent
 from typing import Any
 
 from rllm.errors import RewardError
@@ -17,8 +18,8 @@ END_OF_THOUGHT = "</think>"
 
 _LATEX_TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
-_PYTHON = ("python", "python3", "py", "")
+_FENCE = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>\w*)[^\n]*$", re.MULTILINE)
+_PYTHON = ("python", "python3", "py", "py3")
 
 
 def field_of(task: Any, *names: str, reward: str) -> Any:
@@ -102,15 +103,22 @@ def last_line(text: str) -> str:
 
 
 def last_python_block(text: str) -> str | None:
-    """The code of the last closed fence that is marked as Python, or not marked at all."""
+    """The code of the last closed fence that is marked as Python; where none is, of the last that is not marked at all."""
     fences = list(_FENCE.finditer(text))
-    block, index = None, 0
+    marked = unmarked = None
+    index = 0
     while index + 1 < len(fences):
         opening, closing = fences[index], fences[index + 1]
-        if closing[1]:  # a language opens a block: the one before was never closed
+        if closing["language"]:  # a language opens a block: the one before was never closed
             index += 1
             continue
-        if opening[1].lower() in _PYTHON:
-            block = text[opening.end() : closing.start()].strip("\n")
+        block = text[opening.end() : closing.start()].strip("\n")
+        if opening["indent"]:  # in a list
+            block = dedent(block)
+        language = opening["language"].lower()
+        if language in _PYTHON:
+            marked = block
+        elif not language:
+            unmarked = block
         index += 2
-    return block
+    return unmarked if marked is None else marked
