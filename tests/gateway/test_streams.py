@@ -122,14 +122,18 @@ def test_every_chunk_is_a_standard_one(serve, upstream):
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-class SelfCancelling(ScriptedEngine):
-    """Cancels its first call by itself, as an engine does whose own tasks are cancelled."""
+class Fatal(ScriptedEngine):
+    """Ends its first call with what is no ordinary error."""
+
+    def __init__(self, error):
+        super().__init__(["abcdefgh"])
+        self.error = error
 
     async def get_model_response(self, messages, **params):
         is_first = self.num_calls == 0
         output = await super().get_model_response(messages, **params)
         if is_first:
-            raise asyncio.CancelledError
+            raise self.error
         return output
 
     async def stream_model_response(self, messages, **params):
@@ -137,20 +141,29 @@ class SelfCancelling(ScriptedEngine):
         async for piece in super().stream_model_response(messages, **params):
             yield piece
             if is_first:
-                raise asyncio.CancelledError
+                raise self.error
 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_cancels_a_call_by_itself_has_failed(serve, stream, n):
-    served = serve(SelfCancelling(["abcdefgh"]))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        # As one does whose own tasks are cancelled, and one that ends its program.
+        (asyncio.CancelledError(), "the engine cancelled the call by itself: ask again"),
+        (SystemExit(3), "the engine raised SystemExit: 3"),
+    ],
+)
+def test_an_engine_that_ends_a_call_by_itself_has_failed(serve, error, said, stream, n):
+    served = serve(Fatal(error))
     refused = served.post(CHAT, json={**BODY, "stream": stream, "n": n})
     assert refused.status_code == (200 if stream else 503)
-    assert "the engine cancelled the call by itself" in refused.text
+    assert said in refused.text
     assert "[DONE]" not in refused.text
     trace, *_ = served.store.by_session("s")
-    assert (trace.finish_reason, trace.error) == ("error", "the engine cancelled the call by itself: ask again")
+    assert (trace.finish_reason, trace.error) == ("error", said)
     assert bytes(trace.response_ids) == (b"abcd" if stream else b"")
+    assert served.post(CHAT, json=BODY).status_code == 200
 
 
 def test_an_engine_that_cannot_stream_gives_its_answer_in_one_delta(serve):

@@ -110,7 +110,7 @@ class EngineUpstream:
         return [task.result() for task in tasks]
 
     async def _output(self, messages: Sequence[Message], **params: Any) -> ModelOutput:
-        with _cancelled_by_callers_only():
+        with _engine_at_work():
             return await self.engine.get_model_response(messages, **params)
 
     async def _pieces(
@@ -124,7 +124,7 @@ class EngineUpstream:
             return
         stream = self.engine.stream_model_response(messages, tools=tools, **params)
         try:
-            with _cancelled_by_callers_only():
+            with _engine_at_work():
                 async for piece in stream:
                     yield index, piece
         finally:
@@ -133,19 +133,23 @@ class EngineUpstream:
 
 
 @contextmanager
-def _cancelled_by_callers_only() -> Iterator[None]:
-    """What an engine does for a call may be cancelled with that; where nobody has, it has failed.
+def _engine_at_work() -> Iterator[None]:
+    """Whatever an engine raises is a failure of its call, unless others end that.
 
     Raises:
-        InferenceError: 503, in the place of a cancellation that is the engine's own.
+        InferenceError: 503, in the place of a cancellation of the engine's own, or of what would end this process.
     """
     try:
         yield
+    except (Exception, GeneratorExit, KeyboardInterrupt):
+        raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         raise InferenceError("the engine cancelled the call by itself: ask again", status_code=503) from error
+    except BaseException as error:  # such as SystemExit
+        raise InferenceError(f"the engine raised {type(error).__name__}: {error}", status_code=503) from error
 
 
 class _ChoiceChunks:
