@@ -53,6 +53,43 @@ def test_pieces_of_a_call_keep_its_index_and_only_the_first_gets_an_id():
     assert pieces[0]["id"] != pieces[2]["id"]
 
 
+def test_pieces_are_numbered_from_0_on_whatever_the_server_begins_with():
+    completer = ChunkCompleter("m")
+    given = [(5, "A"), (2, "B"), (5, None), (2, None)]
+    pieces = [{"index": index, **({"id": name, "function": {"name": name}} if name else {})} for index, name in given]
+    for piece in pieces:
+        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    assert [piece["index"] for piece in pieces] == [0, 1, 0, 1]
+
+
+def test_calls_of_the_same_number_are_told_apart_by_their_ids():
+    completer = ChunkCompleter("m")
+    pieces = [{"index": 0, "id": name, "function": {"name": "f", "arguments": "{}"}} for name in "AB"]
+    pieces += [{"index": 0, "function": {"arguments": " "}}, {"index": 1, "id": "C", "function": {"name": "f"}}]
+    for piece in pieces:
+        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    assert [piece["index"] for piece in pieces] == [0, 1, 1, 2]
+
+
+def test_an_id_and_a_name_are_told_once():
+    completer = ChunkCompleter("m")
+    pieces = [{"index": 0, "id": "A", "function": {"name": "f", "arguments": part}} for part in ('{"a"', ":1}")]
+    other = {"index": 1, "id": "A", "function": {"name": "f", "arguments": "{}"}}
+    for piece in (*pieces, other):
+        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    assert pieces[1] == {"index": 0, "function": {"arguments": ":1}"}}
+    assert (other["id"], other["function"]["name"]) == ("A", "f")
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
+def test_a_call_without_arguments_has_a_text_of_none(function):
+    call = {"function": dict(function)}
+    complete_response({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
+    piece = {"function": dict(function)}
+    ChunkCompleter("m").complete({"choices": [{"delta": {"tool_calls": [piece]}}]})
+    assert call["function"] == piece["function"] == {"name": "f", "arguments": ""}
+
+
 def test_only_the_first_chunk_of_a_choice_gets_a_role():
     completer = ChunkCompleter("m")
     chunks = [{"choices": [{"index": index, "delta": {"content": "x"}}]} for index in (0, 1, 0)]

@@ -41,8 +41,8 @@ class ChunkCompleter:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._num_calls: dict[int, int] = {}
-        """How many tool calls each choice has begun."""
+        self._calls: dict[int, _Calls] = {}
+        """The tool calls that each choice has begun."""
 
     def complete(self, chunk: dict[str, Any]) -> None:
         """Complete the next chunk."""
@@ -50,27 +50,52 @@ class ChunkCompleter:
             chunk["model"] = self._model
         for choice in chunk.get("choices") or ():
             # Nearly every choice goes on with a text, and has nothing to complete.
-            if choice.get("index") not in self._num_calls or "tool_calls" in (choice.get("delta") or ()):
+            if choice.get("index") not in self._calls or "tool_calls" in (choice.get("delta") or ()):
                 self._complete_choice(choice)
 
     def _complete_choice(self, choice: dict[str, Any]) -> None:
         index = choice.get("index")
         if index is None:
             index = choice["index"] = 0
-        if index not in self._num_calls:
-            self._num_calls[index] = 0
+        if index not in self._calls:
+            self._calls[index] = _Calls()
             choice["delta"] = {"role": "assistant", **(choice.get("delta") or {})}
         for piece in (choice.get("delta") or {}).get("tool_calls") or ():
-            self._complete_piece(piece, index)
+            self._calls[index].complete(piece)
 
-    def _complete_piece(self, piece: dict[str, Any], choice_index: int) -> None:
+
+class _Calls:
+    """The tool calls of one choice: numbered from 0 on as they come, their ids and names told once, as clients add them up."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[str | None, str | None]] = []
+        """Id and name of each."""
+        self._places: dict[int, int] = {}
+        """By the upstream's number."""
+
+    def complete(self, piece: dict[str, Any]) -> None:
         """The piece that names the function begins a call, and is the one with its id."""
-        begins = bool((piece.get("function") or {}).get("name")) or bool(piece.get("id"))
-        if piece.get("index") is None:
-            piece["index"] = max(self._num_calls[choice_index] - (not begins), 0)
-        if piece["index"] >= self._num_calls[choice_index]:
-            self._num_calls[choice_index] = piece["index"] + 1
+        function = piece.get("function") or {}
+        place = piece["index"] = self._place_of(piece, piece.get("id"), function.get("name"))
+        if place == len(self._begun):
+            self._begun.append((piece.get("id"), function.get("name")))
             _complete_call(piece)
+            return
+        call_id, name = self._begun[place]
+        if call_id and piece.get("id") == call_id:
+            del piece["id"]
+        if name and function.get("name") == name:
+            del function["name"]
+
+    def _place_of(self, piece: dict[str, Any], call_id: str | None, name: str | None) -> int:
+        num_begun = len(self._begun)
+        number = piece.get("index")
+        if number is None:
+            return num_begun if call_id or name else max(num_begun - 1, 0)
+        place = self._places.setdefault(number, num_begun)
+        if place < num_begun and call_id and name and self._begun[place][0] not in (None, call_id):
+            place = self._places[number] = num_begun  # some servers give all calls the same number
+        return place
 
 
 def _complete_call(call: dict[str, Any]) -> None:
@@ -81,3 +106,5 @@ def _complete_call(call: dict[str, Any]) -> None:
     function = call.get("function") or {}
     if isinstance(function.get("arguments"), dict):
         function["arguments"] = orjson.dumps(function["arguments"]).decode()
+    elif function.get("name") and function.get("arguments") is None:
+        function["arguments"] = ""
