@@ -230,7 +230,7 @@ class LocalEngine:
     def _checked_ids(self, given: Sequence[int]) -> list[int]:
         """The ids of a prompt: a wrong one would end the sampler, and with it all answers that are being made."""
         try:
-            ids = [index(token_id) for token_id in given]
+            ids = list(map(index, given))
         except TypeError as error:
             raise InferenceError(f"prompt_token_ids: {error}: use a list of integers", status_code=400) from error
         if not ids:
