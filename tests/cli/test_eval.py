@@ -268,7 +268,7 @@ def test_a_mistake_is_named_before_anything_is_asked(eval_work, server, fails, m
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "m"], "--dataset is missing"),
+        (["--model", "m"], "--data is missing"),
         (
             ["--dataset", "tasks.jsonl"],
             "--model is missing: name a model folder or hub id, or a server with --base-url",

@@ -2,6 +2,8 @@
 
 import pytest
 
+from .conftest import here
+
 
 @pytest.mark.parametrize(
     "arguments",
@@ -18,6 +20,13 @@ def test_seconds_are_above_zero(work, fails, arguments, seconds):
     code, errors = fails(*arguments, seconds, *(["--", "true"] if arguments[0] == "run" else []))
     assert code == 2
     assert f"'{arguments[-1]}': {seconds}: use a number of seconds above 0" in " ".join(errors.split())
+
+
+def test_help_names_no_value_of_an_option_that_takes_none(work):
+    for command in ([], ["train"], ["traces", "list"], ["store"]):
+        shown = here(*command, "--help", cwd=work).stdout
+        assert "--help" in shown
+        assert "bool" not in shown.lower()
 
 
 @pytest.mark.parametrize(("named", "said"), [("--split", "--data is missing"), ("--val-split", "--val is missing")])

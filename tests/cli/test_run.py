@@ -245,4 +245,4 @@ def test_a_program_that_is_not_there_is_named(run):
 @pytest.mark.slow
 def test_it_is_a_command_with_its_own_help():
     done = rllm("run", "--help", cwd=Path.cwd(), env={**os.environ, "COLUMNS": "200"})
-    assert "-- COMMAND..." in done.stdout
+    assert "{-- COMMAND}..." in done.stdout

@@ -23,8 +23,8 @@ def test_a_setting_with_dashes_is_told_how_settings_are_written(fails, command, 
 def test_what_is_nearly_an_option_is_one(fails):
     code, errors = fails("train", "my_agent.py:agent", "--dat", "tasks.jsonl")
     assert (code, "--data" in errors) == (2, True)
-    code, errors = fails("eval", "my_agent.py:agent", "--data", "tasks.jsonl")
-    assert (code, "--dataset" in errors) == (2, True)
+    code, errors = fails("eval", "my_agent.py:agent", "--dat", "tasks.jsonl")
+    assert (code, "--data" in errors) == (2, True)
 
 
 def test_what_follows_two_dashes_is_no_option(fails):

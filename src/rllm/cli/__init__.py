@@ -24,6 +24,7 @@ from rllm.cli.gateway import gateway
 from rllm.cli.init import init
 from rllm.cli.left_threads import tell_of_left_threads
 from rllm.cli.open_files import REMEDY, TOO_MANY, allow_many
+from rllm.cli.plain_help import PlainGroup
 from rllm.cli.rescore import rescore
 from rllm.cli.resuming import Resumable
 from rllm.cli.run import run
@@ -39,6 +40,7 @@ from rllm.errors import ConfigError, RLLMError
 
 app = typer.Typer(
     name="rllm",
+    cls=PlainGroup,
     help="Train language agents with reinforcement learning: what you build is what you train.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

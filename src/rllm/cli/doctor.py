@@ -41,7 +41,7 @@ def doctor(
 ) -> None:
     """Find out what keeps this machine, a model, or with --endpoint a server from training, and what helps.
 
-    The exit code is 1 if anything does.
+    The exit code is 0 if nothing does, and 1 otherwise.
     """
     from rllm.cli import terminal
 

@@ -32,19 +32,26 @@ def evaluate(
     agent: Agent,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings: sampling.max_tokens=512, model.dtype=bfloat16.", metavar="KEY=VALUE"),
+        typer.Argument(help="Settings, such as sampling.max_tokens=512 or model.dtype=bfloat16.", metavar="KEY=VALUE"),
     ] = None,
     reward: Reward = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Tasks: a file, the name of a registered dataset, or a hub id.", show_default=False),
+        typer.Option(
+            "--data",
+            "--dataset",
+            help="Tasks: a file, the name of a registered dataset, or a hub id.",
+            show_default=False,
+        ),
     ] = None,
     split: Split = None,
     model: ModelOrName = None,
     base_url: Server = None,
     upstream_kind: ServerKind = "vllm",
     num_rollouts: Annotated[int, typer.Option("--n", "-n", help="Rollouts of each task.", min=1)] = 1,
-    limit: Annotated[int | None, typer.Option(help="Only the first tasks.", min=1, show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Take only so many tasks, the first ones.", min=1, show_default=False)
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Imposed on every model call; otherwise the agent decides.", show_default=False),
@@ -54,7 +61,11 @@ def evaluate(
         float, typer.Option(help="Seconds after which a rollout counts as failed.", callback=above_zero)
     ] = 600.0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the evaluation; one that exists is gone on with.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder of the evaluation, else one of evals/ that is named by the time; one that exists is gone on with.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,13 +85,13 @@ def evaluate(
     started = time.perf_counter()
     if dataset is None:
         raise ConfigError(
-            "--dataset is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
+            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
     key = key_of_server()  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)
     function = load_agent(agent, reward)
-    data = tasks_for(function, dataset, split, option="--dataset")
+    data = tasks_for(function, dataset, split, option="--data")
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
     with Evaluation.opened(

@@ -30,7 +30,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Also every sampled token.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show every sampled token, too.")] = False,
     split: Annotated[
         Literal["train", "eval"] | None, typer.Option(help="List episodes of this split only.", show_default=False)
     ] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or for episodes of an evaluation.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run; for --episodes and --chat also of an evaluation.")],
     episodes: Annotated[
         Path | None, typer.Option(help="Episodes, to a .jsonl or .parquet file.", show_default=False)
     ] = None,

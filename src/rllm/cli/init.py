@@ -13,9 +13,12 @@ RENAMED = {"gitignore": ".gitignore"}
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="DIR")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the project; made if it is not there.", metavar="DIR")
+    ] = Path(),
     force: Annotated[
-        bool, typer.Option("--force", help="Also where there are files already; those of the same names are replaced.")
+        bool,
+        typer.Option("--force", help="Write also where there are files already; those of the same names are replaced."),
     ] = False,
 ) -> None:
     """Make a project: an agent and its reward, tasks, tests that need no model, and settings."""

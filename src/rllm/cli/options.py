@@ -18,7 +18,7 @@ def above_zero(seconds: float | None) -> float | None:
 Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings, such as optim.lr=1e-5. They replace those of the environment (RLLM__OPTIM__LR=1e-5), which replace "
+        help="Settings, such as optim.lr=1e-5; `rllm config` lists them. They replace those of the environment (RLLM__OPTIM__LR=1e-5), which replace "
         "those of --config.",
         metavar="KEY=VALUE",
     ),
@@ -26,16 +26,17 @@ Settings: TypeAlias = Annotated[
 Reward: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Judges what the agent returns: called with the task and that. Else the agent returns its reward.",
+        help="Judges what the agent returns; it is called with the task and that. Without it the agent returns its reward.",
         metavar="FILE.py:function",
         show_default=False,
     ),
 ]
 Split: TypeAlias = Annotated[
-    str | None, typer.Option(help="Part of the data that is taken, where it has several.", show_default=False)
+    str | None,
+    typer.Option(help="Which part of the data to take, where it has several: train, test, ...", show_default=False),
 ]
 ValSplit: TypeAlias = Annotated[
-    str | None, typer.Option(help="Part of --val that is taken, where it has several.", show_default=False)
+    str | None, typer.Option(help="Which part of --val to take, likewise.", show_default=False)
 ]
 Model: TypeAlias = Annotated[
     str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)

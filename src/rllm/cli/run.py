@@ -43,7 +43,7 @@ class OpenSession:
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="The program and its arguments.", metavar="-- COMMAND...")],
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments.", metavar="-- COMMAND")],
     session: Annotated[
         str | None, typer.Option(help="Session that its calls are filed under; else a new one.", show_default=False)
     ] = None,

@@ -40,9 +40,7 @@ def summary(episode: Episode, traces: Sequence[Trace], done: ProgramResult, *, s
         *_about_calls(traces),
     ]
     if done.num_dropped_bytes:
-        lines.append(
-            f"  output     {done.num_dropped_bytes} bytes are left out: --max-output is how much is kept"
-        )
+        lines.append(f"  output     {done.num_dropped_bytes} bytes are left out: --max-output is how much is kept")
     if done.num_killed:
         lines.append(f"  killed     {counted(done.num_killed, 'process', 'processes')} that had not ended")
     if store is not None:

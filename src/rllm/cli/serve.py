@@ -25,7 +25,9 @@ def serve(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings: model.dtype=bfloat16, model.engine=vllm, vllm.port=...", metavar="KEY=VALUE"),
+        typer.Argument(
+            help="Settings, such as model.dtype=bfloat16, model.engine=vllm or vllm.port=8000.", metavar="KEY=VALUE"
+        ),
     ] = None,
     checkpoint: Checkpoint = "latest",
     store: Store = DEFAULT_STORE,

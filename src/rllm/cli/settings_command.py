@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any
 
-from typer.core import TyperCommand
-
+from rllm.cli.plain_help import PlainCommand
 from rllm.errors import ConfigError
 
 _SUCH_AS = {
@@ -18,7 +17,7 @@ _SUCH_AS = {
 """What commands that take few settings say of them; the others take all that `rllm config` lists."""
 
 
-class SettingsCommand(TyperCommand):
+class SettingsCommand(PlainCommand):
     """Looks at the options before they are read, where there is an argument `settings`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

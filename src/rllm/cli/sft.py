@@ -25,7 +25,9 @@ def sft(
         ),
     ] = None,
     settings: Settings = None,
-    val: Annotated[str | None, typer.Option(help="Held-out ones, likewise.", show_default=False)] = None,
+    val: Annotated[
+        str | None, typer.Option(help="Held-out conversations, for evaluation only; likewise.", show_default=False)
+    ] = None,
     split: Split = None,
     val_split: ValSplit = None,
     model: Model = None,

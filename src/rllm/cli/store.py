@@ -8,12 +8,13 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import DEFAULT_STORE, KeepDays, MaxGb
+from rllm.cli.plain_help import PlainCommand, PlainGroup
 from rllm.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from rllm.store.base import TraceStore
 
-store = typer.Typer(name="store", help="Copy and prune trace stores.", no_args_is_help=True)
+store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace stores.", no_args_is_help=True)
 
 
 def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
@@ -34,7 +35,7 @@ def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
     return open_store(url, read_only=read_only)
 
 
-@store.command()
+@store.command(cls=PlainCommand)
 def migrate(
     source: Annotated[str, typer.Argument(help="Store to copy from: a file or a URL.", metavar="SRC")],
     target: Annotated[str, typer.Argument(help="Store to copy to; it is made if it is not there.", metavar="DST")],
@@ -70,7 +71,7 @@ def migrate(
     )
 
 
-@store.command()
+@store.command(cls=PlainCommand)
 def prune(
     url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT_STORE,
     keep_days: KeepDays = None,

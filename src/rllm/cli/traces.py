@@ -11,6 +11,7 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import DEFAULT_STORE, OnlyJson, Store
+from rllm.cli.plain_help import PlainCommand, PlainGroup
 from rllm.cli.store import open_existing
 from rllm.errors import ConfigError, counted
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from rllm.store.base import SessionInfo, TraceStore
     from rllm.types import Message, Trace
 
-traces = typer.Typer(name="traces", help="List, show, export and delete captured calls.", no_args_is_help=True)
+traces = typer.Typer(
+    name="traces", cls=PlainGroup, help="List, show, export and delete captured calls.", no_args_is_help=True
+)
 
 
-@traces.command("list")
+@traces.command("list", cls=PlainCommand)
 def list_sessions(
     url: Store = DEFAULT_STORE,
     limit: Annotated[int, typer.Option(help="How many to list.", min=1)] = 20,
@@ -44,7 +47,7 @@ def list_sessions(
     terminal.console(wide=True).print(table)
 
 
-@traces.command()
+@traces.command(cls=PlainCommand)
 def show(
     session: Annotated[str, typer.Argument(help="Session, or the id of a call.")],
     trace: Annotated[str | None, typer.Argument(help="One call of the session, by its id.", show_default=False)] = None,
@@ -79,7 +82,7 @@ def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
     return [found]
 
 
-@traces.command()
+@traces.command(cls=PlainCommand)
 def export(
     path: Annotated[Path, typer.Argument(help="File to write; .jsonl or .parquet.")],
     url: Store = DEFAULT_STORE,
@@ -104,7 +107,7 @@ def export(
     print(f"{counted(count, 'trace')} written to {path}")
 
 
-@traces.command()
+@traces.command(cls=PlainCommand)
 def delete(
     session: Annotated[list[str], typer.Argument(help="Sessions.")],
     url: Store = DEFAULT_STORE,

@@ -42,7 +42,9 @@ def train(
             help="Tasks to learn from: a file, the name of a registered dataset, or a hub id.", show_default=False
         ),
     ] = None,
-    val: Annotated[str | None, typer.Option(help="Held-out tasks, likewise.", show_default=False)] = None,
+    val: Annotated[
+        str | None, typer.Option(help="Held-out tasks, for evaluation only; likewise.", show_default=False)
+    ] = None,
     split: Split = None,
     val_split: ValSplit = None,
     model: Model = None,
@@ -56,7 +58,7 @@ def train(
     """Train the policy behind any agent: an ordinary function that returns its reward, or what --reward judges.
 
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL, which
-    is set for it.
+    is set for it. All that the run leaves goes to the folder run_dir=..., or to one of runs/ that is named by the time.
     """
     from rllm.cli.agent_file import load_agent
     from rllm.cli.resuming import begun_as, leading_setting

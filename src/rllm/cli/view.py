@@ -19,12 +19,14 @@ at its own 700 that takes a third of the time that 100,000 rollouts take to be l
 def view(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Run folders, folders of runs, or trace stores.", metavar="[RUN]...", show_default="runs"),
+        typer.Argument(
+            help="Run folders, folders of runs, or trace stores.", metavar="RUN", show_default="the folder runs"
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = DEFAULT_PORT,
     token: Annotated[
         str | None,
         typer.Option(
