@@ -137,6 +137,13 @@ def test_without_a_box_the_answer_is_wrong_and_says_why(text: str, reason: str) 
     assert reason in verdict.metadata["reason"]
 
 
+@pytest.mark.parametrize(
+    "answer", [r"\{" + "," * 50_000, "1" + r"\quad" * 20_000 + "x", "1 " * 50_000, r"\frac" * 20_000]
+)
+def test_long_answers_are_read_in_linear_time(answer: str) -> None:
+    assert reward_of("12", answer) == 0.0
+
+
 def test_the_metadata_has_both_sides() -> None:
     assert math_reward_fn({"ground_truth": 4}, r"\boxed{5}").metadata == {"extracted": "5", "ground_truth": ["4"]}
 

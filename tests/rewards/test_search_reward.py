@@ -31,6 +31,16 @@ def test_normalisation() -> None:
         "I searched.\nFinal answer: Paris.",
         "After much thought the answer is Paris.",
         "<think>**London**</think>\nParis",
+        "**Answer:** Paris",
+        "**Answer: Paris**",
+        "**Answer:** Paris\n\nIt is the capital.",
+        "**Final Answer**\n\nParis",
+        "Not **London**.\nThe answer is Paris.",
+        "**Note:** it is **Paris**. **Source:** a map",
+        "The answer is **Paris**, the capital.",
+        r"\boxed{\mathbf{Paris}}",
+        "<answer>The answer is Paris</answer>",
+        "答案：“Paris”。",
     ],
 )
 def test_where_an_answer_is_found(text: str) -> None:
@@ -59,6 +69,27 @@ def test_partial_overlap_earns_its_f1_from_0_3_up() -> None:
     assert search_reward_fn(task, "in Paris in France").reward == pytest.approx(0.4)
     assert search_reward_fn(task, "in Paris in France in Europe or so").reward == 0.0  # F1 = 2/9
     assert search_reward_fn(task, "in Paris in France").is_correct is False
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"), [("3.5", "35"), ("-5", "5"), ("1998-99", "199899"), ("2:1", "21"), ("C++", "C"), ("3.5", "3.6")]
+)
+def test_numbers_and_names_that_punctuation_tells_apart_earn_nothing(gold: str, answer: str) -> None:
+    assert search_reward_fn({"ground_truth": gold}, answer).reward == 0.0
+    assert search_reward_fn({"ground_truth": gold}, f"{gold}.").reward == 1.0
+
+
+def test_thousands_currencies_and_percent_are_left_out() -> None:
+    for gold, answer in [("1,000", "1000"), ("$5", "5"), ("5%", "5"), ("100+", "100"), ("covid-19", "COVID19")]:
+        assert search_reward_fn({"ground_truth": gold}, answer).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["answer " * 50_000, "the " * 50_000 + "answer", "**" * 50_000, "\n *" * 50_000, "answer" + " " * 100_000 + "x"],
+)
+def test_long_texts_are_read_in_linear_time(text: str) -> None:
+    assert search_reward_fn({"ground_truth": "Paris"}, text).reward == 0.0
 
 
 def test_the_best_of_several_ground_truths_counts() -> None:

@@ -29,7 +29,7 @@ _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
 _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
-_SET, _TUPLE = re.compile(r"\\\{[^()]*,[^()]*\\\}"), re.compile(r"\([^()]*,[^()]*\)")
+_SET, _TUPLE = re.compile(r"\\\{[^(),]*,[^()]*\\\}"), re.compile(r"\([^(),]*,[^()]*\)")
 
 
 @dataclass(frozen=True)

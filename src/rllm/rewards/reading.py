@@ -91,10 +91,9 @@ def last_tagged(text: str, tag: str) -> str | None:
     return content.strip() if opening and closing else None
 
 
-def last_bold(text: str) -> str | None:
-    """The content of the last `**...**` on one line."""
-    found = _BOLD.findall(text)
-    return found[-1].strip() if found else None
+def bolds(text: str) -> list[str]:
+    """The contents of all `**...**` that are on one line each."""
+    return [found.strip() for found in _BOLD.findall(text)]
 
 
 def last_line(text: str) -> str:

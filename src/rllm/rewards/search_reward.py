@@ -11,8 +11,8 @@ from typing import Any
 
 from rllm.rewards.reading import (
     after_thinking,
+    bolds,
     field_of,
-    last_bold,
     last_boxed,
     last_line,
     last_tagged,
@@ -29,9 +29,18 @@ MIN_F1 = 0.3
 """Less overlap than this counts as none."""
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm)\{([^{}]*)\}")
-_STATED = re.compile(r"\banswer(?:\s+is\b|\s*:)\s*:?(.+)", re.IGNORECASE)
+_MARKS = re.escape("".join(sorted(set(string.punctuation) - set(",+#-"))) + "‘’“”„«»–—…。，：；！？、（）《》")
+_PUNCTUATION = re.compile(
+    rf",|(?<![0-9])[{_MARKS}]|[{_MARKS}](?![0-9])"  # but for those inside a number, such as 3.5
+    r"|(?<![a-z+#])[+#]+"  # but for C++
+    r"|(?<=[a-z])-|-(?![0-9])"  # but for -5
+)
+_LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|it|rm|tt)?\{([^{}]*)\}")
+_ANSWER = r"(?:\b(?:(?:the|my|final|correct)\s+){0,3}answer\b|答案)"
+_LABEL = rf"{_ANSWER}[*_]*\s{{0,8}}(?:is\b|是|为)?[\s*_]{{0,8}}"
+_LABELLED = re.compile(rf"^[^\w\n]*{_LABEL}[:：][\s*_]*(\S.*)$", re.IGNORECASE | re.MULTILINE)
+_STATED = re.compile(rf"{_ANSWER}(?:[*_]*\s+is\b|[*_]*\s*[:：]|[是为])[\s:：]*(.+)", re.IGNORECASE)
+_TITLE = re.compile(rf"{_LABEL}[:：]?|.*[:：]", re.IGNORECASE)
 _CLOSED = {"yes", "no", "noanswer"}
 
 
@@ -66,17 +75,29 @@ class RewardSearchFn:
 def stated_answer(text: str) -> str:
     """The part of a text that is its answer."""
     text = after_thinking(text)
-    marked = last_boxed(text) or last_tagged(text, "answer") or last_bold(text)
+    marked = last_boxed(text) or last_tagged(text, "answer")
     if marked:
-        return _LATEX_TEXT.sub(r"\1", marked)
+        marked = _LATEX_TEXT.sub(r"\1", marked)
+        stated = _STATED.match(marked)
+        return stated[1].strip() if stated else marked
     line = last_line(text)
+    labelled = _LABELLED.findall(text)
     stated = _STATED.search(line)
-    return stated[1].strip() if stated else line
+    answer = labelled[-1] if labelled else stated[1] if stated else None
+    return (_emphasised(text if answer is None else answer) or answer or line).strip().strip("*_")
+
+
+def _emphasised(text: str) -> str | None:
+    """What is in bold last, and is no title such as **Answer:**."""
+    return next((bold for bold in reversed(bolds(text)) if not _TITLE.fullmatch(bold)), None)
 
 
 def normalize(text: str) -> str:
-    """Lowercase, without punctuation and articles, words a single space apart."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lowercase, without punctuation and articles, words a single space apart.
+
+    As SQuAD has it, but 3.5 is not 35, -5 not 5, and C++ not C; and punctuation that ASCII lacks counts as such.
+    """
+    return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower())).split())
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> bool:
