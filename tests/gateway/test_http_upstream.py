@@ -216,6 +216,23 @@ async def test_a_server_that_does_not_speak_http_is_named():
             await complete(upstream)
 
 
+async def test_a_server_that_goes_on_to_speak_something_else_is_named():
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with Server([switching], [switching]).upstream() as upstream:
+        with pytest.raises(UpstreamError, match="goes on to speak another protocol"):
+            await complete(upstream)
+
+
+async def test_the_names_of_media_types_and_codings_are_read_in_any_case():
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream\r\ntransfer-encoding: Chunked\r\n\r\n"
+    call = UpstreamCall(id="c", request={**REQUEST, "stream": True})
+    chunk = b'f\r\ndata: {"a":1}\n\n\r\n'
+    async with Server([head + chunk + b"0\r\n\r\n"], [head + chunk, None]).upstream() as upstream:
+        assert [batch async for batch in upstream.stream(call)] == [[{"a": 1}]]
+        with pytest.raises(UpstreamError, match="closed the connection"):
+            [batch async for batch in upstream.stream(call)]
+
+
 TOO_LARGE = (
     b"{\"error\":{\"message\":\"'max_tokens' or 'max_completion_tokens' is too large: 48000. This model's maximum context length "
     b'is 2048 tokens and your request has 20 input tokens.","type":"BadRequestError","param":"max_tokens","code":400}}'

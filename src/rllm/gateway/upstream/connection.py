@@ -311,6 +311,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._failure = ConnectionError(f"the server does not speak HTTP: {error}; its answer begins {data[:60]!r}")
             self._transport.abort()
+        except httptools.HttpParserUpgrade:
+            self._failure = ConnectionError("the server goes on to speak another protocol, which nobody asked it to")
+            self._transport.abort()
         if self._num_buffered > _MAX_BUFFERED:
             self._transport.pause_reading()
         self._wake()
@@ -318,7 +321,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self in self._idle:
             self._idle.remove(self)
-        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
         if self._has_head and not framed:
             self._complete = True  # The end of the connection is the end of the body.
         self._failure = self._failure or error or ConnectionResetError("the server closed the connection")

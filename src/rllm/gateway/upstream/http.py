@@ -127,7 +127,8 @@ class HTTPUpstream:
         as_chat = self._chunk_reader(call)
         try:
             async with self._chat(call) as answer:
-                if answer.status != 200 or not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                kind = answer.headers.get("content-type", "").lower()
+                if answer.status != 200 or not kind.startswith("text/event-stream"):
                     body = await answer.read()
                     shorter = _without_limit(call, answer.status, body)
                     if shorter is None:
