@@ -6,7 +6,8 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from rllm.engine.interrupts import run_to_its_end
@@ -36,7 +37,7 @@ def _in_a_loop() -> bool:
 
 
 def _in_own_thread(work: Work[T]) -> T:
-    outcome: list[T | BaseException] = []
+    outcome: Future[T] = Future()
     stops: list[Callable[[], object]] = []
 
     async def stoppable() -> T:
@@ -47,23 +48,24 @@ def _in_own_thread(work: Work[T]) -> T:
 
     def run() -> None:
         try:
-            outcome.append(run_to_its_end(stoppable()))
+            outcome.set_result(run_to_its_end(stoppable()))
         except BaseException as error:  # handed to the caller's thread
-            outcome.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="rllm training")
-    thread.start()
     try:
         with _ctrl_c_interrupts():
-            thread.join()
+            thread.start()
+            wait(
+                [outcome]
+            )  # not `thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has come in its join
     except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
         for stop in stops:
-            stop()
-        thread.join()
+            with suppress(RuntimeError):  # the loop has just ended
+                stop()
+        wait([outcome])
         raise
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    return outcome.result()
 
 
 @contextmanager
