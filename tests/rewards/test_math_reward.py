@@ -55,6 +55,9 @@ def test_the_examples_of_the_tutorial() -> None:
         ("1000000", "1 000 000"),
         ("1200", r"1\,200"),
         ("0.5", r"\frac 1 2"),
+        ("6.02e23", r"6.02 \times 10^{23}"),
+        ("1000", "1e3"),
+        ("0.002", r"2 \cdot 10^{-3}"),
         (r"\left(3, \frac{\pi}{2}\right)", r"(3,\frac{\pi}{2})"),
         (r"The sum is \boxed{4}.", "4"),
         (["3", 4, "five"], "4"),
@@ -83,6 +86,11 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         (r"\log_2 100", r"\log_{2}100"),
         (r"\pi(R^2-r^2)", r"\pi R^2-\pi r^2"),
         (r"\{(1,2),(2,1)\}", "(1,2),(2,1)"),
+        ("(3,4)", "x=3, y=4"),
+        ("(3,4)", "y=4, x=3"),
+        ("x=3, y=4", "(3,4)"),
+        ("(3,4)", "3, 4"),
+        ("3,4", "4, 3"),
     ],
 )
 def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
@@ -115,6 +123,10 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         (r"\pi(R^2-r^2)", r"\pi(r^2-R^2)"),
         (r"\text{no}", "on"),
         ("(1,2)", r"\{1,2\}"),
+        ("(3,4)", "4, 3"),
+        ("(3,4)", "x=4, y=3"),
+        ("x=3, y=4", "(4,3)"),
+        ("1e3", "1000.5"),
     ],
 )
 def test_what_is_different(gold: Any, answer: str) -> None:

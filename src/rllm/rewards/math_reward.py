@@ -19,6 +19,10 @@ NAME = "the math reward"
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"[-+]?(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([0-9])|([0-9]+)/([0-9]+))")
+_POWER_OF_TEN = re.compile(
+    rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
+)
+_ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _IGNORED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
@@ -77,7 +81,8 @@ class RewardMathFn:
             return True
         undecided = [gold for gold, verdict in zip(golds, quick, strict=True) if verdict is None]
         for gold in undecided:
-            verdict = are_equivalent(_percent_escaped(gold), _percent_escaped(answer), self.deadline_s)
+            one, other = _both_as_tuples(gold, answer)
+            verdict = are_equivalent(_percent_escaped(one), _percent_escaped(other), self.deadline_s)
             if verdict or verdict is None:
                 return verdict
         return False
@@ -118,6 +123,33 @@ def _digits_apart(text: str) -> str:
     return _APART.sub(", ", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
 
 
+def _both_as_tuples(gold: str, answer: str) -> tuple[str, str]:
+    """Both as they are, but where one is a tuple, `3, 4` and `x=3, y=4` is one too: to math-verify it would be a set.
+
+    A `3, 4` is no tuple as the gold, which may mean all solutions.
+    """
+    if _is_tuple(gold) and not _is_tuple(answer):
+        return gold, _as_tuple(answer)
+    if _is_tuple(answer) and not _is_tuple(gold) and _ASSIGNED.match(gold):
+        return _as_tuple(gold), answer
+    return gold, answer
+
+
+def _is_tuple(text: str) -> bool:
+    return _TUPLE.fullmatch(_plain(text)) is not None
+
+
+def _as_tuple(text: str) -> str:
+    values = text.split(",")
+    if len(values) < 2 or re.search(r"[()\[\]]|\\\{", text):
+        return text
+    assigned = [_ASSIGNED.fullmatch(value) for value in values]
+    named = {found[1]: found[2] for found in assigned if found}
+    if len(named) == len(values):
+        values = [named[name] for name in sorted(named)]
+    return f"({','.join(values)})"
+
+
 def _plain(text: str) -> str:
     """One spelling for what LaTeX spells in many ways."""
     text = _TEXT.sub(r"\1", text.strip().removesuffix("."))
@@ -131,11 +163,15 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """The exact value of an integer, a decimal or a fraction of integers."""
+    """The exact value of an integer, a decimal, either times a power of ten, or a fraction of integers."""
     if len(text) > 400:
         return None
     if _NUMBER.fullmatch(text):
         return Fraction(text.replace(",", "").removesuffix("."))
+    scientific = _POWER_OF_TEN.fullmatch(text)
+    if scientific is not None:
+        exponent = next(filter(None, scientific.groups()[1:]))
+        return Fraction(scientific[1].replace(",", "").removesuffix(".")) * Fraction(10) ** int(exponent)
     fraction = _FRACTION.fullmatch(text)
     if fraction is None:
         return None
