@@ -321,6 +321,13 @@ def test_a_call_whose_session_is_deleted_meanwhile_leaves_nothing_to_a_later_ses
     assert served.http.get("/sessions/a").json()["metadata"] == {}
 
 
+@pytest.mark.parametrize("n", [0, -1, 129, 1.5, "2", True])
+def test_a_number_of_answers_that_no_call_may_ask_for_is_not_imposed(refusing, n):
+    refused = refusing.http.post("/sessions", json={"id": "many", "sampling": {"n": n}})
+    assert refused.status_code == 400
+    assert "use a whole number from 1 to 128" in refused.json()["error"]["message"]
+
+
 class Undeletable(MemoryTraceStore):
     """Deletes nothing, and says so once it is told to."""
 

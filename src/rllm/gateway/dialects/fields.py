@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MAX_CHOICES = 128
+MAX_CHOICES = 128
+"""Answers that may be asked for at once."""
 _CONTENT = (str, list, type(None))
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
@@ -58,8 +59,8 @@ def check_options(request: Mapping[str, Any]) -> None:
         GatewayError: likewise.
     """
     n = request.get("n")
-    if n is not None and not (type(n) is int and 1 <= n <= _MAX_CHOICES):
-        raise invalid(f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}", "n")
+    if n is not None and not (type(n) is int and 1 <= n <= MAX_CHOICES):
+        raise invalid(f"n={n!r}: use a whole number from 1 to {MAX_CHOICES}", "n")
     for name, types in _TYPES.items():
         if request.get(name) is not None and not isinstance(request[name], types):
             raise invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
