@@ -31,6 +31,15 @@ def test_every_trajectory_is_judged_by_its_last_answer_in_order() -> None:
     assert [item.has_changed for item in found] == [False, True, True, False]
 
 
+def test_what_was_not_to_be_learned_from_keeps_its_reward() -> None:
+    played, evaluated = episode(0, "7", "8"), episode(1, "7", "8")
+    played.info["split"], evaluated.info["split"] = "train", "eval"
+    for path in (played.trajectories[1], *evaluated.trajectories):
+        path.trainable = False
+    found = list(rescore([played, evaluated], is_right))
+    assert [(item.session_id, item.trajectory) for item in found] == [("s0", 0), ("s1", 0), ("s1", 1)]
+
+
 def test_what_new_rewards_change() -> None:
     def one(index: int, before: float | None, after: float | None) -> Rescored:
         return Rescored(

@@ -76,8 +76,8 @@ def rescore(
     max_concurrent: int = 8,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Rescored]:
-    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what was not said by the policy
-    (`trainable=False` in training), are left as they are.
+    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what was not to be learned from in
+    training (`trainable=False`), such as an opponent's trajectories, are left as they are.
 
     Raises:
         ConfigError: if an episode has no task, because its folder has lost them.
@@ -87,6 +87,7 @@ def rescore(
         for episode in episodes
         if not episode.failed
         for number, path in enumerate(episode.trajectories)
+        if path.trainable or episode.info.get("split") != "train"  # nothing of an evaluation is trainable
     )
     count = 0
     with ThreadPoolExecutor(max_concurrent, thread_name_prefix="rllm reward") as pool:
