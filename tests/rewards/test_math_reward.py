@@ -57,6 +57,7 @@ def test_the_examples_of_the_tutorial() -> None:
         ("0.5", r"\frac 1 2"),
         ("6.02e23", r"6.02 \times 10^{23}"),
         ("1000", "1e3"),
+        ("3.14", r"\approx 3.14"),
         ("0.002", r"2 \cdot 10^{-3}"),
         (r"\left(3, \frac{\pi}{2}\right)", r"(3,\frac{\pi}{2})"),
         (r"The sum is \boxed{4}.", "4"),

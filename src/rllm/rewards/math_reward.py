@@ -155,6 +155,7 @@ def _plain(text: str) -> str:
     text = _TEXT.sub(r"\1", text.strip().removesuffix("."))
     return (
         _IGNORED.sub("", text)
+        .removeprefix(r"\approx")
         .replace("dfrac", "frac")
         .replace("tfrac", "frac")
         .replace("{,}", ",")
