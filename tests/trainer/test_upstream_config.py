@@ -89,6 +89,16 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_machinery_that_published_scripts_set_is_ignored_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [
+        *("data.filter_overlong_prompts", "data.filter_overlong_prompts_workers", "ray_init.num_cpus"),
+        *("actor_rollout_ref.rollout.dtype", "actor_rollout_ref.rollout.calculate_log_probs"),
+        "trainer.use_legacy_worker_impl",
+    ]
+    assert load_config([f"{key}=1" for key in keys]) == TrainConfig()
+    assert all(key in caplog.text for key in keys)
+
+
 def test_the_published_defaults_leave_ours_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(PUBLISHED) == TrainConfig()
     assert not caplog.records
@@ -257,7 +267,7 @@ def test_what_cannot_be_done_here_is_refused(override: str, told: str) -> None:
         (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: this setting is neither"),
         (["actor_rollout_ref.rollout.m=4"], "m is not a setting; did you mean 'actor_rollout_ref.rollout.n'?"),
         (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; known here: rllm.sdk.proxy.host"),
-        (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, rllm, trainer"),
+        (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, ray_init, rllm, trainer"),
     ],
 )
 def test_a_mistake_is_named_as_it_was_written(overrides: list[str], told: str) -> None:
