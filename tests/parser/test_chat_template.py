@@ -132,6 +132,23 @@ def test_a_refusing_template_is_quoted() -> None:
         text_of("{{ raise_exception('only users') }}", {"role": "system", "content": "x"})
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "complaint"),
+    [
+        ({"chat_template": ENDLESS}, "a request cannot bring another template than the model's"),
+        ([1], r"chat_template_kwargs=\[1\]: use an object"),
+        ("enable_thinking", "use an object"),
+        (5, "use an object"),
+    ],
+)
+def test_a_request_switches_a_template_and_brings_none(kwargs: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        template(PLAIN).render([{"role": "user", "content": "hi"}], template_kwargs=kwargs)
+
+
 def test_a_tokenizer_without_template_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"has no chat template: .*chat_template\.jinja"):
         template(None)

@@ -67,6 +67,7 @@ class ChatTemplate:
         """The prompt as text, special tokens included."""
         if not messages:
             raise ConfigError("messages=[]: send at least one message")
+        _check_kwargs(template_kwargs)
         normal = [self._normal(index, message) for index, message in enumerate(messages)]
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -101,6 +102,16 @@ class ChatTemplate:
         if isinstance(arguments, str) and not self._prints_argument_strings:
             function["arguments"] = _parsed_object(arguments)
         return {**call, "function": function}
+
+
+def _check_kwargs(kwargs: Any) -> None:
+    """A template is a program, which may run for ever, and what it prints would not be what the template's hash stands for."""
+    if not isinstance(kwargs, Mapping | None):
+        raise ConfigError(f"chat_template_kwargs={kwargs!r:.80}: use an object of the template's own switches")
+    if kwargs and "chat_template" in kwargs:
+        raise ConfigError(
+            "chat_template_kwargs.chat_template: a request cannot bring another template than the model's"
+        )
 
 
 def check_role(index: int, message: Any) -> None:
