@@ -68,8 +68,18 @@ def test_the_list_as_json(run):
 def test_a_table_says_what_was_learned_from(run):
     done = here("explain", run, episode_of(run), "--tokens", cwd=run)
     assert done.returncode == 0, done.stderr
-    for word in ("a:b@0.0.0", "baseline", "0.5", "yes", "tokens in the batch", "sampler logprob"):
+    for word in (
+        "a:b@0.0.0",
+        ", train, step 1, reward ",
+        "baseline",
+        "0.5",
+        "yes",
+        "tokens in the batch",
+        "sampler logprob",
+    ):
         assert word in done.stdout
+    look = done.stdout.split("What was said: ")[1].splitlines()[0].partition("traces show")[2]
+    assert "call" in here("traces", "show", *look.split(), cwd=run).stdout
 
 
 def test_json_has_every_token(run):

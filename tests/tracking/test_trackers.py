@@ -210,5 +210,5 @@ def test_a_line_says_how_the_reward_moves_where_the_time_goes_and_what_is_left(
         )
     assert capsys.readouterr().out.splitlines()[1:] == [
         "step 2: reward 0.750, 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
-        "step 3: reward 1.000 (+0.500 to the last 2 steps), 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
+        "step 3: reward 1.000 (+0.500 against the last 2 steps), 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
     ]

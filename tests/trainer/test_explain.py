@@ -44,6 +44,17 @@ def test_the_sums_over_all_episodes_are_those_of_the_optimisers_batch(run: Run, 
     store.close()
 
 
+def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 1}, val=True)
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        newest, first = (explain(store, "0:0", step=step) for step in (1, 0))
+        assert [(one.split, one.step) for one in (newest, first)] == [("eval", 1), ("eval", 0)]
+        assert newest.session_id != first.session_id
+        assert explain(store, "0:0") == newest
+        with pytest.raises(ConfigError, match="episode='0:0' of step 7 is not in the store"):
+            explain(store, "0:0", step=7)
+
+
 def test_an_evaluation_taught_nobody(run: Run, store: TraceStore) -> None:
     episode = explain(store, names(store, "eval")[0])
     (step,) = episode.steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +16,6 @@ from rllm.cli.options import OnlyJson
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rllm.store.base import TraceStore
     from rllm.trainer.explain import ExplainedEpisode, ExplainedStep, ListedEpisode
 
 
@@ -32,12 +31,12 @@ def explain(
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show every sampled token, too.")] = False,
     split: Annotated[
-        Literal["train", "eval"] | None, typer.Option(help="List episodes of this split only.", show_default=False)
+        Literal["train", "eval"] | None, typer.Option(help="Only episodes of this split.", show_default=False)
     ] = None,
     step: Annotated[
         int | None,
         typer.Option(
-            help="List episodes of this training step, and of the evaluation behind it, only.",
+            help="Only episodes of this training step, and of the evaluation behind it.",
             min=0,
             show_default=False,
         ),
@@ -49,26 +48,22 @@ def explain(
 
     Steps are in the order of their calls; a step that was not trained on says why.
     """
+    from rllm.store import open_store
     from rllm.trainer.explain import explain as read
     from rllm.trainer.explain import latest_episodes
+    from rllm.trainer.history import store_of
 
-    with _store_of(run) as store:
+    url = str(run) if run.is_file() else store_of(run)
+    with open_store(url, read_only=True) as store:
         listed = [] if episode else latest_episodes(store, limit=limit, split=split, step=step)
-        found = read(store, episode) if episode else None
+        found = read(store, episode, split=split, step=step) if episode else None
     if as_json:
         told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
         terminal.print_json(told)
     elif found is None:
         _list(terminal.console(wide=True), run, listed, limit=limit, chosen=split is not None or step is not None)
     else:
-        _show(terminal.console(wide=True), found, tokens=tokens)
-
-
-def _store_of(run: Path) -> TraceStore:
-    from rllm.store import open_store
-    from rllm.trainer.history import store_of
-
-    return open_store(str(run) if run.is_file() else store_of(run), read_only=True)
+        _show(terminal.console(wide=True), found, store=url, tokens=tokens)
 
 
 def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: bool) -> None:
@@ -85,7 +80,8 @@ def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode], *, lim
         table.add_row(escape(item.episode_id), item.split, step, escape(_ending(item)))
     console.print(table)
     one = next((item for item in episodes if item.split == "train"), episodes[0])
-    again = f"{terminal.command()} {shlex.join(['explain', str(run), one.episode_id])}"
+    of_step = [] if one.split != "eval" or one.step is None else ["--step", str(one.step)]
+    again = f"{terminal.command()} {shlex.join(['explain', str(run), one.episode_id, *of_step])}"
     others = "; --limit, --split and --step list others" if len(episodes) == limit else ""
     console.print(f"The newest {len(episodes)}{others}. Explain one with: {again}", soft_wrap=True, markup=False)
 
@@ -93,17 +89,24 @@ def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode], *, lim
 def _ending(episode: ListedEpisode) -> str:
     if episode.error is not None:
         return f"failed: {episode.error}"
-    rewards = {name: "unscored" if reward is None else _number(reward) for name, reward in episode.rewards.items()}
-    if len(rewards) == 1:
-        return next(iter(rewards.values()))
-    return ", ".join(f"{name} {reward}" for name, reward in rewards.items())
+    return _earned(episode.rewards)
 
 
-def _show(console: Console, episode: ExplainedEpisode, *, tokens: bool) -> None:
+def _earned(rewards: Mapping[str, float | None]) -> str:
+    shown = {name: "unscored" if reward is None else _number(reward) for name, reward in rewards.items()}
+    if len(shown) == 1:
+        return next(iter(shown.values()))
+    return ", ".join(f"{name} {reward}" for name, reward in shown.items())
+
+
+def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console.print(f"[bold]{escape(episode.episode_id)}[/], session {episode.session_id}, {episode.split}")
+    facts = [f"session {episode.session_id}", episode.split]
+    facts += [] if episode.step is None else [f"step {episode.step}"]
+    facts += [f"reward {_earned(episode.rewards)}"] if episode.rewards else []
+    console.print(f"[bold]{escape(episode.episode_id)}[/], {escape(', '.join(filter(None, facts)))}", soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for number, step in enumerate(episode.steps):
         learned = "yes" if step.num_trained_tokens else step.dropped or "no: nobody trained on it"
@@ -124,9 +127,12 @@ def _show(console: Console, episode: ExplainedEpisode, *, tokens: bool) -> None:
     if episode.error is not None:
         failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
         console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
+    if episode.steps:
+        look = shlex.join(["traces", "show", episode.session_id, "--store", store])
+        console.print(f"What was said: {terminal.command()} {look}", soft_wrap=True, markup=False)
     if tokens:
-        for number, step in enumerate(episode.steps):
-            _show_tokens(console, number, step)
+        for number, call in enumerate(episode.steps):
+            _show_tokens(console, number, call)
 
 
 def _show_tokens(console: Console, number: int, step: ExplainedStep) -> None:

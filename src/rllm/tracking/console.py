@@ -60,7 +60,7 @@ class ConsoleTracker:
     def _trend(self, reward: float) -> str:
         before = list(self._rewards)
         self._rewards.append(reward)
-        return f" ({reward - fmean(before):+.3f} to the last {len(before)} steps)" if len(before) > 1 else ""
+        return f" ({reward - fmean(before):+.3f} against the last {len(before)} steps)" if len(before) > 1 else ""
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """A line has no room for conversations."""

@@ -61,6 +61,9 @@ class ExplainedEpisode:
     episode_id: str
     session_id: str
     split: str
+    step: int | None
+    """See `ListedEpisode`, as for `rewards`."""
+    rewards: dict[str, float | None]
     steps: list[ExplainedStep]
     error: dict[str, str] | None = None
     """What it failed with: `type`, `message` and `traceback`."""
@@ -91,23 +94,32 @@ def latest_episodes(
     store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None
 ) -> list[ListedEpisode]:
     """The newest episodes, newest first; where a split or a step is given, those of it."""
-    listed = (_listed(session) for session in every_session(store) if _episode_id(session))
-    chosen = (item for item in listed if split in (None, item.split) and step in (None, item.step))
-    return list(itertools.islice(chosen, limit))
+    rollouts = (session for session in every_session(store) if _episode_id(session) and _is_of(session, split, step))
+    return [_listed(session) for session in itertools.islice(rollouts, limit)]
+
+
+def _is_of(session: SessionInfo, split: str | None, step: int | None) -> bool:
+    """Whether it is of this split and step; `None` is any."""
+    return split in (None, session.metadata.get("split")) and step in (None, _step_of(session))
 
 
 def _listed(session: SessionInfo) -> ListedEpisode:
     about = session.metadata
     rewards, error = _ending(about.get(OUTCOME_KEY) or {})
-    step, split = about.get("training_step"), str(about.get("split", ""))
     return ListedEpisode(
         episode_id=_episode_id(session),
         session_id=session.id,
-        split=split,
-        step=step + 1 if step is not None and split == "train" else step,
+        split=str(about.get("split", "")),
+        step=_step_of(session),
         rewards=rewards,
         error=error,
     )
+
+
+def _step_of(session: SessionInfo) -> int | None:
+    """See `ListedEpisode.step`; sessions count from 0."""
+    step: int | None = session.metadata.get("training_step")
+    return step + 1 if step is not None and session.metadata.get("split") == "train" else step
 
 
 def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
@@ -119,19 +131,20 @@ def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
         return {}, "unreadable"
 
 
-def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
-    """The episode of this id, as `latest_episodes` and logs name it, or of this session.
+def explain(store: TraceStore, episode: str, *, split: str | None = None, step: int | None = None) -> ExplainedEpisode:
+    """The newest episode of this id, as `latest_episodes` and logs name it, of a split or step where one is given; or that of
+    this session. Every evaluation of a run has episodes of the same ids.
 
     Raises:
         ConfigError: if the store has no such episode; some that it has are named.
     """
-    session = store.session(episode) or next(
-        (session for session in every_session(store) if _episode_id(session) == episode), None
-    )
+    named = (session for session in every_session(store) if _episode_id(session) == episode)
+    session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
     if session is None:
         some = ", ".join(name for name in map(_episode_id, store.sessions(limit=5)) if name)
+        which = "" if step is None else f" of step {step}"
         raise ConfigError(
-            f"episode={episode!r} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
+            f"episode={episode!r}{which} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
         )
     outcome = session.metadata.get(OUTCOME_KEY)
     credits_of = credits_by_trace(store.credits(session.id))
@@ -140,6 +153,8 @@ def explain(store: TraceStore, episode: str) -> ExplainedEpisode:
         episode_id=_episode_id(session) or session.id,
         session_id=session.id,
         split=str(session.metadata.get("split", "")),
+        step=_step_of(session),
+        rewards=_ending(outcome or {})[0],
         steps=[_step(trace, credit) for trace in traces for credit in credits_of.get(trace.id, [None])],
         error=_error(outcome.get("error")) if isinstance(outcome, Mapping) else None,
     )
