@@ -195,6 +195,21 @@ def test_memory_and_output_are_bounded() -> None:
     assert judged({"inputs": [""], "outputs": ["x"]}, "print('x' * 10_000_000)").reward == 0.0
 
 
+@pytest.mark.parametrize("task", [{"ground_truth": ADD}, CHECK])
+def test_the_last_block_that_defines_the_function_is_the_solution(task: dict[str, Any]) -> None:
+    def reward_of(*blocks: str) -> float | None:
+        return code_reward_fn(task, "\n".join(f"```python\n{block}\n```" for block in blocks)).reward
+
+    right, wrong, example = (
+        "def add(a, b):\n    return a + b",
+        "def add(a, b):\n    return a - b",
+        "print(add(1, 2))  # 3",
+    )
+    assert reward_of(wrong, right, example) == 1.0
+    assert reward_of(right, wrong, example) == 0.0
+    assert reward_of(example) == 0.0
+
+
 @pytest.mark.parametrize("text", ["", "def add(a, b): ...", "```cpp\nint x;\n```", "```python\nnot closed"])
 def test_without_a_block_of_python_the_answer_is_wrong_and_says_why(text: str) -> None:
     verdict = code_reward_fn({"ground_truth": ADD}, Action(text))

@@ -7,8 +7,8 @@ from rllm.rewards.reading import (
     after_thinking,
     field_of,
     last_boxed,
-    last_python_block,
     last_tagged,
+    python_blocks,
     text_of_action,
     texts_of,
 )
@@ -53,7 +53,7 @@ def test_a_box_at_the_end_is_found_whatever_comes_before(noise: str, answer: str
 def test_a_flood_is_read_in_linear_time(text: str) -> None:
     assert last_boxed(text) is None
     assert last_tagged(text, "answer") is None
-    assert not last_python_block(text)
+    assert not any(python_blocks(text))
 
 
 def test_only_what_follows_the_thought_counts() -> None:
@@ -84,7 +84,7 @@ def test_the_last_complete_tag() -> None:
     ],
 )
 def test_the_last_closed_block_of_python(text: str, code: str | None) -> None:
-    assert last_python_block(text) == code
+    assert python_blocks(text)[-1:] == ([] if code is None else [code])
 
 
 def test_a_field_that_is_missing_is_named_with_those_that_are_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 import secrets
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.rewards.code_tests import CallTests, InputTests, ProgramTests, Tests, read_tests
-from rllm.rewards.reading import after_thinking, last_python_block, text_of_action
+from rllm.rewards.reading import after_thinking, python_blocks, text_of_action
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.tools.sandbox import SandboxResult, run_python
 from rllm.types import Task
@@ -26,6 +27,7 @@ _HARNESS = Path(__file__).with_name("code_harness.py")
 @dataclass(frozen=True)
 class RewardCodeFn:
     """Judges a text by the last closed block of Python in it, which must pass every test; `read_tests` says where they are.
+    Where the tests call a function it is the last block that defines it, if there is one: examples of its use may follow.
 
     What tests expect stays outside the sandbox, except for tests that are Python themselves. The metadata has `passed` and
     `total`, and the `first_failure`; programs that read standard input are not run again after it.
@@ -46,11 +48,11 @@ class RewardCodeFn:
         """
         given = RewardInput.of(task_info, action)
         tests = read_tests(given.task_info)
-        solution = last_python_block(after_thinking(text_of_action(given.action, NAME)))
-        if solution is None:
+        blocks = python_blocks(after_thinking(text_of_action(given.action, NAME)))
+        if not blocks:
             reason = "there is no closed block of Python (```python ... ```)"
             return RewardOutput(self.config.format_error_reward, {"reason": reason}, False)
-        verdict = self._run(solution, tests)
+        verdict = self._run(_solution_in(blocks, tests), tests)
         reward = self.config.correct_reward if verdict.all_passed else self.config.incorrect_reward
         return RewardOutput(reward, verdict.metadata, verdict.all_passed)
 
@@ -113,6 +115,16 @@ class RewardCodeFn:
         outcomes = [_outcome(line) for line in lines[:num_outcomes]]
         missing = {"error": f"not run: {outcomes[-1]['error'] if _failed(outcomes) else _end_of(run, self.timeout_s)}"}
         return outcomes + [missing] * (num_outcomes - len(outcomes))
+
+
+def _solution_in(blocks: list[str], tests: Tests) -> str:
+    called = tests.fn_name if isinstance(tests, CallTests) else None
+    if isinstance(tests, ProgramTests):
+        called = tests.candidate
+    if called is None:
+        return blocks[-1]
+    defines = re.compile(rf"^\s*(?:async\s+)?def\s+{re.escape(called.rpartition('.')[2])}\b", re.MULTILINE)
+    return ([block for block in blocks if defines.search(block)] or blocks)[-1]
 
 
 @dataclass(frozen=True)

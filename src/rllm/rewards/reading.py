@@ -101,10 +101,11 @@ def last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2].strip()
 
 
-def last_python_block(text: str) -> str | None:
-    """The code of the last closed fence that is marked as Python; where none is, of the last that is not marked at all."""
+def python_blocks(text: str) -> list[str]:
+    """The code of all closed fences that are marked as Python; where there are none, of those that are not marked at all."""
     fences = list(_FENCE.finditer(text))
-    marked = unmarked = None
+    marked: list[str] = []
+    unmarked: list[str] = []
     index = 0
     while index + 1 < len(fences):
         opening, closing = fences[index], fences[index + 1]
@@ -116,8 +117,8 @@ def last_python_block(text: str) -> str | None:
             block = dedent(block)
         language = opening["language"].lower()
         if language in _PYTHON:
-            marked = block
+            marked.append(block)
         elif not language:
-            unmarked = block
+            unmarked.append(block)
         index += 2
-    return unmarked if marked is None else marked
+    return marked or unmarked
