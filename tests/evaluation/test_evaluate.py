@@ -23,7 +23,7 @@ class Answering:
     async def rollout(self, attempt: Attempt) -> Episode:
         name = f"{attempt.task_id}{attempt.index}"
         self.made.append(name)
-        assert not attempt.trainable
+        assert not attempt.tokens_required
         outcome = self.rewards.get(name, 1.0)
         if isinstance(outcome, BaseException):
             raise outcome

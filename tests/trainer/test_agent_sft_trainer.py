@@ -13,20 +13,28 @@ from typing import Any
 
 import pytest
 import torch
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.algorithms.base import Algorithm
+from rllm.data.dataset import Dataset
 from rllm.demo import tasks
+from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.episode_log import EpisodeLog
 from rllm.errors import ConfigError
+from rllm.evaluation.evaluate import Evaluation
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
 from rllm.store import open_store
+from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.algorithm import check_fit
 from rllm.trainer.config import load_config
-from rllm.types import Episode, Message, Step, Trace, Trajectory
+from rllm.types import Episode, Message, Step, Trajectory
 
 from .conftest import ask
 
@@ -176,25 +184,31 @@ def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_pat
     assert sorted(row["task_id"] for row in best) == ["0", "1"]
 
 
-def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
-    message = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+async def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+    async def agent(question: str, base_url: str) -> list[Trajectory]:
+        asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
+        async with AsyncOpenAI(base_url=base_url, api_key="unused") as client:
+            judged, said = [await client.chat.completions.create(model="policy", messages=asked) for _ in range(2)]
+        return [
+            Trajectory(name="judge", steps=[Step(id=judged.id)], reward=1.0, trainable=False),
+            Trajectory(steps=[Step(id=said.id)], reward=float(question == "figs?")),
+        ]
+
+    folder, questions = tmp_path / "eval", Dataset([{"question": "figs?"}, {"question": "limes?"}])
     with (
-        closing(open_store(str(tmp_path / "traces.db"))) as store,
-        EpisodeLog(tmp_path / "episodes.jsonl", tokens=False) as log,
+        Evaluation.opened(questions, folder=folder, identity={}) as evaluation,
+        closing(open_store(str(folder / "traces.db"))) as store,
+        GatewayServer(store, EngineUpstream(ScriptedEngine(["!"] * 4), "policy")) as gateway,
+        AgentFunctionEngine(agent, gateway=gateway, store=store) as engine,
     ):
-        for index, reward in enumerate((0.0, 1.0)):
-            trace = Trace(
-                id=f"t{index}", call_id=f"t{index}", session_id=f"s{index}", model="m", messages=[message[0]],
-                response=message[1], prompt_ids=[3, 4], response_ids=[5 + index], logprobs=[-1.0],
-            )  # fmt: skip
-            store.add([trace]).result()
-            path = Trajectory(steps=[Step.from_trace(trace)], reward=reward)
-            log.append(Episode(task_id="a", index=index, session_id=f"s{index}", trajectories=[path]))
+        await evaluation.run(engine)
+        traces = {trace.id: trace for info in store.sessions() for trace in store.by_session(info.id)}
+    [said] = [item.trajectories[1].steps[0] for item in EpisodeLog.read(folder / "episodes.jsonl") if item.is_correct]
     config = config_of(policy, tmp_path / "sft", sft={"reward_threshold": 0.5})
-    for source in (tmp_path, str(tmp_path / "episodes.jsonl")):
+    for source in (folder, str(folder / "episodes.jsonl")):
         (row,) = AgentSFTTrainer(config, source).train_data
         (step,) = row["demonstration"].trajectory().steps
-        assert (row["task_id"], step.prompt_ids, step.response_ids) == ("a", [3, 4], [6])
+        assert (step.prompt_ids, step.response_ids) == (traces[said.id].prompt_ids, traces[said.id].response_ids)
 
 
 def test_a_reference_free_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:

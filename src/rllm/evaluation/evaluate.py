@@ -216,7 +216,7 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
                     task_id=task_id,
                     index=index,
                     sampling=_seeded(sampling, task_id, index),
-                    trainable=False,
+                    tokens_required=False,
                     split="eval",
                 )
             )
