@@ -41,6 +41,14 @@ def test_a_failed_rollout_teaches_nothing() -> None:
     assert list(chat_rows([episode([ASK, SEVEN], info={"error": {"type": "AgentError"}})])) == []
 
 
+def test_what_was_not_to_be_learned_from_is_no_row() -> None:
+    told = episode([ASK, SEVEN], info={"split": "train"})
+    told.trajectories.append(Trajectory(name="opponent", trainable=False, steps=[Step(chat_completions=[ASK, EIGHT])]))
+    assert [row["name"] for row in chat_rows([told])] == ["agent"]
+    told.info["split"] = "eval"
+    assert [row["name"] for row in chat_rows([told])] == ["agent", "opponent"]
+
+
 def test_episodes_as_lines_and_as_parquet(tmp_path: Path) -> None:
     told = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
     assert export_episodes([told], tmp_path / "e.jsonl") == 1

@@ -14,7 +14,7 @@ from rllm.errors import ConfigError, MissingDependencyError
 from rllm.files import flush
 from rllm.ids import new_id
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
-from rllm.trainer.history import TOOLS_KEY
+from rllm.trainer.history import TOOLS_KEY, was_learnable
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import Episode, Trajectory
 
@@ -54,10 +54,11 @@ def export_chat(episodes: Iterable[Episode], path: Path) -> int:
 
 
 def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """A row for each trajectory that may be learned from; one that is not a single conversation has a row a call, of which
+    """A row for each trajectory that can be learned from; one that is not a single conversation has a row a call, of which
     only the last answer counts."""
     for episode in episodes:
-        for path in episode.trajectories if not episode.failed else ():
+        paths = [path for path in episode.trajectories if was_learnable(episode, path)]
+        for path in paths if not episode.failed else ():
             about = {"task_id": plain_task_id(episode.task_id), "name": path.name, "reward": path.final_reward()}
             steps = [step for step in path.steps if step.chat_completions]
             is_one = path.is_cumulative()

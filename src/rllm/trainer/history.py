@@ -109,6 +109,12 @@ def _trajectory(told: Mapping[str, Any]) -> Trajectory:
     return Trajectory.from_dict({**about, "steps": steps})
 
 
+def was_learnable(episode: Episode, path: Trajectory) -> bool:
+    """Whether a trajectory could be learned from: not one that was marked otherwise in training, such as an opponent's. Of a
+    run's held-out rollouts all are marked, so there the mark tells nothing."""
+    return path.trainable or episode.info.get("split") != "train"
+
+
 def filled(episode: Episode, store: TraceStore) -> Episode:
     """The same episode, whose record has no token ids, with what the store has of its calls: messages, tools, tokens."""
     traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}

@@ -15,6 +15,7 @@ from typing import Any
 from rllm.errors import ConfigError, RewardError
 from rllm.files import replace_text
 from rllm.rewards.scoring import as_reward_output
+from rllm.trainer.history import was_learnable
 from rllm.types import Episode, Trajectory, is_scored
 
 FOLDER = "rescored"
@@ -87,7 +88,7 @@ def rescore(
         for episode in episodes
         if not episode.failed
         for number, path in enumerate(episode.trajectories)
-        if path.trainable or episode.info.get("split") != "train"  # nothing of an evaluation is trainable
+        if was_learnable(episode, path)
     )
     count = 0
     with ThreadPoolExecutor(max_concurrent, thread_name_prefix="rllm reward") as pool:
