@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
@@ -57,6 +58,16 @@ def test_rows_come_from_whatever_there_is() -> None:
         rows_of_items([7])
     with pytest.raises(ConfigError, match="row 0 has trajectories, and is no episode"):
         rows_of_items([{"trajectories": [], "colour": "blue"}])
+
+
+def test_a_trajectory_in_a_file_counts_as_it_does_in_memory() -> None:
+    spoken = Trajectory(steps=[Step(chat_completions=[ASK, SAY], reward=0.5)])
+    told = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
+    in_file = [json.loads(to_json(item.to_dict())) for item in told]
+    assert rows_of_items(in_file) == rows_of_items(told)
+    assert [row["reward"] for row in rows_of_items(told)] == [0.25, 0.5]
+    with pytest.raises(ConfigError, match="row 0 is no trajectory"):
+        rows_of_items([{**in_file[0], "colour": "blue"}])
 
 
 def test_the_best_of_each_task_are_taken() -> None:

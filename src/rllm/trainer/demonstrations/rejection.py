@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
@@ -13,6 +13,8 @@ from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.shares import FROZEN
 from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
+
+T = TypeVar("T", Trajectory, Episode)
 
 Row = dict[str, Any]
 
@@ -144,23 +146,26 @@ def rows_of_items(items: Iterable[Any]) -> list[Row]:
     Raises:
         ConfigError: naming what is none of them.
     """
-    rows: list[Row] = []
-    for number, item in enumerate(items):
-        if isinstance(item, Trajectory):
-            rows += [row_of(item)] if item.trainable else []
-        elif isinstance(item, Episode):
-            rows += rows_of_episode(item)
-        elif not isinstance(item, Mapping):
-            raise ConfigError(f"row {number} is {item!r:.100}: use an object with messages, a Trajectory or an Episode")
-        elif "trajectories" in item:
-            rows += rows_of_episode(_episode(item, number))
-        else:
-            rows.append(dict(item))
-    return rows
+    return [row for number, item in enumerate(items) for row in _rows_of_item(item, number)]
 
 
-def _episode(item: Mapping[str, Any], number: int) -> Episode:
+def _rows_of_item(item: Any, number: int) -> list[Row]:
+    if isinstance(item, Trajectory):
+        return [row_of(item)] if item.trainable else []
+    if isinstance(item, Episode):
+        return rows_of_episode(item)
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"row {number} is {item!r:.100}: use an object with messages, a Trajectory or an Episode")
+    if "trajectories" in item:
+        return rows_of_episode(_parsed(Episode, item, f"row {number} has trajectories, and is no episode"))
+    if "trainable" in item and "steps" in item:
+        return _rows_of_item(_parsed(Trajectory, item, f"row {number} is no trajectory"), number)
+    return [dict(item)]
+
+
+def _parsed(kind: type[T], item: Mapping[str, Any], problem: str) -> T:
     try:
-        return Episode.from_dict(item)
+        parsed: T = kind.from_dict(item)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"row {number} has trajectories, and is no episode: {error}") from error
+        raise ConfigError(f"{problem}: {error}") from error
+    return parsed
