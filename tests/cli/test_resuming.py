@@ -73,7 +73,8 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     code, errors = fails("train", "--resume", "run")
     assert code == 2
     assert errors.startswith(
-        "rllm: --resume run: no command began the run, so it does not name everything; the agent is"
+        "rllm: --resume run: no command began the run, so it does not name everything; the program "
+        "that did goes on with AgentTrainer(..., resume=True); here the agent is"
     )
 
 

@@ -146,6 +146,8 @@ def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTr
     first = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert first.steps == [1, 2]
     assert first.backend.saved_at == [2]
+    [told] = getattr(first.error, "__notes__", [])
+    assert "step-000002): resume=True with this run_dir goes on from it" in told
     second = run_trainer(config, resume=True)
     assert second.steps == [1, 2, 3, 4]
     assert second.backend.saved_at == [4], "weights and version were taken up"

@@ -107,7 +107,12 @@ def train(
 
 
 def _check_arguments(begun: Mapping[str, str], resume: Path | None) -> None:
-    unknown = "" if resume is None else f"--resume {resume}: no command began the run, so it does not name everything; "
+    unknown = ""
+    if resume is not None:
+        unknown = (
+            f"--resume {resume}: no command began the run, so it does not name everything; the program that did goes on with "
+            "AgentTrainer(..., resume=True); here "
+        )
     if "agent" not in begun:
         raise ConfigError(f"{unknown}the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
     if "data" not in begun:

@@ -182,7 +182,14 @@ class AgentTrainer:
                 loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
         """
-        return run_anywhere(self._train)
+        try:
+            return run_anywhere(self._train)
+        except KeyboardInterrupt as stopped:
+            if (latest := self._checkpoints.latest()) is not None:
+                stopped.add_note(
+                    f"The last whole step is saved ({latest}): resume=True with this run_dir goes on from it."
+                )
+            raise stopped from None
 
     async def _train(self) -> TrainResult:
         say_nothing_of_interrupted_tasks()
