@@ -164,10 +164,13 @@ class TrainingLoop:
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
         """What a training step was like."""
-        greedy_index = self.config.rollout.group_size  # see `training_attempts`; it says nothing of what is trained
+        group_size = self.config.rollout.group_size
+        sampled = [
+            episode for episode in episodes if episode.index < group_size
+        ]  # a task's greedy rollout has that index
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
         return {
-            **self.judge.of_training([episode for episode in episodes if episode.index < greedy_index]),
+            **self.judge.of_training(sampled),
             **batch_metrics(assembled),
             **update.metrics,
             **rates(times, episodes, num_trained, ahead=ahead),
