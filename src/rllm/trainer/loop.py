@@ -164,10 +164,8 @@ class TrainingLoop:
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
         """What a training step was like."""
-        group_size = self.config.rollout.group_size
-        sampled = [
-            episode for episode in episodes if episode.index < group_size
-        ]  # a task's greedy rollout has that index
+        # A task's greedy rollout has the index behind them; it is the policy's, but not sampled as what is trained on.
+        sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
         return {
             **self.judge.of_training(sampled),
