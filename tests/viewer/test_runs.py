@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.evaluation.folder import EvaluationFolder
+from rllm.evaluation.outcome import Outcome
+from rllm.evaluation.report import report_on
 from rllm.store import open_store
 from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
@@ -55,6 +58,21 @@ def test_a_store_alone_is_shown_without_metrics(look: Client, tmp_path: Path) ->
     client = look(folder / "traces.db")
     assert "a trace store without a run" in client.get("/run/traces").text
     assert client.get("/run/traces/episode/s000001").status_code == 200
+
+
+def test_an_evaluation_says_what_it_found(look: Client, tmp_path: Path) -> None:
+    folder = large_run(tmp_path / "judged", num_episodes=4)
+    for name in ("metrics.jsonl", "config.yaml"):
+        (folder / name).unlink(missing_ok=True)
+    client = look(folder)
+    assert "Nothing was measured yet" in client.get("/run/judged").text
+    (folder / "report.json").write_text('{"num_tasks": "some"}')  # of something else
+    assert "Nothing was measured yet" in client.get("/run/judged").text
+    outcome = Outcome(task_id="a", index=0, is_correct=True, rewards={"agent": 1.0})
+    EvaluationFolder(folder).write_report(report_on([outcome]))
+    told = client.get("/run/judged").text
+    assert "An evaluation: accuracy 1 (0.207 to 1), mean reward 1, 1 rollout of 1 task, 0 failed." in told
+    assert "running" not in told
 
 
 def test_a_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
+from rllm.viewer.evaluations import Evaluated, evaluated
 from rllm.viewer.messages import said
 from rllm.viewer.metrics import MetricsFile, Row
 from rllm.viewer.rollouts import Rollout, Rollouts
@@ -145,8 +146,15 @@ class Run:
         return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
     @property
+    def evaluated(self) -> Evaluated | None:
+        """What was found, where this is the folder of an evaluation that has ended."""
+        return evaluated(self.folder) if self.folder else None
+
+    @property
     def is_live(self) -> bool:
-        """Whether a training seems to be going on: it was heard of lately, and is not through."""
+        """Whether a training or an evaluation seems to be going on: it was heard of lately, and is not through."""
+        if self.evaluated is not None:
+            return False
         rows, num_steps = self.rows(), self.setting("num_steps")
         is_through = bool(rows) and isinstance(num_steps, int) and rows[-1]["step"] >= num_steps
         return not is_through and time.time() - self.changed_at < _BUSY_S

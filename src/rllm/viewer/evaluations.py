@@ -1,0 +1,36 @@
+"""What an evaluation found, as its folder's report tells it; what is of another form is not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import DecodeError, Struct
+from msgspec.json import decode
+
+_REPORT = "report.json"
+
+
+class Accuracy(Struct, kw_only=True):
+    """A share, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Evaluated(Struct, kw_only=True):
+    """The first numbers of a report."""
+
+    num_tasks: int
+    num_rollouts: int
+    num_failed: int
+    accuracy: Accuracy | None = None
+    mean_reward: float | None = None
+
+
+def evaluated(folder: Path) -> Evaluated | None:
+    """What was found of an evaluation in this folder; `None` where nothing was yet, or it is of no evaluation."""
+    try:
+        return decode((folder / _REPORT).read_bytes(), type=Evaluated)
+    except (OSError, DecodeError):  # `ValidationError` is one of the latter
+        return None
