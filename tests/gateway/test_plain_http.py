@@ -48,6 +48,11 @@ def test_a_body_behind_an_offer_of_http2_is_read_as_if_there_were_none(served, c
     assert b"[DONE]" in answer
 
 
+def test_an_offer_on_a_connection_that_is_to_be_closed_is_read(served):
+    answer = said(served, request(HI, JAVA[0] + ", close", *JAVA[1:]))
+    assert b'"content":"hello"' in answer
+
+
 def test_an_offer_in_chunks_between_other_requests_is_read(served):
     content = json.dumps(HI).encode()
     head = (
@@ -64,7 +69,9 @@ def test_an_offer_in_chunks_between_other_requests_is_read(served):
 
 def test_a_websocket_is_still_told_that_there_are_none(served):
     get = f"GET {CHAT} HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n".encode()
-    assert said(served, get, request(HI, "Connection: close")).startswith(b"HTTP/1.1 426 ")
+    answer = said(served, get + request(HI, "Connection: close"))
+    assert answer.startswith(b"HTTP/1.1 426 ")
+    assert b'"content":"hello"' in answer
 
 
 def test_a_connect_is_refused(served):
@@ -72,7 +79,7 @@ def test_a_connect_is_refused(served):
     assert said(served, tunnel).startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",)])
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",), JAVA])
 @pytest.mark.parametrize("stream", [False, True])
 def test_http_1_0_has_no_chunks_and_ends_with_the_connection(served, stream, headers):
     head, _, body = said(served, request({**HI, "stream": stream}, *headers, version="1.0")).partition(b"\r\n\r\n")

@@ -11,9 +11,6 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_WEBSOCKET = b"websocket"
-"""An offer without which the request has no meaning: whoever makes it is told that there is no such thing here."""
-
 
 class PlainHTTP(HttpToolsProtocol):
     """Uvicorn's HTTP protocol that speaks nothing else."""
@@ -21,10 +18,14 @@ class PlainHTTP(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
+        self._told: list[tuple[bytes, bytes]] = []
+        """What the application is told of the offer of the request that is read again."""
 
     def on_headers_complete(self) -> None:
         if self._is_offer():
             return
+        self.headers += self._told
+        self._told = []
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":  # which knows no chunks: the end of the connection ends an answer
             self.cycle.chunked_encoding = False
@@ -36,14 +37,20 @@ class PlainHTTP(HttpToolsProtocol):
 
     def pass_over_offer(self, rest: bytes) -> None:
         """Read the request as if it had made no offer; `rest` is what came behind its head."""
-        if not self._is_offer():
+        if not self._is_offer():  # a CONNECT, which was answered
             return
-        head = [b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        # Without a WebSocket such a request has no meaning, so its client must hear that there are none.
+        self._told = [
+            header for header in self.headers if header[0] == b"upgrade" and header[1].lower() == b"websocket"
+        ]
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        head = [b"%s %s HTTP/%s\r\n" % (method, self.url, version)]
         head += [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = _Parser(self)  # the former one may be at the end of its connection
         self.parser.feed_data(b"".join([*head, b"\r\n", rest]))
 
     def _is_offer(self) -> bool:
-        return self.parser.should_upgrade() and dict(self.headers).get(b"upgrade", _WEBSOCKET).lower() != _WEBSOCKET
+        return self.parser.should_upgrade() and b"upgrade" in dict(self.headers)
 
 
 class _Parser(httptools.HttpRequestParser):
