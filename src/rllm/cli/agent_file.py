@@ -57,7 +57,9 @@ def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Calla
         found = getattr(module, name)
     if not callable(found) or isinstance(found, type):
         kind = "a class" if isinstance(found, type) else type(found).__name__
-        raise ConfigError(f"{what}={spec!r} is {kind}, not a function")
+        way = "; classes are trained from Python: AgentTrainer(agent_class=..., env_class=...) or (workflow_class=...)"
+        is_of_agent = isinstance(found, type) and what == "agent"
+        raise ConfigError(f"{what}={spec!r} is {kind}, not a function{way if is_of_agent else ''}")
     function: Callable[..., Any] = found
     return function
 
