@@ -85,6 +85,7 @@ def test_log_probabilities_are_lists():
         ({"prompt": "a", "logprobs": True}, "logprobs=True"),
         ({"prompt": "a", "logprobs": 0, "echo": True}, "echo"),
         ({"prompt": "a", "n": 0}, "n=0"),
+        ({"prompt": "a", "stop": ["x"] * 129}, "stop has 129 strings: use up to 128"),
     ],
 )
 def test_what_a_chat_cannot_give_is_refused(asked, named):

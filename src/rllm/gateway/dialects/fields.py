@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 MAX_CHOICES = 128
 """Answers that may be asked for at once."""
+_MAX_STOPS = 128
+"""Each is looked for in the text again with every piece of it."""
 _CONTENT = (str, list, type(None))
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
@@ -61,6 +63,9 @@ def check_options(request: Mapping[str, Any]) -> None:
     n = request.get("n")
     if n is not None and not (type(n) is int and 1 <= n <= MAX_CHOICES):
         raise invalid(f"n={n!r}: use a whole number from 1 to {MAX_CHOICES}", "n")
+    stop = request.get("stop")
+    if isinstance(stop, list) and len(stop) > _MAX_STOPS:
+        raise invalid(f"stop has {len(stop):,} strings: use up to {_MAX_STOPS}", "stop")
     for name, types in _TYPES.items():
         if request.get(name) is not None and not isinstance(request[name], types):
             raise invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
