@@ -194,7 +194,7 @@ def test_the_trace_of_a_call_that_failed_has_its_prompt(two: Two) -> None:
         assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 400
     said = ask(url, [USER], stream=False)
     ask(url, [USER, {"role": "assistant", "content": said["content"]}, NEXT], stream=False)
-    turns = [USER, {"role": "assistant", "content": said["content"]}, {**NEXT, "content": NEXT["content"] * 99}]
+    turns = [USER, {"role": "assistant", "content": said["content"]}, {**NEXT, "content": NEXT["content"] * 4000}]
     body = {"model": "m", "messages": turns}
     assert httpx.post(f"{url}/chat/completions", json=body, timeout=60).status_code == 400
     *refused, first, _, too_long = two.kept_behind.by_session("failed")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -434,6 +435,30 @@ async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engin
         await engine.complete(ids)
     assert refused.value.status_code == 400
     assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_long_prompt_is_rendered_while_others_are_answered(
+    make_engine: Any, monkeypatch: Any, is_streamed: bool
+) -> None:
+    engine = make_engine()
+    rendering, go = threading.Event(), threading.Event()
+
+    def encode(text: str, encode: Any = engine.tokenizer.encode, **options: Any) -> Any:
+        if len(text) > 100_000:
+            rendering.set()
+            assert go.wait(10), "the event loop waits for this"
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    long = [{"role": "user", "content": "the user asks " * 8000}]
+    asked = anext(engine.stream_model_response(long)) if is_streamed else engine.get_model_response(long)
+    refused = asyncio.ensure_future(asked)
+    await asyncio.to_thread(rendering.wait, 10)
+    assert len((await engine.get_model_response(USER, max_tokens=2, ignore_eos=True)).completion_ids) == 2
+    go.set()
+    with pytest.raises(PromptTooLongError):
+        await refused
 
 
 async def test_without_messages_the_answer_is_its_text(make_engine: Any, tokenizer: Any) -> None:

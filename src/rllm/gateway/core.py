@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from rllm.gateway.redaction import Redact
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
+from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
 from rllm.types import Trace
 
@@ -150,7 +152,10 @@ class Gateway:
         while missing := call.lacks():
             call.supply(await asyncio.to_thread(self.store.trace, call.session.id, missing))
         prior = call.prior() if self._exact_turns else None
-        return None if prior is None else self.upstream.continued_prompt(sent, prior)
+        if prior is None:
+            return None
+        make = partial(self.upstream.continued_prompt, sent, prior)
+        return await asyncio.to_thread(make) if is_long(sent["messages"][prior.num_messages :]) else make()
 
     def _traces(
         self,

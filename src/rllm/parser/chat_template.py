@@ -15,6 +15,8 @@ from rllm.errors import ConfigError
 from rllm.types import Message
 
 _MEMO_SIZE = 256
+_LONG = 100_000
+"""Characters; to make tokens of them takes a tenth of a second."""
 
 
 class ChatTemplate:
@@ -102,6 +104,12 @@ class ChatTemplate:
         if isinstance(arguments, str) and not self._prints_argument_strings:
             function["arguments"] = _parsed_object(arguments)
         return {**call, "function": function}
+
+
+def is_long(messages: Sequence[Any]) -> bool:
+    """Whether to render these messages takes longer than all other calls of an event loop should wait."""
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return sum(len(content if isinstance(content, str) else repr(content)) for content in contents) > _LONG
 
 
 def _check_kwargs(kwargs: Any) -> None:

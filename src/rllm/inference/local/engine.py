@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import random
@@ -9,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -23,7 +25,7 @@ from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.main_memory import total_memory
 from rllm.parser.answer import Answer, AnswerReader, Shown
-from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
@@ -101,7 +103,8 @@ class LocalEngine:
         """See `InferenceEngine`. `prompt_token_ids` among the parameters replaces the rendered prompt, `ignore_eos`
         goes on to `max_tokens`, and `chat_template_kwargs` go to the template. Without messages, which only a prompt of ids
         may be, the answer is its text: neither reasoning nor tool calls are looked for."""
-        call = self._submit(messages, tools, params, streaming=False)
+        prompt_ids = await self._prompt_ids(messages, tools, params)
+        call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=False)
         try:
             await call.finished()
         finally:
@@ -112,7 +115,8 @@ class LocalEngine:
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
         """See `StreamingInferenceEngine`."""
-        call = self._submit(messages, tools, params, streaming=True)
+        prompt_ids = await self._prompt_ids(messages, tools, params)
+        call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=True)
         request, seen = call.request, 0
         try:
             while not request.done:
@@ -182,14 +186,14 @@ class LocalEngine:
 
     def _submit(
         self,
-        messages: Sequence[Message],
+        prompt_ids: list[int],
         tools: Sequence[Mapping[str, Any]] | None,
         params: Mapping[str, Any],
         *,
+        plain: bool,
         streaming: bool,
     ) -> Call:
         _warn_unsupported(params)
-        prompt_ids = self._prompt_ids(messages, tools, params)
         sampling = SamplingParams.from_request(params)
         max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
         if max_tokens < 1:
@@ -211,19 +215,18 @@ class LocalEngine:
         self._thread.submit(request)
         calls_allowed = tools and params.get("tool_choice") != "none"
         parser = self._tool_parser if calls_allowed or self._tool_parser.reads_every_answer else None
-        reader = AnswerReader(
-            self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=not messages
-        )
+        reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=plain)
         return Call(request, reader, news, self._thread)
 
-    def _prompt_ids(
+    async def _prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any]
     ) -> list[int]:
         given = params.get("prompt_token_ids")
         if given is not None:
             return self._checked_ids(given)
+        render = partial(self.template.render, messages, tools, template_kwargs=params.get("chat_template_kwargs"))
         try:
-            return self.template.render(messages, tools, template_kwargs=params.get("chat_template_kwargs"))
+            return await asyncio.to_thread(render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
 
