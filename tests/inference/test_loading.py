@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config
+from transformers.utils.logging import enable_progress_bar
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
@@ -16,6 +17,7 @@ from rllm.inference.local.loading import load_tokenizer, save_model
 def test_neither_loading_nor_saving_draws_progress_bars(
     tmp_path: Path, new_model: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    enable_progress_bar()  # a command that ran in this process has switched them off
     save_model(new_model(), tmp_path)
     tokenizer.save_pretrained(tmp_path)
     load_model(tmp_path, device="cpu")
