@@ -56,9 +56,8 @@ def _in_own_thread(work: Work[T]) -> T:
     try:
         with _ctrl_c_interrupts():
             thread.start()
-            wait(
-                [outcome]
-            )  # not `thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has come in its join
+            # Not `thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has come in its join.
+            wait([outcome])
     except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
         for stop in stops:
             with suppress(RuntimeError):  # the loop has just ended
