@@ -461,6 +461,21 @@ async def test_a_long_prompt_is_rendered_while_others_are_answered(
         await refused
 
 
+async def test_a_long_prompt_of_siblings_is_rendered_once(make_engine: Any, monkeypatch: Any) -> None:
+    engine = make_engine()
+    lengths: list[int] = []
+
+    def encode(text: str, encode: Any = engine.tokenizer.encode, **options: Any) -> Any:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    long = [{"role": "user", "content": "the user asks " * 8000}]
+    ended = await asyncio.gather(*(engine.get_model_response(long) for _ in range(4)), return_exceptions=True)
+    assert [type(error) for error in ended] == [PromptTooLongError] * 4
+    assert len(lengths) == 1
+
+
 async def test_without_messages_the_answer_is_its_text(make_engine: Any, tokenizer: Any) -> None:
     engine = make_engine()
     thinking = tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)

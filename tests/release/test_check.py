@@ -60,4 +60,4 @@ def test_the_pythons_that_are_named_are_those_that_the_workflows_run() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {match[1] for name in project["classifiers"] if (match := re.fullmatch(r".* :: Python :: (3\.\d+)", name))}
     workflows = [file.read_text() for file in (ROOT / ".github/workflows").iterdir()]
-    assert named == {version for text in workflows for version in re.findall(r'python-version: "(.+)"', text)}
+    assert named == {version for text in workflows for version in re.findall(r'"(3\.\d+)"', text)}

@@ -7,11 +7,12 @@ import atexit
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from operator import index
+from threading import Lock
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self._continuation = Continuation(tokenizer, self.template)
+        self._rendering = Lock()
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
@@ -226,9 +228,14 @@ class LocalEngine:
             return self._checked_ids(given)
         render = partial(self.template.render, messages, tools, template_kwargs=params.get("chat_template_kwargs"))
         try:
-            return await asyncio.to_thread(render) if is_long(messages) else render()
+            return await asyncio.to_thread(self._in_turn, render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
+
+    def _in_turn(self, render: Callable[[], list[int]]) -> list[int]:
+        """Render a long prompt after those before it: what its siblings asked for at the same time is remembered then."""
+        with self._rendering:
+            return render()
 
     def _checked_ids(self, given: Sequence[int]) -> list[int]:
         """The ids of a prompt: a wrong one would end the sampler, and with it all answers that are being made."""
