@@ -11,7 +11,7 @@ import time
 import pytest
 
 from rllm.cli import terminal
-from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c, tell_stopped
+from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c, tell_stopped, what_is_kept
 
 from .conftest import here
 
@@ -131,3 +131,10 @@ def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
     tell_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
     told = "\nStopped. The run had not begun, so there is nothing to keep; the same command begins anew.\n"
     assert capsys.readouterr().out == told
+
+
+def test_what_is_kept_is_told_where_a_full_disk_has_cut_off_a_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("num_steps: 3\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "rollout/rew')
+    told = what_is_kept(tmp_path, ["train", "--resume", "run"], num_steps=3)
+    assert "keeps its settings and first evaluation." in told

@@ -86,7 +86,9 @@ def way_to_a_run(named: Path) -> str:
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
-    """The metrics of every evaluation of a run, each with its `step`, in order."""
+    """The metrics of every evaluation of a run, each with its `step`, in order; a line that a crash or a full disk cut off is
+    left out."""
     path = run_dir / "metrics.jsonl"
-    lines = map(json.loads, path.read_bytes().splitlines()) if path.exists() else ()
-    return [line for line in lines if any(name.startswith("eval/") for name in line)]
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    rows = (json.loads(line) for line in lines if line.endswith(b"\n"))
+    return [row for row in rows if any(name.startswith("eval/") for name in row)]
