@@ -45,7 +45,9 @@ def test_what_was_not_to_be_learned_from_is_no_row() -> None:
     told = episode([ASK, SEVEN], info={"split": "train"})
     told.trajectories.append(Trajectory(name="opponent", trainable=False, steps=[Step(chat_completions=[ASK, EIGHT])]))
     assert [row["name"] for row in chat_rows([told])] == ["agent"]
-    told.info["split"] = "eval"
+    told.info["split"] = "eval"  # of `rllm eval`
+    assert [row["name"] for row in chat_rows([told])] == ["agent"]
+    told.trajectories[0].trainable = False  # of a training run
     assert [row["name"] for row in chat_rows([told])] == ["agent", "opponent"]
 
 

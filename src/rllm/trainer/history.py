@@ -110,9 +110,10 @@ def _trajectory(told: Mapping[str, Any]) -> Trajectory:
 
 
 def was_learnable(episode: Episode, path: Trajectory) -> bool:
-    """Whether a trajectory could be learned from: not one that was marked otherwise in training, such as an opponent's. Of a
-    run's held-out rollouts all are marked, so there the mark tells nothing."""
-    return path.trainable or episode.info.get("split") != "train"
+    """Whether a trajectory could be learned from: not one that was marked otherwise, such as an opponent's. Of a run's held-out
+    rollouts all are marked, so there the mark tells nothing."""
+    is_held_out = episode.info.get("split") != "train"
+    return path.trainable or (is_held_out and not any(other.trainable for other in episode.trajectories))
 
 
 def filled(episode: Episode, store: TraceStore) -> Episode:
