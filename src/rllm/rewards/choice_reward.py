@@ -28,7 +28,7 @@ _LETTER = r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[
 """But for the article, as in "Answer: A city", and the pronoun, as in "Answer: I think ..."."""
 _BETWEEN = r"[\s)\]*_$]{0,8}(?:[,/&、和或]|and\b|or\b)[\s(\[*_$]{0,8}(?:(?:and|or)\b[\s(]{0,8})?"
 _LETTERS = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
-_WRAPPING = r"[\s:：=*_`$({\[\"'“]*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
+_WRAPPING = r"(?:[\s:：=*_`$({\[\"'“]|\\[(\[])*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
 _NOT_WRONG = r"(?!\W{0,8}(?:is\s+)?(?:not|wrong|incorrect|false)\b)"
 _ANNOUNCED = re.compile(
     r"(?:(?i:\banswer\b(?:\s+(?:is|should\s+be|must\s+be)\b)?|\b(?:choice|option)\s+is\b|\b(?:choose|select|pick)\b)"
@@ -39,9 +39,11 @@ _PATTERNS = (
     re.compile(rf"\b({_LETTERS})[)*_]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
     re.compile(rf"\(({_LETTERS})\){_NOT_WRONG}"),
     re.compile(rf"(?:^|[\s*_])(?<!\bnot\s)(?<!\bnor\s)({_LETTERS})[\s.)*_。]*$"),
+    re.compile(rf"\b({_LETTERS})[)*_]*\s+is\s+the\s+answer\b(?!\s*\?)"),
     re.compile(rf"\A[\s*_(]*({_LETTERS})[)*_. \t]*\n"),
 )
-"""In order of how plainly they state a choice: `B is correct`, `(B)`, a letter by itself at the end, or in the first line."""
+"""In order of how plainly they state a choice: `B is correct`, `(B)`, a letter by itself at the end, `B is the answer`, or a
+letter in the first line."""
 _NAMED = re.compile(rf"({_LETTERS})|([a-j])[\s.)*_`$}}\]\"'”]*$")
 _LABELLED = re.compile(
     rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
