@@ -51,8 +51,8 @@ def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> 
         assert [(one.split, one.step) for one in (newest, first)] == [("eval", 1), ("eval", 0)]
         assert newest.session_id != first.session_id
         assert explain(store, "0:0") == newest
-        with pytest.raises(ConfigError, match="episode='0:0' of step 7 is not in the store"):
-            explain(store, "0:0", step=7)
+        with pytest.raises(ConfigError, match=r"episode='0:0' \(split eval, step 7\) is not in the store"):
+            explain(store, "0:0", split="eval", step=7)
 
 
 def test_an_evaluation_taught_nobody(run: Run, store: TraceStore) -> None:

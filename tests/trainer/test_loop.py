@@ -433,8 +433,8 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
     [
         ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
         ({"run_dir": "/proc/run"}, "run_dir='/proc/run' cannot be written to ("),
-        ({"run_dir": "project"}, "run_dir='{here}/project' has a config.yaml that no run has written"),
-        ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has a traces.db that no run has written"),
+        ({"run_dir": "project"}, "run_dir='{here}/project' has config.yaml, which no run has written"),
+        ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has traces.db, which no run has written"),
         ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
         ({"store": "redis://there"}, "store='redis://there': there is no 'redis' trace store in this version"),
     ],

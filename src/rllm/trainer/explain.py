@@ -142,7 +142,9 @@ def explain(store: TraceStore, episode: str, *, split: str | None = None, step: 
     session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
     if session is None:
         some = ", ".join(name for name in map(_episode_id, store.sessions(limit=5)) if name)
-        which = "" if step is None else f" of step {step}"
+        asked = {"split": split, "step": step}
+        wanted = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+        which = f" ({wanted})" if wanted else ""
         raise ConfigError(
             f"episode={episode!r}{which} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
         )

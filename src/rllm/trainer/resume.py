@@ -153,7 +153,7 @@ def _check_free(run_dir: Path, *, begun: bool) -> None:
     """
     foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
     if found := next((name for name in foreign if (run_dir / name).exists()), None):
-        raise ConfigError(f"run_dir={str(run_dir)!r} has a {found} that no run has written: choose another folder")
+        raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which no run has written: choose another folder")
 
 
 def _check_never_saved(run_dir: Path) -> None:
