@@ -77,8 +77,8 @@ def rescore(
     max_concurrent: int = 8,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Rescored]:
-    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what was not to be learned from in
-    training (`trainable=False`), such as an opponent's trajectories, are left as they are.
+    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what could not be learned
+    from (see `was_learnable`), such as an opponent's trajectories, are left as they are.
 
     Raises:
         ConfigError: if an episode has no task, because its folder has lost them.
