@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,13 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, without a torn last one; none if there is no file."""
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
 
 
 def whole_lines(path: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import orjson
 
 from rllm.errors import StoreError
-from rllm.files import whole_lines
+from rllm.files import lines_of, whole_lines
 from rllm.types import Episode, is_scored
 
 EPISODES = "episodes.jsonl"
@@ -87,19 +87,13 @@ class EpisodeLog:
         Raises:
             StoreError: naming the line that is not an episode.
         """
-        path = Path(path)
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield Episode.from_dict(orjson.loads(line))
-                except (ValueError, TypeError, AttributeError) as error:
-                    raise StoreError(
-                        f"{path}, line {number} is not an episode ({error}): delete the line, or the file"
-                    ) from error
+        for number, line in enumerate(lines_of(Path(path)), start=1):
+            try:
+                yield Episode.from_dict(orjson.loads(line))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise StoreError(
+                    f"{path}, line {number} is not an episode ({error}): delete the line, or the file"
+                ) from error
 
     def _line(self, episode: Episode) -> bytes:
         data = episode.to_dict()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
 from rllm.engine.episode_log import EPISODES, to_json
-from rllm.files import whole_lines
+from rllm.files import lines_of, whole_lines
 from rllm.types import Episode
 
 _TASKS = "tasks.jsonl"
@@ -60,26 +60,19 @@ class TaskFile:
 
 def read_tasks(run_dir: Path) -> dict[Key, Any]:
     """The tasks that a run has rolled out; a line that a crash cut off is left out."""
-    path = run_dir / _TASKS
-    found: dict[Key, Any] = {}
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        if line.endswith(b"\n"):
-            row = orjson.loads(line)
-            found[row["split"], row["task_id"]] = row["task"]
-    return found
+    rows = map(orjson.loads, lines_of(run_dir / _TASKS))
+    return {(row["split"], row["task_id"]): row["task"] for row in rows}
 
 
 def task_of(folder: Path, split: str, task_id: str) -> Any:
     """One task of a run or an evaluation, which is looked for line by line; `None` where its folder does not keep it."""
     wanted = plain_task_id(task_id)
-    for path in (folder / _TASKS, folder / EPISODES):
-        with path.open("rb") if path.exists() else nullcontext() as lines:
-            for line in lines or ():
-                if to_json(wanted) not in line or not line.endswith(b"\n"):
-                    continue
-                row = orjson.loads(line)
-                if row["task_id"] == wanted and row.get("split", split) == split:
-                    return row["task"]
+    written = to_json(wanted)  # which takes less to look for than every line takes to parse
+    for line in chain(lines_of(folder / _TASKS), lines_of(folder / EPISODES)):
+        if written in line:
+            row = orjson.loads(line)
+            if row["task_id"] == wanted and row.get("split", split) == split:
+                return row["task"]
     return None
 
 

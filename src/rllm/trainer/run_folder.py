@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from rllm.errors import ConfigError
-from rllm.files import lock, replace_text
+from rllm.files import lines_of, lock, replace_text
 from rllm.store import path_of
 from rllm.trainer.config.yaml_file import read_settings
 from rllm.trainer.nodes import nearest_folder, why_unwritable
@@ -88,7 +88,5 @@ def way_to_a_run(named: Path) -> str:
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     """The metrics of every evaluation of a run, each with its `step`, in order; a line that a crash or a full disk cut off is
     left out."""
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    rows = (json.loads(line) for line in lines if line.endswith(b"\n"))
+    rows = map(json.loads, lines_of(run_dir / "metrics.jsonl"))
     return [row for row in rows if any(name.startswith("eval/") for name in row)]
