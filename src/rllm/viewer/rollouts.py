@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from rllm.engine.task_file import plain_task_id
 from rllm.store.base import SessionInfo, TraceStore
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.outcomes import Outcome, Path, read_outcome
@@ -53,7 +54,7 @@ class Rollout:
     @property
     def task_name(self) -> str:
         """The task without the step that it was taken for."""
-        return self.task_id.rpartition("@")[0] or self.task_id if self.split == "train" else self.task_id
+        return plain_task_id(self.task_id) if self.split == "train" else self.task_id
 
     @cached_property
     def reward(self) -> float | None:
