@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, Conversations, Said
 from rllm.errors import ConfigError, StoreError
-from rllm.gateway.dialects.fields import MAX_CHOICES
+from rllm.gateway.dialects.fields import problem_of_n
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
@@ -292,9 +292,8 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(sampling.keys() - set(SAMPLING_FIELDS))
     if unknown:
         raise ConfigError(f"sampling.{unknown[0]}={sampling[unknown[0]]!r}: use only {', '.join(SAMPLING_FIELDS)}")
-    n = sampling.get("n")
-    if n is not None and not (type(n) is int and 1 <= n <= MAX_CHOICES):
-        raise ConfigError(f"sampling.n={n!r}: use a whole number from 1 to {MAX_CHOICES}")
+    if problem := problem_of_n(sampling.get("n")):
+        raise ConfigError(f"sampling.{problem}")
     SamplingParams.from_request(sampling)
     return {name: value for name, value in sampling.items() if value is not None}
 

@@ -15,8 +15,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_CHOICES = 128
-"""Answers that may be asked for at once."""
+_MAX_CHOICES = 128
 _MAX_STOPS = 128
 """Each is looked for in the text again with every piece of it."""
 _CONTENT = (str, list, type(None))
@@ -54,15 +53,21 @@ def check_chat(request: Mapping[str, Any]) -> None:
     check_options(request)
 
 
+def problem_of_n(n: Any) -> str | None:
+    """What is wrong with how many answers are asked for at once, if anything is."""
+    if n is None or (type(n) is int and 1 <= n <= _MAX_CHOICES):
+        return None
+    return f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}"
+
+
 def check_options(request: Mapping[str, Any]) -> None:
     """`check_chat` for one whose prompt is no messages.
 
     Raises:
         GatewayError: likewise.
     """
-    n = request.get("n")
-    if n is not None and not (type(n) is int and 1 <= n <= MAX_CHOICES):
-        raise invalid(f"n={n!r}: use a whole number from 1 to {MAX_CHOICES}", "n")
+    if problem := problem_of_n(request.get("n")):
+        raise invalid(problem, "n")
     stop = request.get("stop")
     if isinstance(stop, list) and len(stop) > _MAX_STOPS:
         raise invalid(f"stop has {len(stop):,} strings: use up to {_MAX_STOPS}", "stop")
