@@ -71,6 +71,7 @@ class ToolAgent(ChatAgent):
 
     def split(self, response: str) -> SplitText:
         """Thought and answer; a closing tag that only stands in a call's arguments closes no thought."""
-        if not response.lstrip().startswith(OPEN) and CLOSE not in self._parser.parse(response).content:
-            return SplitText("", response)
-        return super().split(response)
+        closes = CLOSE in response and CLOSE in self._parser.parse(response).content
+        if closes or response.lstrip().startswith(OPEN):
+            return super().split(response)
+        return SplitText("", response)
