@@ -27,7 +27,7 @@ _AMBIGUOUS = ""
 _LETTER = r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9'’+#])"
 """But for the article, as in "Answer: A city", and the pronoun, as in "Answer: I think ..."."""
 _BETWEEN = r"[\s)\]*_$]{0,8}(?:[,/&、和或]|and\b|or\b)[\s(\[*_$]{0,8}(?:(?:and|or)\b[\s(]{0,8})?"
-_LETTERS = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
+_LISTED = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
 _WRAPPING = r"(?:[\s:：=*_`$({\[\"'“]|\\[(\[])*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
 _NOT_WRONG = r"(?!\W{0,8}(?:is\s+)?(?:not|wrong|incorrect|false)\b)"
 _ANNOUNCED = re.compile(
@@ -36,15 +36,15 @@ _ANNOUNCED = re.compile(
     rf"{_WRAPPING}"
 )
 _PATTERNS = (
-    re.compile(rf"\b({_LETTERS})[)*_]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
-    re.compile(rf"\(({_LETTERS})\){_NOT_WRONG}"),
-    re.compile(rf"(?:^|[\s*_])(?<!\bnot\s)(?<!\bnor\s)({_LETTERS})[\s.)*_。]*$"),
-    re.compile(rf"\b({_LETTERS})[)*_]*\s+is\s+the\s+answer\b(?!\s*\?)"),
-    re.compile(rf"\A[\s*_(]*({_LETTERS})[)*_. \t]*\n"),
+    re.compile(rf"\b({_LISTED})[)*_]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
+    re.compile(rf"\(({_LISTED})\){_NOT_WRONG}"),
+    re.compile(rf"(?:^|[\s*_])(?<!\bnot\s)(?<!\bnor\s)({_LISTED})[\s.)*_。]*$"),
+    re.compile(rf"\b({_LISTED})[)*_]*\s+is\s+the\s+answer\b(?!\s*\?)"),
+    re.compile(rf"\A[\s*_(]*({_LISTED})[)*_. \t]*\n"),
 )
 """In order of how plainly they state a choice: `B is correct`, `(B)`, a letter by itself at the end, `B is the answer`, or a
 letter in the first line."""
-_NAMED = re.compile(rf"({_LETTERS})|([a-j])[\s.)*_`$}}\]\"'”]*$")
+_NAMED = re.compile(rf"({_LISTED})|([a-j])[\s.)*_`$}}\]\"'”]*$")
 _LABELLED = re.compile(
     rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
 )
@@ -136,7 +136,7 @@ def _choice_in(marked: str, choices: Sequence[str]) -> str | None:
     letter = _letter_of_text(plain, choices)
     if letter is not None:
         return letter
-    listed = re.match(_LETTERS, plain)
+    listed = re.match(_LISTED, plain)
     if listed is not None and _only_letter(listed[0]) == _AMBIGUOUS:
         return _AMBIGUOUS
     found = _LABELLED.match(plain)
