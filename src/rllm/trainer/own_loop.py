@@ -1,4 +1,4 @@
-"""A coroutine run to its end by whoever is none, also where an event loop is already running, as in a notebook."""
+"""Run a coroutine to its end from code that is not async, also where an event loop is already running, as in a notebook."""
 
 from __future__ import annotations
 
