@@ -325,9 +325,10 @@ class SlotDecoder:
             path = self._prefixes.match(known)
             made = self._prefixes.extend(known, path)
             if row.stem and made:
-                stem = self._prompt_cache.states[:, :, row.stem.place, :, : len(row.stem.tokens)]
-                whole = torch.cat([stem, self._cache.states[:, :, row.place, :, : row.length]], dim=3)
-                self._prefixes.store(Place.of(made, 0, len(path)), whole.unsqueeze(2))
+                start, length = len(path) * BLOCK, len(row.stem.tokens)
+                stem = self._prompt_cache.states[:, :, row.stem.place, :, min(start, length) : length]
+                own = self._cache.states[:, :, row.place, :, max(start - length, 0) : row.length]
+                self._prefixes.store(Place.of(made, 0), torch.cat([stem, own], dim=3).unsqueeze(2))
             else:
                 computed += Place.of(made, row.place, len(path))
         self._prefixes.store(computed, self._cache.states)
