@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rllm.data.dataset import Dataset
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RolloutError
 from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
 from rllm.tracking.jsonl import reproducible
@@ -163,6 +163,32 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_the_b
     second = run_trainer({"num_steps": 1}, val=True, resume=True)
     assert [line["step"] for line in second.lines] == [0, 1, 1]
     assert len(rollouts_of(second.trainer.run_dir)) == 2 + 2 * 3 + 2
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_failed_before_anything_was_done_can_be_begun_anew(run_trainer: RunTrainer, resume: bool) -> None:
+    def broken(word: str, base_url: str) -> float:
+        raise ValueError("no such tool")
+
+    failed = run_trainer(agent=broken, val=True, raises=RolloutError)
+    assert not (failed.trainer.run_dir / "checkpoints").exists()
+    again = run_trainer({"rollout": {"group_size": 4}}, val=True, resume=resume)
+    assert again.steps == [1, 2]
+    assert len(rollouts_of(again.trainer.run_dir)) == 2 + 2 * 2 * 4 + 2
+
+
+def test_a_first_evaluation_is_not_made_again_where_the_first_step_failed(run_trainer: RunTrainer) -> None:
+    def broken(word: str, base_url: str) -> float:
+        if word not in ("lime", "plum") and not mended:
+            raise ValueError("no such tool")
+        ask(base_url, word)
+        return 1.0
+
+    mended: list[bool] = []
+    run_trainer(agent=broken, val=True, raises=RolloutError)
+    mended.append(True)
+    again = run_trainer(agent=broken, val=True, resume=True)
+    assert again.words.count("lime") == 1, "in the evaluation at the end"
 
 
 @pytest.mark.parametrize("resume", [True, False])

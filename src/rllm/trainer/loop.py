@@ -92,7 +92,8 @@ class TrainingLoop:
     """Where the backend works: always the same, which keeps its memory, and whose helpers stay with it."""
 
     async def run(self) -> None:
-        """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it."""
+        """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it. Before
+        the first one there is something to save only behind an evaluation, which need not be made again."""
         await self._note_state()
         failure: Exception | None = None
         try:
@@ -110,7 +111,8 @@ class TrainingLoop:
             failure = error
             raise
         finally:
-            if self._is_whole and not isinstance(failure, CheckpointError):
+            is_begun = self.steps_done > 0 or bool(self.val_data and self.evaluated_at == 0)
+            if is_begun and self._is_whole and not isinstance(failure, CheckpointError):
                 await self._save_at_the_end(failure)
             self._thread.close()
 
