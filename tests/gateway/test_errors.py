@@ -1,5 +1,7 @@
 """Bad requests and bad upstreams: always an OpenAI error object, never a lost or a false trace."""
 
+import json
+
 import openai
 import pytest
 
@@ -37,6 +39,36 @@ def test_a_malformed_request_says_what_is_wrong(refusing, body, named):
     assert named in refused.json()["error"]["message"]
     assert refused.json()["error"]["type"] == "invalid_request_error"
     assert refusing.store.by_session("s") == []
+
+
+ROUTES = {"chat/completions": "messages", "completions": "prompt", "responses": "input", "messages": "messages"}
+
+
+def nested(num_levels):
+    return "[" * num_levels + "]" * num_levels
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_is_nested_too_deep_to_be_written_again_is_refused(serve, route):
+    served = serve(upstream="http")
+    for num_levels, status in ((199, 200), (200, 400), (1000, 400)):
+        said = "hi" if ROUTES[route] != "messages" else MESSAGES
+        body = json.dumps({"model": "m", "max_tokens": 5, ROUTES[route]: said})[:-1]
+        answer = served.http.post(
+            f"/sessions/s/v1/{route}", content=f'{body}, "tools": [], "x": {nested(num_levels)}}}'
+        )
+        assert answer.status_code == status
+        assert status == 200 or "levels" in answer.json()["error"]["message"]
+    assert len(served.store.by_session("s")) == 1
+
+
+def test_arguments_that_nobody_can_parse_are_a_text(serve, upstream):
+    """As a young policy writes them that has come to repeat itself."""
+    served = serve(upstream=upstream)
+    for arguments in (nested(2000), "[" * 2000, '{"a":' * 2000 + "1" + "}" * 2000):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, *MESSAGES]
+        assert served.post(json={"model": "m", "messages": messages}).status_code == 200
 
 
 def test_unknown_members_and_nulls_are_let_through(serve, upstream):

@@ -77,6 +77,7 @@ def call_with(arguments: Any) -> dict[str, Any]:
         ({"b": 1}, '{"b": 1}'),
         ('{"b": ', '"{\\"b\\": "'),
         ("[1]", '"[1]"'),
+        ("[" * 2000, f'"{"[" * 2000}"'),
     ],
 )
 def test_arguments_are_parsed_for_templates_that_would_quote_them(arguments: Any, printed: str) -> None:

@@ -347,12 +347,12 @@ def _tool_calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Arguments as an object, however they were written; `None` if they are no JSON."""
+    """Arguments as an object, however they were written; `None` if they are no JSON, or nested too deep to be read."""
     if not isinstance(arguments, str):
         return arguments
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -170,9 +170,9 @@ def _part_text(index: int, part: Any) -> str:
 
 
 def _parsed_object(arguments: str) -> Any:
-    """The arguments as a dict; the string itself where it is not a JSON object."""
+    """The arguments as a dict; the string itself where it is not a JSON object, or nested too deep to be read."""
     try:
         parsed = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

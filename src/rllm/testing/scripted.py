@@ -185,7 +185,7 @@ def _render_tool_call(call: Mapping[str, Any]) -> str:
     function = call["function"]
     try:
         arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True)
-    except ValueError:  # A malformed answer is a legitimate thing to script.
+    except (ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
         arguments = function["arguments"]
     return f"\n<tool_call>\n{json.dumps(function['name'])} {arguments}\n</tool_call>"
 

@@ -188,7 +188,7 @@ def test_an_answer_is_a_message():
     }
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"'])
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', '{"a":' * 300 + "1" + "}" * 300])
 def test_arguments_that_are_no_object_come_back_as_they_were_sampled(arguments):
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     [block] = answer({"content": None, "tool_calls": [call]})["content"]

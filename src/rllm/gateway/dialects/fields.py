@@ -18,6 +18,8 @@ T = TypeVar("T")
 _MAX_CHOICES = 128
 _MAX_STOPS = 128
 """Each is looked for in the text again with every piece of it."""
+_DEEPEST, _WRITTEN_DEEPEST = 200, 254
+"""Levels of lists and objects in a request, and in what orjson writes: the request anew, with some of ours around parts of it."""
 _CONTENT = (str, list, type(None))
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
@@ -40,7 +42,20 @@ def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
         raise invalid(f"the request body is not valid JSON: {error}") from error
     if not isinstance(request, dict):
         raise invalid(f"the request body is a JSON {kind_of(request)}: send an object with {needs}")
+    if body.count(b"{") + body.count(b"[") > _DEEPEST and is_too_deep(request):  # fewer cannot be so deep
+        raise invalid(f"the request body has more than {_DEEPEST} levels of lists and objects in each other")
     return request
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether a value has so many levels that it cannot be written as JSON again, inside of a few more."""
+    for _ in range(_WRITTEN_DEEPEST - _DEEPEST):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 def check_chat(request: Mapping[str, Any]) -> None:

@@ -9,11 +9,13 @@ import orjson
 
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import event, first_choice, reasoning_of, token_fields, usage_of
+from rllm.gateway.dialects.fields import is_too_deep
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
 from rllm.types import text_of
 
 RAW_ARGUMENTS = "INVALID_JSON"
-"""The only member of a tool's input whose sampled arguments are no JSON object: Anthropic's format has objects only."""
+"""The only member of a tool's input whose sampled arguments are no JSON object that can be told: Anthropic's format has objects
+only."""
 
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERROR_TYPES = {
@@ -78,7 +80,7 @@ def _input(arguments: str) -> dict[str, Any]:
         given = orjson.loads(arguments or "{}")
     except ValueError:
         given = None
-    return given if isinstance(given, dict) else {RAW_ARGUMENTS: arguments}
+    return given if isinstance(given, dict) and not is_too_deep(given) else {RAW_ARGUMENTS: arguments}
 
 
 def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str | None]:
