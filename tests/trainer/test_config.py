@@ -41,6 +41,11 @@ from rllm.trainer.config.load import layers_of
         ({"eval": {"top_k": 0}}, "eval.top_k=0: use -1 (all tokens) or at least 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
         (["trackers=wandb"], "trackers='wandb': input should be a valid list; write it as [wandb]"),
+        (
+            ["resume=true"],
+            "resume is not a setting; to go on with a run, AgentTrainer(..., resume=True) or rllm train --r",
+        ),
+        (["val=tasks.jsonl"], "val is not a setting; held-out tasks are given as AgentTrainer(..., val_dataset=...)"),
         (["optim_lr=1"], "optim_lr is not a setting; did you mean 'optim.lr'?"),
         (["run_dir="], "run_dir='': it names no folder; leave it out for runs/<time>"),
         ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),

@@ -412,7 +412,8 @@ def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
     run_trainer()
     with pytest.raises(
-        ConfigError, match=r"already holds a run: to go on with it, resume it \(--resume .*, or resume=True\); to begin"
+        ConfigError,
+        match=r"already holds a run: .*, resume it \(--resume .*, or AgentTrainer\(\.\.\., resume=True\)\); to begin",
     ):
         run_trainer()
 

@@ -137,8 +137,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint(begun=begun)
     if not resume:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or resume=True); "
-            "to begin anew, choose another folder, or delete this one"
+            f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or "
+            "AgentTrainer(..., resume=True)); to begin anew, choose another folder, or delete this one"
         )
     try:
         return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)

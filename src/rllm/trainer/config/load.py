@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 _MAPPING, _OVERRIDES = "config", "key=value"
 _NAMED = ("algorithm", "estimator")
 """Settings that are a name and settings of its own."""
+_ARGUMENTS = {
+    "resume": "to go on with a run, AgentTrainer(..., resume=True) or rllm train --resume RUN_DIR",
+    "val": "held-out tasks are given as AgentTrainer(..., val_dataset=...) or rllm train --val",
+}
+"""What else may be meant by what is said beside the settings, not among them."""
 
 ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
 
@@ -256,6 +261,8 @@ def _says(values: Any, key: str) -> bool:
 def _hint(path: tuple[Any, ...]) -> str:
     """What may have been meant by a key that is none."""
     key, known = str(path[-1]), _known_keys(path[:-1])
+    if len(path) == 1 and key in _ARGUMENTS:
+        return _ARGUMENTS[key]
     section, dot, rest = key.partition(".")
     if dot:
         return f"write it as `{section}: {{{rest}: ...}}`"
