@@ -34,6 +34,10 @@ from .values import batch_of, gradient, group_of
         ({"gamma": 1.5}, r"algorithm\.gamma=1\.5"),
         ({"gamma": 0.9}, r"algorithm\.gamma=0\.9: it has no effect without level=step; set that, too"),
         ({"kl_coef": -1.0}, r"algorithm\.kl_coef=-1\.0"),
+        ({"kl_coef": math.inf}, r"algorithm\.kl_coef=inf"),
+        ({"entropy_coef": math.nan}, r"algorithm\.entropy_coef=nan: use 0 \(off\) or a number"),
+        ({"entropy_coef": math.inf}, r"algorithm\.entropy_coef=inf"),
+        ({"teacher_coef": math.inf}, r"algorithm\.teacher_coef=inf"),
         ({"kl_in": "reward"}, r"algorithm\.kl_in='reward': nothing is subtracted at kl_coef=0"),
         ({"correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5"),
         (

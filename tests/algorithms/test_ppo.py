@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -120,7 +121,8 @@ def test_where_the_value_moved_too_far_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"gae_lambda": 1.5}, {"gae_lambda": -0.1}, {"value_clip": 0.0}, {"value_coef": 0.0}]
+    "fields",
+    [{"gae_lambda": 1.5}, {"gae_lambda": -0.1}, {"value_clip": 0.0}, {"value_coef": 0.0}, {"value_coef": math.inf}],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     (name, value) = fields.popitem()

@@ -7,6 +7,7 @@ options below belong to all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
@@ -86,11 +87,12 @@ class Algorithm:
             "use a number above 1 + clip_high, such as 3",
         )
         self._require("gamma", 0 < self.gamma <= 1, "use a number above 0, up to 1")
-        self._require("kl_coef", self.kl_coef >= 0, "use 0 (off) or a number above it")
+        self._require("kl_coef", 0 <= self.kl_coef < math.inf, "use 0 (off) or a number above it")
         self._require(
             "kl_in", self.kl_in == "loss" or self.kl_coef > 0, "nothing is subtracted at kl_coef=0; set kl_coef above 0"
         )
-        self._require("teacher_coef", self.teacher_coef >= 0, "use 0 (off) or a number above it")
+        self._require("entropy_coef", math.isfinite(self.entropy_coef), "use 0 (off) or a number such as 0.01")
+        self._require("teacher_coef", 0 <= self.teacher_coef < math.inf, "use 0 (off) or a number above it")
         self._require("correction_cap", self.correction_cap >= 1, "use at least 1")
         self._require(
             "level",

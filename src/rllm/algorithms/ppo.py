@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ class PPO(Algorithm):
         self._require(
             "value_clip", self.value_clip is None or self.value_clip > 0, "use a number above 0, or null for no bound"
         )
-        self._require("value_coef", self.value_coef > 0, "use a number above 0, such as 0.5")
+        self._require("value_coef", 0 < self.value_coef < math.inf, "use a number above 0, such as 0.5")
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Advantages and returns [N] by generalised advantage estimation; each token is a decision."""
