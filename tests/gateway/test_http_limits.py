@@ -65,6 +65,23 @@ def test_a_long_body_is_no_long_head(serve):
     assert served.post(json=body).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_reads_nothing_of_its_answer_is_left(serve, stream):
+    served = serve(["x" * 200_000], config=GatewayConfig(shutdown_timeout_s=1, unread_timeout_s=0.1))
+    connections = served.server._server.server_state.connections
+    body = BODY[:-1] + b', "logprobs": true, "stream": %s}' % json.dumps(stream).encode()
+    with connect(served) as connection:
+        connection.sendall(HEAD % (b"chat/completions", len(body)) + b"\r\n" + body)
+        deadline = time.monotonic() + 60
+        while connections or not served.store.sessions():
+            assert time.monotonic() < deadline, "the client is waited for for ever"
+            time.sleep(0.01)
+    [trace] = served.store.by_session("s")
+    assert trace.finish_reason == ("abort" if stream else "stop")
+    assert len(trace.response_ids) == len(trace.logprobs) > 0
+    assert "rllm_gateway_requests_in_flight 0\n" in served.http.get("/metrics").text
+
+
 @pytest.mark.parametrize("path", ["/sessions/s/v1/chat/completions", "/sessions/s/v1/messages", "/sessions"])
 def test_a_compressed_body_is_refused_by_its_name(serve, path):
     served = serve()

@@ -15,6 +15,7 @@ _ABOVE_ZERO = (
     "max_header_bytes",
     "max_headers",
     "header_timeout_s",
+    "unread_timeout_s",
     "calls_per_minute",
     "session_calls_per_minute",
     "max_sessions",
@@ -48,6 +49,8 @@ class GatewayConfig:
     max_headers: int = 200
     header_timeout_s: float = 30.0
     """How long the headers of a request may take to arrive."""
+    unread_timeout_s: float = 300.0
+    """How long a client may leave so much of its answer unread that nothing more can be sent; then it counts as gone."""
     calls_per_minute: float | None = None
     """How many calls are answered in a minute, which may come all at once; further ones get 429."""
     session_calls_per_minute: float | None = None

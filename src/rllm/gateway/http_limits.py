@@ -1,6 +1,7 @@
-"""What a client may send before it has said what it wants: heads of bounded size, and requests that arrive in bounded time.
+"""What a client may send before it has said what it wants: heads of bounded size, and requests that arrive in bounded time; and how
+long it may leave an answer unread.
 
-The server below knows neither bound. Nothing is measured of a request that arrives in one read, as nearly all do.
+The server below knows none of these bounds. Nothing is measured of a request that arrives in one read, as nearly all do.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class BoundedHTTP(CorkedHTTP):
         """The request of which the end of the head, or of the body, is being waited for."""
         self._num_read = 0
         """Bytes read since the last whole request."""
+        self._unread: asyncio.TimerHandle | None = None
+        """Runs while more of an answer is waiting for the client than can be sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,7 +43,17 @@ class BoundedHTTP(CorkedHTTP):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_deadline(None)
+        self._stop_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Its call would wait for it as long as it likes, and keep a place at the upstream.
+        self._unread = self.loop.call_later(self._limits.unread_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_unread()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
@@ -80,6 +93,11 @@ class BoundedHTTP(CorkedHTTP):
         elif self._awaited is not self.scope:
             self._awaited = self.scope
             self._set_deadline(self._limits.header_timeout_s if is_in_head else self._limits.body_timeout_s)
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _set_deadline(self, after_s: float | None) -> None:
         if self._deadline is not None:
