@@ -16,6 +16,7 @@ from rllm.evaluation.report import report_on
 from rllm.store import open_store
 from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
+from rllm.tracking.about import forget_trackers, kept_run_id
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.metrics import MetricsFile
 from rllm.viewer.rollouts import Choices, Rollouts
@@ -96,6 +97,24 @@ def test_what_a_training_adds_appears(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [(item.session_id, item.has_ended) for item in rollouts.all()] == [("two", False), ("one", True)]
         store.delete("two")
         assert [item.session_id for item in rollouts.all()] == ["one"], "a resumed run has deleted it"
+
+
+def test_a_run_that_shares_its_store_shows_its_own_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(f"store: {tmp_path / 'shared.db'}\n")
+    run_id = kept_run_id(run_dir)
+    (run,) = Runs([str(run_dir)]).all()
+    with open_store(str(tmp_path / "shared.db")) as store:
+        for name, told in (("own", {"run_id": run_id}), ("other", {"run_id": "other", "split": "eval"}), ("plain", {})):
+            store.open_session(name, {"task_id": "t", "split": "train", **told}).result(60)
+        assert [item.session_id for item in run.rollouts.all()] == ["plain", "own"]
+        assert run.rollouts.choices().splits == {"train"}
+        forget_trackers(run_dir)
+        store.open_session("anew", {"run_id": kept_run_id(run_dir)}).result(60)
+        assert [item.session_id for item in run.rollouts.all()] == ["anew", "plain"], "the run was begun again"
+    run.close()
 
 
 def test_a_session_that_begins_while_pages_are_read_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

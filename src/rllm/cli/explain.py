@@ -49,14 +49,15 @@ def explain(
     Steps are in the order of their calls; a step that was not trained on says why.
     """
     from rllm.store import open_store
+    from rllm.tracking.about import run_id_of
     from rllm.trainer.explain import explain as read
     from rllm.trainer.explain import latest_episodes
     from rllm.trainer.history import store_of
 
-    url = str(run) if run.is_file() else store_of(run)
+    url, run_id = (str(run), None) if run.is_file() else (store_of(run), run_id_of(run))
     with open_store(url, read_only=True) as store:
-        listed = [] if episode else latest_episodes(store, limit=limit, split=split, step=step)
-        found = read(store, episode, split=split, step=step) if episode else None
+        listed = [] if episode else latest_episodes(store, limit=limit, split=split, step=step, run_id=run_id)
+        found = read(store, episode, split=split, step=step, run_id=run_id) if episode else None
     if as_json:
         told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
         terminal.print_json(told)

@@ -134,6 +134,8 @@ class GatewayCapture:
         metadata: dict[str, Any] = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
         if attempt.training_step is not None:
             metadata["training_step"] = attempt.training_step
+        if attempt.run_id is not None:
+            metadata["run_id"] = attempt.run_id
         return self.gateway.open_session(attempt.session_id, metadata=metadata, sampling=attempt.sampling or None)
 
     async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:

@@ -59,6 +59,8 @@ class Attempt:
     split: str = "train"
     training_step: int | None = None
     """For which training step it is made, or after how many of them it evaluates; `None` outside training."""
+    run_id: str | None = None
+    """Of which training run, since several may share a store; `None` outside training."""
     session_id: str = field(default_factory=new_session_id)
     """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
     tokens_required: bool = True

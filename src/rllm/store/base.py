@@ -148,10 +148,16 @@ class TraceStore(Protocol):
 _PAGE = 256
 
 
-def every_session(store: TraceStore, *, oldest_first: bool = False) -> Iterator[SessionInfo]:
-    """All sessions, whatever begins or is deleted meanwhile; they are read a page at a time."""
+def every_session(store: TraceStore, *, oldest_first: bool = False, run_id: str | None = None) -> Iterator[SessionInfo]:
+    """All sessions, whatever begins or is deleted meanwhile; they are read a page at a time. With `run_id` those of other
+    training runs are left out."""
     for page in session_pages(store, oldest_first=oldest_first):
-        yield from page
+        yield from (info for info in page if may_be_of(info.metadata, run_id))
+
+
+def may_be_of(metadata: Mapping[str, Any], run_id: str | None) -> bool:
+    """Whether a session is of this training run, or of none that it names; `None` is any run."""
+    return run_id is None or metadata.get("run_id") in (None, run_id)
 
 
 def session_pages(

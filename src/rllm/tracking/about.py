@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 
 from rllm.files import replace_text
+from rllm.ids import new_id
 
 DEFAULT_PROJECT = "rllm"
+_STORE = "store"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,17 @@ def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:
     if not path.exists():
         replace_text(path, make())
     return path.read_text(encoding="utf-8").strip()
+
+
+def kept_run_id(run_dir: Path) -> str:
+    """The id by which a trace store, which several runs may share, knows this run."""
+    return kept_id(run_dir, _STORE, lambda: f"{run_dir.name}-{new_id()[:8]}")
+
+
+def run_id_of(folder: Path) -> str | None:
+    """The same, if the folder is of a run that has one."""
+    path = folder / f".{_STORE}-id"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def forget_trackers(run_dir: Path) -> None:

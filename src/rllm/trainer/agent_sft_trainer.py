@@ -11,6 +11,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, EpisodeLog
 from rllm.errors import ConfigError, concerning
 from rllm.store import open_store
+from rllm.tracking.about import run_id_of
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
@@ -106,7 +107,8 @@ def _rows(source: Any, name: str) -> list[Row]:
         ConfigError: if it cannot be read, or is empty.
     """
     if isinstance(source, str | Path) and (url := store_of(source)) is not None:
-        rows = _stored_rows(url, _folder_of(source))
+        folder = _folder_of(source)
+        rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
             raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
         return rows
@@ -120,12 +122,12 @@ def _rows(source: Any, name: str) -> list[Row]:
     return rows
 
 
-def _stored_rows(url: str, folder: Path) -> list[Row]:
+def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
     """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes of its folder."""
     episodes = folder / EPISODES
     with closing(open_store(url, read_only=True)) as store:
         if not episodes.exists():
-            return rows_of_store(store)
+            return rows_of_store(store, run_id)
         return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(filled(episode, store))]
 
 

@@ -31,6 +31,7 @@ from rllm.store import open_store
 from rllm.store.base import TraceStore
 from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
+from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.trainer import rng
 from rllm.trainer.activations import fit_to_memory
@@ -255,6 +256,7 @@ class AgentTrainer:
             checkpoints=self._checkpoints,
             train_data=self.train_data,
             val_data=self.val_data,
+            run_id=kept_run_id(self.run_dir),
             identity=self._identity,
             steps_done=start.steps_done,
             evaluated_at=start.evaluated_at,

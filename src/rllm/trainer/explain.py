@@ -91,10 +91,11 @@ class ListedEpisode:
 
 
 def latest_episodes(
-    store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None
+    store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None, run_id: str | None = None
 ) -> list[ListedEpisode]:
-    """The newest episodes, newest first; where a split or a step is given, those of it."""
-    rollouts = (session for session in every_session(store) if _episode_id(session) and _is_of(session, split, step))
+    """The newest episodes, newest first; where a split, a step or a run is given, those of it."""
+    known = every_session(store, run_id=run_id)
+    rollouts = (session for session in known if _episode_id(session) and _is_of(session, split, step))
     return [_listed(session) for session in itertools.islice(rollouts, limit)]
 
 
@@ -131,17 +132,19 @@ def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
         return {}, "unreadable"
 
 
-def explain(store: TraceStore, episode: str, *, split: str | None = None, step: int | None = None) -> ExplainedEpisode:
-    """The newest episode of this id, as `latest_episodes` and logs name it, of a split or step where one is given; or that of
-    this session. Every evaluation of a run has episodes of the same ids.
+def explain(
+    store: TraceStore, episode: str, *, split: str | None = None, step: int | None = None, run_id: str | None = None
+) -> ExplainedEpisode:
+    """The newest episode of this id, as `latest_episodes` and logs name it, of a split, step or run where one is given; or that
+    of this session. Every evaluation of a run has episodes of the same ids.
 
     Raises:
         ConfigError: if the store has no such episode; some that it has are named.
     """
-    named = (session for session in every_session(store) if _episode_id(session) == episode)
+    named = (session for session in every_session(store, run_id=run_id) if _episode_id(session) == episode)
     session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
     if session is None:
-        some = ", ".join(name for name in map(_episode_id, store.sessions(limit=5)) if name)
+        some = ", ".join(item.episode_id for item in latest_episodes(store, limit=5, run_id=run_id))
         asked = {"split": split, "step": step}
         wanted = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
         which = f" ({wanted})" if wanted else ""

@@ -12,6 +12,7 @@ from rllm.engine.task_file import Key, plain_task_id, read_tasks
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.tracking.about import run_id_of
 from rllm.trainer.config.yaml_file import read_settings
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
@@ -41,7 +42,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
                 yield episode
         else:
             known = {**(tasks or {}), **read_tasks(folder)}
-            for session in every_session(store, oldest_first=True):
+            for session in every_session(store, oldest_first=True, run_id=run_id_of(folder)):
                 if session.metadata.get(OUTCOME_KEY) is not None:
                     yield filled(_read_episode(session, known, url), store)
 

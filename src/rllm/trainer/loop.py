@@ -73,6 +73,8 @@ class TrainingLoop:
     """Whom the algorithm asks about the policy's tokens, if it does."""
     batch_log: BatchLog | None = None
     """Where batches are kept to be looked at."""
+    run_id: str | None = None
+    """What its rollouts are known by in a store that several runs may share."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What a run that goes on from a checkpoint must have in common with this one."""
     steps_done: int = 0
@@ -263,6 +265,7 @@ class TrainingLoop:
             RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as the few
                 that stand in for others, and those of an evaluation during training.
         """
+        attempts = [replace(attempt, run_id=self.run_id) for attempt in attempts]
         num_done = itertools.count(1)
         self.trackers.progress(phase, 0, len(attempts))
         episodes = await self.runner.run(

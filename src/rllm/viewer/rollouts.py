@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from rllm.engine.task_file import plain_task_id
-from rllm.store.base import SessionInfo, TraceStore
+from rllm.store.base import SessionInfo, TraceStore, may_be_of
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.outcomes import Outcome, Path, read_outcome
 
@@ -125,14 +125,18 @@ class Choices:
 class Rollouts:
     """All rollouts of a store, newest first; read once, and then only what is new or was not over."""
 
-    def __init__(self, store: TraceStore) -> None:
+    def __init__(self, store: TraceStore, run_id: str | None = None) -> None:
+        """With `run_id` those of other training runs are left out."""
         self._store = store
+        self.run_id = run_id
         self._by_id: dict[str, Rollout] = {}
         self._order: list[str] = []
         """Newest first."""
         self._choices = Choices()
         self._not_in_choices: dict[str, Rollout] = {}
         self._running: set[str] = set()
+        self._others: set[str] = set()
+        """Sessions of other runs."""
         self._read_at = 0.0
         self._lock = threading.Lock()
 
@@ -142,7 +146,7 @@ class Rollouts:
             if time.monotonic() - self._read_at > _FRESH_S:
                 self._refresh()
                 self._read_at = time.monotonic()
-            return [self._by_id[session_id] for session_id in self._order]
+            return [self._by_id[session_id] for session_id in self._order if session_id not in self._others]
 
     def choices(self) -> Choices:
         """Of all that was read so far; each rollout is looked at once."""
@@ -197,12 +201,16 @@ class Rollouts:
                 self._keep(now)
 
     def _keep(self, info: SessionInfo) -> None:
-        rollout = self._by_id[info.id] = self._not_in_choices[info.id] = rollout_of(info)
+        rollout = self._by_id[info.id] = rollout_of(info)
+        if not may_be_of(info.metadata, self.run_id):
+            self._others.add(info.id)
+            return
+        self._not_in_choices[info.id] = rollout
         (self._running.discard if rollout.has_ended else self._running.add)(info.id)
 
     def _unfinished(self, session_ids: Iterable[str]) -> list[Rollout]:
         oldest = time.time() - _MAY_STILL_END_S
-        found = (self._by_id[session_id] for session_id in session_ids)
+        found = (self._by_id[session_id] for session_id in session_ids if session_id not in self._others)
         return [item for item in found if not item.has_ended and item.split and item.created_at > oldest]
 
 

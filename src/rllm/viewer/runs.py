@@ -16,6 +16,7 @@ from rllm.engine.task_file import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
+from rllm.tracking.about import run_id_of
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.evaluations import Evaluated, evaluated
@@ -89,8 +90,9 @@ class Run:
     @property
     def rollouts(self) -> Rollouts:
         with self._lock:
-            if self._rollouts is None:
-                self._rollouts = Rollouts(self.store)
+            run_id = run_id_of(self.folder) if self.folder else None
+            if self._rollouts is None or self._rollouts.run_id != run_id:
+                self._rollouts = Rollouts(self.store, run_id)
             return self._rollouts
 
     def calls(self, session_id: str) -> tuple[list[Trace], list[StepCredit]]:

@@ -55,7 +55,7 @@ class Demonstrator(AbstractContextManager["Demonstrator"]):
     async def rollout(self, attempt: Attempt) -> Episode:
         """The attempt's row as an episode."""
         if attempt.trainable:
-            about = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
+            about = {name: getattr(attempt, name) for name in ("task_id", "index", "split", "run_id")}
             await asyncio.wrap_future(self._store.open_session(attempt.session_id, about))
         return Episode(
             task=attempt.task,

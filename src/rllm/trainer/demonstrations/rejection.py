@@ -60,13 +60,13 @@ def rows_of_episode(episode: Episode) -> list[Row]:
     return [row_of(trajectory, task_id) for trajectory in episode.trajectories if trajectory.trainable]
 
 
-def rows_of_store(store: TraceStore) -> list[Row]:
+def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
     """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
-    rollout that failed.
+    rollout that failed. Without `run_id` that is every run of the store.
 
     Of a run with algorithm.level=step every step is a row, with what was earned from it on.
     """
-    sessions = [*_sessions(store)]
+    sessions = [*_sessions(store, run_id)]
     return [row for session in reversed(sessions) for row in _rows_of_session(store, session)]
 
 
@@ -112,9 +112,9 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[place] for place in sorted(chosen)]
 
 
-def _sessions(store: TraceStore) -> Iterator[SessionInfo]:
+def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
     """Training sessions that did not fail, newest first."""
-    for session in every_session(store):
+    for session in every_session(store, run_id=run_id):
         if session.metadata.get("split") == "train" and not _has_failed(session.metadata.get(OUTCOME_KEY)):
             yield session
 
