@@ -370,7 +370,7 @@ def test_line_6_whatever_guides_the_decoding_is_recorded_with_the_log_probabilit
 # 8. Failures that clients recover from
 
 
-@pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "x-session-id"])
+@pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "x-session-id", "session-id"])
 def test_line_7_a_session_is_what_the_client_calls_its_own_if_nothing_else_names_one(serve, header):
     served = serve()
     own = {header: "ses_4a7"}
@@ -409,6 +409,7 @@ def test_line_8_a_prompt_that_is_too_long_is_a_400_in_words_that_clients_know(se
     else:
         assert error["code"] == "context_length_exceeded"
         assert "This model's maximum context length is" in error["message"]
+        assert error["param"] == {"responses": "input", "completions": "prompt"}.get(route, "messages")
 
 
 @every_dialect

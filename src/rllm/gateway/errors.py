@@ -54,8 +54,10 @@ class GatewayError(RLLMError):
         headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+    def to_dict(self, *, prompt: str = "messages") -> dict[str, Any]:
+        """OpenAI's error object; `prompt` is what the format of the request calls its prompt."""
+        param = prompt if self.code == CONTEXT_OVERFLOW else self.param
+        return {"error": {"message": str(self), "type": self.type, "param": param, "code": self.code}}
 
 
 UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off", "lost"]
@@ -101,9 +103,9 @@ def to_gateway_error(error: Exception) -> GatewayError:
             return GatewayError(
                 error.status_code,
                 str(error),
-                type=given.get("type"),
-                code=given.get("code"),
-                param=given.get("param"),
+                type=_if_is(str, given.get("type")),
+                code=_if_is((str, int), given.get("code")),
+                param=_if_is(str, given.get("param")),
                 retry_after_s=error.retry_after_s,
             )
         case InferenceError():
@@ -120,8 +122,13 @@ def to_gateway_error(error: Exception) -> GatewayError:
             return GatewayError(500, f"the gateway failed: {type(error).__name__}: {error}", code="internal_error")
 
 
+def _if_is(kinds: type | tuple[type, ...], value: Any) -> Any:
+    """The value, if it is what clients expect there; servers write anything."""
+    return value if isinstance(value, kinds) else None
+
+
 def _too_long(message: str) -> GatewayError:
     """Some clients know it by the code, and some by these words alone."""
     if "maximum context length" not in message:
         message = f"This model's maximum context length is exceeded: {message}"
-    return GatewayError(400, message, code=CONTEXT_OVERFLOW, param="messages")
+    return GatewayError(400, message, code=CONTEXT_OVERFLOW)

@@ -42,7 +42,7 @@ class CompletionsDialect(WholeConversations):
         return CompletionsStreamEncoder(asked)
 
     def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict())
+        return orjson.dumps(error.to_dict(prompt="prompt"))
 
 
 def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class CompletionsStreamEncoder:
         return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
 
     def fail(self, error: GatewayError) -> bytes:
-        return _data(error.to_dict())
+        return _data(error.to_dict(prompt="prompt"))
 
     def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         index = choice.get("index", 0)

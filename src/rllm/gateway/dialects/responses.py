@@ -71,7 +71,7 @@ class ResponsesDialect:
         return ResponsesStreamEncoder(asked)
 
     def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict())
+        return orjson.dumps(error.to_dict(prompt="input"))
 
 
 def render_count(num_tokens: int) -> bytes:
@@ -136,7 +136,7 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
 def asked_of(trace: Trace) -> dict[str, Any]:
     """Of the request that a trace answers, what its response repeats, as far as the trace has it."""
     asked: dict[str, Any] = {**trace.sampling, **trace.requested_sampling}
-    if trace.metadata.get(INSTRUCTIONS_KEY):
+    if trace.metadata.get(INSTRUCTIONS_KEY) and trace.messages:  # a redaction hook may have left none
         asked["instructions"] = trace.messages[0].get("content")
     functions = [tool.get("function") or {} for tool in trace.tools or ()]
     return {

@@ -254,8 +254,8 @@ class ResponsesStreamEncoder:
         return b"".join(events)
 
     def fail(self, error: GatewayError) -> bytes:
-        code = str(error.code or "server_error")
-        told = self._event("error", code=code, message=str(error), param=error.param)
+        code, param = str(error.code or "server_error"), error.to_dict(prompt="input")["error"]["param"]
+        told = self._event("error", code=code, message=str(error), param=param)
         failed = {**(self._head or _head({}, self._asked)), "status": "failed"}
         failed["error"] = {"code": code, "message": str(error)}
         return told + self._event("response.failed", response=failed)
