@@ -169,8 +169,9 @@ def test_missing_tokens_are_named_and_never_made_up(changes: dict[str, Any], nam
         capture(response, require_tokens=True)
 
 
-def test_missing_prompt_ids_are_named():
-    [trace] = capture(response_of(prompt_token_ids=None))
+@pytest.mark.parametrize("ids", [None, []])
+def test_missing_prompt_ids_are_named(ids: list[int] | None):
+    [trace] = capture(response_of(prompt_token_ids=ids))
     assert trace.error is not None
     assert "lacks prompt_token_ids: send return_token_ids" in trace.error
 

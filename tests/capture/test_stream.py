@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.capture import ChatStream, SSEDecoder, traces_from_chat
+from rllm.errors import TokenMismatchError
 from rllm.types import Trace
 
 REQUEST = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -155,6 +156,20 @@ def test_a_stream_cut_off_before_any_token_is_a_trace_that_says_so():
         {"role": "assistant", "content": ""},
     )
     assert trace.error is not None
+
+
+@pytest.mark.parametrize("more", [{"token_ids": [3]}, {"finish_reason": "stop", "token_ids": []}])
+def test_answers_that_share_an_index_are_never_taken_for_one(more: dict[str, Any]):
+    said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": "stop"}
+    stream = assemble([{"choices": [said]}])
+    with pytest.raises(TokenMismatchError, match="several answers the same index"):
+        stream.feed({"choices": [{"index": 0, "delta": {"content": "b"}, **more}]})
+    assert stream.response()["choices"][0]["token_ids"] == [2]
+
+
+def test_an_end_without_tokens_may_be_told_again():
+    end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
+    assert assemble([{"choices": [end]}, {"choices": [end]}]).finished
 
 
 def test_a_stream_without_chunks_is_not_finished():

@@ -8,6 +8,7 @@ import threading
 import httpx
 import pytest
 
+from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
@@ -77,6 +78,10 @@ WRONG_STREAMS = {
     "a finish reason that is a list": (STREAMED.replace(b'"stop"', b'["st"]'), "$.choices[0].finish_reason"),
     "choices numbered in words": (STREAMED.replace(b'"index": 0', b'"index":""'), "$.choices[0].index"),
     "facts in words": (event_stream({"choices": [], "rllm": "raw"}), "$.rllm"),
+    "several answers of one index": (
+        event_stream(*({"choices": [{**ANSWER["choices"][0], "delta": {"content": said}}]} for said in "ab")),
+        "several answers the same index",
+    ),
     "no end at all": (event_stream(), "before the answer was"),
     "garbled chunks": (STREAMED[:-5] + b"zz\r\n", "broke off"),
     "not a stream": (GOOD, "something else"),
@@ -105,6 +110,33 @@ class Thread:
     def __exit__(self, *exc_info):
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(60)
+
+
+ODD_ERROR = {"message": ["no"], "type": 5, "code": {"x": 1}, "param": [1]}
+
+
+async def test_an_error_object_of_any_types_becomes_one_of_the_right_types():
+    async with RawServer(http(400, {"error": ODD_ERROR})) as server:
+        upstream = HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(MemoryTraceStore(), upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            answer = await client.post("/v1/chat/completions", json={"model": "m", **CALLS["chat/completions"]})
+        await upstream.close()
+    assert answer.json()["error"] == {"message": "['no']", "type": "invalid_request_error", "code": None, "param": None}
+
+
+async def test_answers_of_one_index_are_all_kept():
+    choice = ANSWER["choices"][0]
+    async with RawServer(http(200, {**ANSWER, "choices": [choice, {**choice, "token_ids": [8]}]})) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(store, upstream)), base_url="http://gateway"
+        ) as client:
+            body = {"model": "m", "n": 2, **CALLS["chat/completions"]}
+            answer = await client.post("/sessions/s/v1/chat/completions", json=body)
+        await upstream.close()
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1]
+    assert [trace.response_ids for trace in store.by_session("s")] == [[7], [8]]
 
 
 @pytest.fixture(scope="module")

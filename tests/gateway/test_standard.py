@@ -24,6 +24,29 @@ def test_what_is_missing_is_filled_in(calls):
     assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
 
 
+def test_answers_of_the_same_index_are_numbered_anew():
+    response = {"choices": [{"index": 0, "token_ids": [1]}, {"index": 0, "token_ids": [2]}]}
+    complete_response(response, "m")
+    assert [choice["index"] for choice in response["choices"]] == [0, 1]
+
+
+def test_calls_of_the_same_id_get_one_each():
+    calls = [{"id": "call_0", "function": {"name": "f", "arguments": "{}"}} for _ in range(3)]
+    complete_response({"choices": [{"message": {"tool_calls": calls}}]}, "m")
+    assert calls[0]["id"] == "call_0"
+    assert len({call["id"] for call in calls}) == 3
+    completer = ChunkCompleter("m")
+    pieces = [
+        {"index": number, "id": "call_0", "function": {"name": name, "arguments": part}}
+        for number in (0, 1)
+        for name, part in (("f", ""), (None, "{}"))
+    ]
+    for piece in pieces:
+        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    assert (pieces[0]["id"], "id" in pieces[1], "id" in pieces[3]) == ("call_0", False, False)
+    assert pieces[2]["id"] not in ("call_0", None)
+
+
 def test_tokens_are_counted_where_the_server_does_not_say():
     response = {"choices": [{"token_ids": [7, 8]}, {"token_ids": [9]}], "prompt_token_ids": [1, 2]}
     complete_response(response, "m")
@@ -74,11 +97,11 @@ def test_calls_of_the_same_number_are_told_apart_by_their_ids():
 def test_an_id_and_a_name_are_told_once():
     completer = ChunkCompleter("m")
     pieces = [{"index": 0, "id": "A", "function": {"name": "f", "arguments": part}} for part in ('{"a"', ":1}")]
-    other = {"index": 1, "id": "A", "function": {"name": "f", "arguments": "{}"}}
+    other = {"index": 1, "id": "B", "function": {"name": "f", "arguments": "{}"}}
     for piece in (*pieces, other):
         completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
     assert pieces[1] == {"index": 0, "function": {"arguments": ":1}"}}
-    assert (other["id"], other["function"]["name"]) == ("A", "f")
+    assert (other["id"], other["function"]["name"]) == ("B", "f")
 
 
 @pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])

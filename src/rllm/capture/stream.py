@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rllm.errors import TokenMismatchError
+
 
 class SSEDecoder:
     """Server-sent events from bytes cut anywhere, as the HTML standard defines them.
@@ -66,7 +68,11 @@ class ChatStream:
         self._choices: dict[int, _ChoiceStream] = {}
 
     def feed(self, chunk: Mapping[str, Any]) -> None:
-        """Take one parsed `chat.completion.chunk`."""
+        """Take one parsed `chat.completion.chunk`.
+
+        Raises:
+            TokenMismatchError: if a choice goes on after its end.
+        """
         for name, value in chunk.items():
             if name == "choices":
                 for choice in value or ():
@@ -103,6 +109,8 @@ class _ChoiceStream:
         self.token_ids: list[int] | None = None
 
     def feed(self, choice: Mapping[str, Any]) -> None:
+        if "finish_reason" in self.fields and self.token_ids is not None:
+            self._check_over(choice)
         for name, value in choice.items():
             if value is None:
                 continue
@@ -115,6 +123,13 @@ class _ChoiceStream:
                 self._feed_logprobs(value)
             elif name != "index":
                 self.fields[name] = value
+
+    def _check_over(self, choice: Mapping[str, Any]) -> None:
+        """Nothing that is sampled may follow the end: it would be another answer's, under the same index."""
+        if choice.get("finish_reason") is not None or choice.get("token_ids"):
+            raise TokenMismatchError(
+                f"choices[{self.fields['index']}] goes on after its end: the server gives several answers the same index"
+            )
 
     def _feed_delta(self, delta: Mapping[str, Any]) -> None:
         for name, value in delta.items():

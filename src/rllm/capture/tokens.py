@@ -160,11 +160,9 @@ def _checked_logprobs(values: list[Any] | None, field: str) -> list[float]:
 
 
 def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: str) -> str | None:
-    missing = [
-        name
-        for name, value in (("prompt_token_ids", prompt_ids), (f"{where}.token_ids", response_ids))
-        if value is None
-    ]
+    missing = [] if prompt_ids else ["prompt_token_ids"]  # there is no prompt without a token
+    if response_ids is None:
+        missing.append(f"{where}.token_ids")
     remedies = ["return_token_ids: true (vLLM >= 0.10.2)"] if missing else []
     if logprobs is None:
         missing.append(f"{where}.logprobs.content")

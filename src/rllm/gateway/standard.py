@@ -18,20 +18,23 @@ def complete_response(response: dict[str, Any], model: str) -> None:
         usage = usage_of(response)
         read, written = usage["prompt"], usage["completion"]
         response["usage"] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    for position, choice in enumerate(response.get("choices") or ()):
-        _complete_choice(choice, position)
+    choices = response.get("choices") or ()
+    if len({choice.get("index") for choice in choices} - {None}) < len(choices):
+        for position, choice in enumerate(choices):
+            choice["index"] = position
+    for choice in choices:
+        _complete_choice(choice)
 
 
-def _complete_choice(choice: dict[str, Any], position: int) -> None:
-    if choice.get("index") is None:
-        choice["index"] = position
+def _complete_choice(choice: dict[str, Any]) -> None:
     message = choice.get("message")
     if message is None:
         message = choice["message"] = {"content": ""}
     if not message.get("role"):
         message["role"] = "assistant"
+    ids: set[str] = set()
     for call in message.get("tool_calls") or ():
-        _complete_call(call)
+        _complete_call(call, ids)
     if not choice.get("finish_reason"):
         choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
 
@@ -69,7 +72,9 @@ class _Calls:
 
     def __init__(self) -> None:
         self._begun: list[tuple[str | None, str | None]] = []
-        """Id and name of each."""
+        """Id and name of each, as the upstream gives them."""
+        self._ids: set[str] = set()
+        """As they are told."""
         self._places: dict[int, int] = {}
         """By the upstream's number."""
 
@@ -79,7 +84,7 @@ class _Calls:
         place = piece["index"] = self._place_of(piece, piece.get("id"), function.get("name"))
         if place == len(self._begun):
             self._begun.append((piece.get("id"), function.get("name")))
-            _complete_call(piece)
+            _complete_call(piece, self._ids)
             return
         call_id, name = self._begun[place]
         if call_id and piece.get("id") == call_id:
@@ -98,9 +103,11 @@ class _Calls:
         return place
 
 
-def _complete_call(call: dict[str, Any]) -> None:
-    if not call.get("id"):
+def _complete_call(call: dict[str, Any], ids: set[str]) -> None:
+    """`ids` are those of the answer's calls before it, to which its own is added: results find their calls by them."""
+    if not call.get("id") or call["id"] in ids:
         call["id"] = f"call_{new_id()}"
+    ids.add(call["id"])
     if not call.get("type"):
         call["type"] = "function"
     function = call.get("function") or {}
