@@ -23,7 +23,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
-from .servers import ANSWER, http
+from .servers import ANSWER, RawServer, http
 
 GATEWAY_KEY, ADMIN_KEY, UPSTREAM_KEY = "k-gateway-7f3a", "k-operator-91cc", "k-upstream-d02e"
 ANTHROPIC_KEY = f"{GATEWAY_KEY}:rllm-claude"
@@ -150,6 +150,22 @@ async def test_an_agents_own_headers_do_not_go_to_the_upstream(header):
         assert (await client.post("/v1/chat/completions", json=CHAT, headers=headers)).status_code == 200
     assert key.encode() not in listener.received
     assert f"Bearer {UPSTREAM_KEY}".encode() in listener.received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_repeats_the_key_in_its_refusal_tells_it_to_nobody(stream):
+    said = f"no such key: Bearer {UPSTREAM_KEY}"
+    async with RawServer(http(401, {"error": {"message": said}}), http(500, said.encode())) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=UPSTREAM_KEY)
+        app = create_app(store, upstream)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            for status in (401, 500):
+                answer = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
+                assert answer.status_code == status
+                assert "no such key: Bearer ***" in answer.text
+        await upstream.close()
+    assert all("Bearer ***" in str(trace.error) for trace in store.by_session("s"))
+    assert UPSTREAM_KEY not in repr(store.by_session("s"))
 
 
 ROUTES = {

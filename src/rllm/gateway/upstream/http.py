@@ -18,6 +18,7 @@ from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
+    Connection,
     Exchange,
     HTTPConnections,
     TooLongError,
@@ -40,6 +41,8 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 }
 
 _DONE = b"[DONE]"
+_SECRET_FROM = 8
+"""Characters that make a key more than a word such as `EMPTY`, which a server without keys is given."""
 _NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the dialects put before the random part of a call's id."""
@@ -77,6 +80,7 @@ class HTTPUpstream:
         self._kind: UpstreamKind = kind
         self._tokens = tokens
         self._headers = {"content-type": "application/json"}
+        self._key = (api_key or "").encode()
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._connections = HTTPConnections(
@@ -105,7 +109,7 @@ class HTTPUpstream:
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         try:
             async with self._chat(call) as answer:
-                body = await answer.read()
+                body = await self._body_of(answer)
         except OSError as error:
             raise self._named(error) from error
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
@@ -129,7 +133,7 @@ class HTTPUpstream:
             async with self._chat(call) as answer:
                 kind = answer.headers.get("content-type", "").lower()
                 if answer.status != 200 or not kind.startswith("text/event-stream"):
-                    body = await answer.read()
+                    body = await self._body_of(answer)
                     shorter = _without_limit(call, answer.status, body)
                     if shorter is None:
                         raise _not_a_stream(answer.status, body, answer.headers)
@@ -153,7 +157,7 @@ class HTTPUpstream:
     async def models(self) -> list[dict[str, Any]]:
         try:
             async with self._connections.exchange("GET", "/models", self._headers) as answer:
-                body = await answer.read()
+                body = await self._body_of(answer)
         except OSError as error:
             raise self._named(error) from error
         listed = json_object(answer.status, body, answer.headers)
@@ -179,6 +183,13 @@ class HTTPUpstream:
         elif self._kind == "vllm":
             request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
+
+    async def _body_of(self, answer: Connection) -> bytes:
+        """The whole body; without the key in a refusal, in which some servers repeat it: what they say is shown and stored."""
+        body = await answer.read()
+        if answer.status == 200 or len(self._key) < _SECRET_FROM:
+            return body
+        return body.replace(self._key, b"***")
 
     def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
         """What finds reasoning and tool calls in a text completion; `None` where all of its text is the answer."""
