@@ -24,7 +24,8 @@ KEY_PREFIX = "rllm-"
 SESSION_KEY_PREFIX = "rllm.session."
 """How the keys begin that are good for one session only."""
 
-_OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id")
+_OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
+"""Of Claude Code, opencode and Codex."""
 _OWN_SESSION = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 
 
