@@ -114,6 +114,12 @@ def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said)
     assert "Traceback" not in errors
 
 
+def test_a_mistake_of_the_environment_is_told_to_be(work, fails, monkeypatch):
+    monkeypatch.setenv("RLLM__ROLLOUT__GROUP_SIZE", "1")
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert (code, errors) == (2, "rllm: environment: rollout.group_size=1: grpo compares siblings; use at least 2\n")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -12,7 +12,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.describe import described
-from rllm.trainer.config.load import layers_of
+from rllm.trainer.config.load import layers_of, naming_places
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,27 @@ def test_a_mistake_is_told_with_the_place_whose_word_counts(tmp_path: Path, monk
     assert told("seed=x").startswith("seed='x'")
     monkeypatch.setenv("RLLM__OPTIM__LR", "slow")
     assert told().startswith("environment: optim.lr='slow'")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("seed=3: no", "environment: seed=3: no"),
+        ("algorithm.clip_lo is not a setting of grpo", "run.yaml, line 2: algorithm.clip_lo is not a setting of grpo"),
+        ("optim.lr=1: no", "optim.lr=1: no"),
+        ("model.path=None: no", "model.path=None: no"),
+        ("algorithm='x': a section of several places", "algorithm='x': a section of several places"),
+    ],
+)
+def test_a_mistake_that_shows_later_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("algorithm:\n  clip_lo: 0.5\noptim: {lr: 1}\n")
+    monkeypatch.setenv("RLLM__SEED", "3")
+    with pytest.raises(ConfigError) as caught, naming_places(layers_of("run.yaml", ["optim.lr=1"])):
+        raise ConfigError(mistake)
+    assert str(caught.value) == told
 
 
 def test_assignments_are_checked_too() -> None:

@@ -55,8 +55,9 @@ def sft(
     chosen = chosen_settings(settings, model=model, config=config, resume=resume)
     quiet_libraries()
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
+    from rllm.trainer.config.load import naming_places
 
-    with as_typed(train_dataset="DATA", val_dataset="--val"):
+    with as_typed(train_dataset="DATA", val_dataset="--val"), naming_places(chosen.layers):
         trainer = AgentSFTTrainer(
             chosen.config,
             _demonstrations(begun["data"], begun.get("split"), "DATA"),

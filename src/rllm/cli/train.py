@@ -84,8 +84,9 @@ def train(
     function = load_agent(begun["agent"], begun.get("reward"))
     quiet_libraries()
     from rllm.trainer.agent_trainer import AgentTrainer
+    from rllm.trainer.config.load import naming_places
 
-    with as_typed(train_dataset="--data", val_dataset="--val"):
+    with as_typed(train_dataset="--data", val_dataset="--val"), naming_places(chosen.layers):
         trainer = AgentTrainer(
             agent_run_func=function,
             train_dataset=tasks_for(function, begun["data"], begun.get("split"), option="--data"),

@@ -6,7 +6,9 @@ Mappings may be hydra's, and keys may be ours or the published ones (`rllm.train
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin
@@ -25,6 +27,8 @@ from rllm.trainer.config.yaml_file import read_settings
 logger = logging.getLogger(__name__)
 
 _MAPPING, _OVERRIDES = "config", "key=value"
+_UNSAID = object()
+_LEADING_KEY = re.compile(r"[a-z]\w*(\.\w+)*(?==| is not a setting)")
 _NAMED = ("algorithm", "estimator")
 """Settings that are a name and settings of its own."""
 _ARGUMENTS = {
@@ -245,17 +249,34 @@ def _place(key: str, layers: Sequence[Layer]) -> str:
     return f"{layer.name}: " if line is None else f"{layer.name}, line {line}: "
 
 
+@contextmanager
+def naming_places(layers: Sequence[Layer]) -> Iterator[None]:
+    """Say in a mistake inside that begins with a setting where this was set, as a mistake in loading does."""
+    try:
+        yield
+    except ConfigError as error:
+        key = _LEADING_KEY.match(str(error))
+        layer = setter_of(key[0], layers) if key else None
+        if key is None or layer is None or isinstance(_at(layer.values, key[0]), Mapping):  # a section has many places
+            raise
+        raise ConfigError(f"{_place(key[0], layers)}{error}") from error
+
+
 def setter_of(key: str, layers: Sequence[Layer]) -> Layer | None:
     """The layer whose word on a dotted key counts; `None` where no layer says anything."""
     return next((layer for layer in reversed(layers) if key in layer.lines or _says(layer.values, key)), None)
 
 
 def _says(values: Any, key: str) -> bool:
+    return _at(values, key) is not _UNSAID
+
+
+def _at(values: Any, key: str) -> Any:
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
-            return False
+            return _UNSAID
         values = values[part]
-    return True
+    return values
 
 
 def _hint(path: tuple[Any, ...]) -> str:
