@@ -425,6 +425,16 @@ def task_id_of(task: Mapping[str, Any], place: object) -> str:
     return str(next(own, place)).encode(errors="replace").decode()
 
 
+def token_versions(sampled: Step | Trace) -> list[int]:
+    """Which weights sampled each token of an answer; empty where that is not known."""
+    if sampled.weight_version is None:
+        return []
+    versions = [sampled.weight_version] * len(sampled.response_ids)
+    for start, version in sampled.weight_updates:
+        versions[start:] = [version] * (len(versions) - start)
+    return versions
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """The text of a chat message, whether its content is a string, a list of parts, or absent."""
     content = message.get("content")

@@ -75,6 +75,7 @@ def test_a_table_says_what_was_learned_from(run):
         "0.5",
         "yes",
         "tokens in the batch",
+        "version",
         "sampler logprob",
     ):
         assert word in done.stdout
@@ -88,6 +89,16 @@ def test_json_has_every_token(run):
     assert abs(step["advantage"]) == pytest.approx(1.0, abs=1e-4)
     for token in step["tokens"]:
         assert token["sampler_logprob"] == pytest.approx(token["trainer_logprob"], abs=1e-4)
+        assert (token["weight_version"], token["advantage"]) == (0, pytest.approx(step["advantage"]))
+
+
+def test_who_earned_just_the_mean_says_so(tmp_path, policy):
+    (tmp_path / "agent.py").write_text(AGENT.replace("float(next(turns) % 2)", "float(next(turns))"))
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
+    small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=3", "rollout.max_tokens=4", "run_dir=run"]
+    here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=tmp_path)
+    told = [here("explain", "run", f"a:b@0.0.0:{index}", cwd=tmp_path).stdout for index in range(3)]
+    assert sorted("no: its advantage is 0" in one for one in told) == [False, False, True]
 
 
 def test_a_failed_episode_says_where_it_failed(tmp_path, policy):

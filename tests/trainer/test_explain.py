@@ -7,7 +7,10 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.store.base import TraceStore
+from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.explain import explain
+from rllm.types import Trace
+from rllm.viewer.batches import advantages_in
 
 from .conftest import Run, RunTrainer
 
@@ -42,6 +45,35 @@ def test_the_sums_over_all_episodes_are_those_of_the_optimisers_batch(run: Run, 
         # The scripted backend says half a nat less than its sampler.
         assert all(token.trainer_logprob == pytest.approx(token.sampler_logprob - 0.5) for token in step.tokens)
     store.close()
+
+
+def test_where_the_batch_was_not_kept_tokens_have_the_mean_of_their_step(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"num_steps": 1, "keep_batches": 0, "algorithm": {"name": "reinforce_plus_plus", "gamma": 0.5}})
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        (step,) = explain(store, names(store, "train")[0], fed=advantages_in(run.trainer.run_dir)).steps
+    assert step.advantage is not None
+    assert {token.advantage for token in step.tokens} == {step.advantage}
+
+
+def test_every_token_has_the_version_of_the_weights_that_sampled_it() -> None:
+    trace = Trace(
+        id="a",
+        call_id="a",
+        session_id="s",
+        model="policy",
+        messages=[],
+        response={},
+        prompt_ids=[1],
+        response_ids=[2, 3, 4],
+        logprobs=[-1.0] * 3,
+        weight_version=5,
+        weight_updates=[[1, 6], [2, 8]],
+    )
+    store = MemoryTraceStore()
+    store.open_session("s", {"task_id": "t", "index": 0}).result()
+    store.add([trace]).result()
+    (step,) = explain(store, "t:0").steps
+    assert [token.weight_version for token in step.tokens] == [5, 6, 8]
 
 
 def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> None:

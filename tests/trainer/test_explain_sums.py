@@ -8,6 +8,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from rllm.store import open_store
 from rllm.trainer.explain import ExplainedStep, explain
 from rllm.types import Episode, Step, TerminationReason, Trajectory
+from rllm.viewer.batches import advantages_in
 
 from .conftest import RunTrainer
 
@@ -130,8 +132,12 @@ def test_the_sums_are_those_of_the_batches(run_trainer: RunTrainer, case: str) -
         own = [step for step in steps if step.training_step == number]
         assert sum(step.num_trained_tokens for step in own) == batch.num_tokens > 0
         assert sum(step.advantage_sum for step in own) == pytest.approx(float(batch.advantages.sum()), abs=1e-4)
-        in_batch = sorted(batch.ids.tolist())
-        assert sorted(token.token_id for step in own for token in step.tokens if token.trainer_logprob) == in_batch
+        in_batch = sorted(zip(batch.ids.tolist(), batch.advantages.tolist(), strict=True))
+        tokens = [token for step in own for token in step.tokens if token.trainer_logprob]
+        assert sorted((token.token_id, token.advantage) for token in tokens) == in_batch
+        for step in own:
+            if step.num_trained_tokens:
+                assert fmean(token.advantage or 0.0 for token in step.tokens) == pytest.approx(step.advantage, abs=1e-6)
         assert dropped(own) == dropped_in(run.lines, number + 1)
 
 
@@ -167,7 +173,8 @@ def test_every_reason_is_counted_and_kept_beside_the_calls(run_trainer: RunTrain
 
 def explained(run_dir: Path) -> list[ExplainedStep]:
     with open_store(str(run_dir / "traces.db"), read_only=True) as store:
-        return [step for session in store.sessions(limit=1000) for step in explain(store, session.id).steps]
+        sessions, fed = store.sessions(limit=1000), advantages_in(run_dir)
+        return [step for session in sessions for step in explain(store, session.id, fed=fed).steps]
 
 
 def dropped(steps: list[ExplainedStep]) -> set[str]:

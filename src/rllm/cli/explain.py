@@ -53,11 +53,13 @@ def explain(
     from rllm.trainer.explain import explain as read
     from rllm.trainer.explain import latest_episodes
     from rllm.trainer.history import store_of
+    from rllm.viewer.batches import advantages_in
 
     url, run_id = (str(run), None) if run.is_file() else (store_of(run), run_id_of(run))
     with open_store(url, read_only=True) as store:
         listed = [] if episode else latest_episodes(store, limit=limit, split=split, step=step, run_id=run_id)
-        found = read(store, episode, split=split, step=step, run_id=run_id) if episode else None
+        fed = advantages_in(run.parent if run.is_file() else run)
+        found = read(store, episode, split=split, step=step, run_id=run_id, fed=fed) if episode else None
     if as_json:
         told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
         terminal.print_json(told)
@@ -110,7 +112,6 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     console.print(f"[bold]{escape(episode.episode_id)}[/], {escape(', '.join(filter(None, facts)))}", soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for number, step in enumerate(episode.steps):
-        learned = "yes" if step.num_trained_tokens else step.dropped or "no: nobody trained on it"
         table.add_row(
             str(number),
             escape(step.role),
@@ -120,7 +121,7 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
             _number(step.advantage),
             f"{step.num_prompt_tokens} + {len(step.tokens)}",
             "" if step.weight_version is None else str(step.weight_version),
-            learned,
+            _learned(step),
         )
     console.print(table)
     trained = sum(step.num_trained_tokens for step in episode.steps)
@@ -136,16 +137,25 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
             _show_tokens(console, number, call)
 
 
+def _learned(step: ExplainedStep) -> str:
+    """Whether anything was learned from a step, or why not."""
+    if step.num_trained_tokens:
+        return "yes"
+    return step.dropped or ("no: nobody trained on it" if step.training_step is None else "no: its advantage is 0")
+
+
 def _show_tokens(console: Console, number: int, step: ExplainedStep) -> None:
     from rich.table import Table
 
-    table = Table("position", "id", "sampler logprob", "trainer logprob", "ratio", "advantage", title=f"call {number}")
+    heads = ("position", "id", "version", "sampler logprob", "trainer logprob", "ratio", "advantage")
+    table = Table(*heads, title=f"call {number}")
     for token in step.tokens:
         trained = token.trainer_logprob is not None
         ratio = math.exp(token.trainer_logprob - token.sampler_logprob) if token.trainer_logprob is not None else None
         table.add_row(
             str(token.position),
             str(token.token_id),
+            "" if token.weight_version is None else str(token.weight_version),
             f"{token.sampler_logprob:.5f}",
             f"{token.trainer_logprob:.5f}" if trained else "",
             _number(ratio),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace
+from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace, token_versions
+
+Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
+"""Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which they were
+trained on; nothing where that was not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class ExplainedToken:
     trainer_logprob: float | None
     """Before the update; `None` where the token was not trained on."""
     advantage: float | None
+    """Where single tokens are credited and the batch was not kept, the mean of the step's."""
+    weight_version: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +139,16 @@ def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
 
 
 def explain(
-    store: TraceStore, episode: str, *, split: str | None = None, step: int | None = None, run_id: str | None = None
+    store: TraceStore,
+    episode: str,
+    *,
+    split: str | None = None,
+    step: int | None = None,
+    run_id: str | None = None,
+    fed: Fed | None = None,
 ) -> ExplainedEpisode:
     """The newest episode of this id, as `latest_episodes` and logs name it, of a split, step or run where one is given; or that
-    of this session. Every evaluation of a run has episodes of the same ids.
+    of this session. Every evaluation of a run has episodes of the same ids. `fed` tells the advantages of single tokens.
 
     Raises:
         ConfigError: if the store has no such episode; some that it has are named.
@@ -160,7 +172,7 @@ def explain(
         split=str(session.metadata.get("split", "")),
         step=_step_of(session),
         rewards=_ending(outcome or {})[0],
-        steps=[_step(trace, credit) for trace in traces for credit in credits_of.get(trace.id, [None])],
+        steps=[step for trace in traces for step in _steps(trace, credits_of.get(trace.id, []), fed)],
         error=_error(outcome.get("error")) if isinstance(outcome, Mapping) else None,
     )
 
@@ -178,9 +190,24 @@ def _episode_id(session: SessionInfo) -> str:
     return f"{session.metadata['task_id']}:{session.metadata.get('index', 0)}"
 
 
-def _step(trace: Trace, credit: StepCredit | None) -> ExplainedStep:
-    advantage = credit.advantage if credit else None
+def _steps(trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None) -> Iterator[ExplainedStep]:
+    """A call, once for each of its credits."""
+    trained = [credit for credit in credits_ if credit.trainer_logprobs]
+    for credit in credits_:
+        siblings = [item for item in trained if item.training_step == credit.training_step]
+        found = fed(credit.training_step, trace.id) if fed is not None and credit in siblings else []
+        # Ids are unique within a session only: what does not line up is of another call.
+        if len(found) == len(siblings) and {*map(len, found)} == {len(trace.response_ids)}:
+            yield _step(trace, credit, found[siblings.index(credit)])
+        else:
+            yield _step(trace, credit, [credit.advantage] * len(trace.response_ids))
+    if not credits_:
+        yield _step(trace, None, [None] * len(trace.response_ids))
+
+
+def _step(trace: Trace, credit: StepCredit | None, advantages: Sequence[float | None]) -> ExplainedStep:
     scored = credit.trainer_logprobs if credit and credit.trainer_logprobs else [None] * len(trace.response_ids)
+    versions: Sequence[int | None] = token_versions(trace) or [None] * len(trace.response_ids)
     return ExplainedStep(
         trace_id=trace.id,
         role=credit.trajectory_name if credit else "",
@@ -188,7 +215,7 @@ def _step(trace: Trace, credit: StepCredit | None) -> ExplainedStep:
         reward=credit.reward if credit else None,
         group_id=credit.group_id if credit else None,
         baseline=credit.baseline if credit else None,
-        advantage=advantage,
+        advantage=credit.advantage if credit else None,
         dropped=credit.dropped if credit else None,
         weight_version=trace.weight_version,
         num_prompt_tokens=len(trace.prompt_ids),
@@ -200,9 +227,10 @@ def _step(trace: Trace, credit: StepCredit | None) -> ExplainedStep:
                 sampler_logprob=sampled,
                 trainer_logprob=scored_one,
                 advantage=advantage,
+                weight_version=version,
             )
-            for place, (token_id, sampled, scored_one) in enumerate(
-                zip(trace.response_ids, trace.logprobs, scored, strict=True)
+            for place, (token_id, sampled, scored_one, advantage, version) in enumerate(
+                zip(trace.response_ids, trace.logprobs, scored, advantages, versions, strict=True)
             )
         ],
     )

@@ -7,9 +7,9 @@ import zlib
 from array import array
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,20 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
             f"{str(path)!r} is not a batch of this version ({error}): delete it, the rest is unharmed"
         ) from error
     return batch
+
+
+def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
+    """Of a training step and a call, the advantages of its tokens in each sequence that holds it; nothing where no batch was kept.
+    See `rllm.trainer.explain.Fed`."""
+    batch_of = cache(partial(read_batch, folder))
+
+    def of(training_step: int, trace_id: str) -> list[list[float]]:
+        batch = batch_of(training_step + 1)
+        if batch is None:
+            return []
+        return [batch.numbers["advantage"][span.tokens] for span in batch.by_trace.get(trace_id, [])]
+
+    return of
 
 
 def digest_of(ids: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rllm.types import StepCredit, Trace
+from rllm.types import StepCredit, Trace, token_versions
 from rllm.viewer.batches import FedBatch
 from rllm.viewer.credited import credit_of_calls
 
@@ -121,7 +121,7 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
 
     put("mask", [1.0] * count)
     put("sampler", trace.logprobs)
-    put("version", _versions(trace))
+    put("version", [float(version) for version in token_versions(trace)])
     if credit is not None:
         put("advantage", [credit.advantage] * count)
         if credit.trainer_logprobs is not None and len(credit.trainer_logprobs) == count:
@@ -135,15 +135,6 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
             fed = [batch.numbers[name][span.tokens] for span in spans]
             # Trajectories that share a call give each of its tokens an advantage.
             put(name, [sum(values) for values in zip(*fed, strict=True)] if name == "advantage" else fed[0])
-
-
-def _versions(trace: Trace) -> list[float | None]:
-    if trace.weight_version is None:
-        return [None] * len(trace.response_ids)
-    versions: list[float | None] = [float(trace.weight_version)] * len(trace.response_ids)
-    for start, version in trace.weight_updates:
-        versions[start:] = [float(version)] * (len(versions) - start)
-    return versions
 
 
 NUM_SHADES = 5

@@ -14,7 +14,7 @@ import torch
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import all_of
 from rllm.trainer.assemble import Assembled
-from rllm.types import Episode, Step, StepCredit
+from rllm.types import Episode, StepCredit, token_versions
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -64,16 +64,6 @@ def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight
         for version in token_versions(step)
     ]
     return {**_mean("tokens/staleness", ages), **({"tokens/staleness_max": max(ages)} if ages else {})}
-
-
-def token_versions(step: Step) -> list[int]:
-    """Which weights sampled each token of a step's answer; empty where that is not known."""
-    if step.weight_version is None:
-        return []
-    versions = [step.weight_version] * len(step.response_ids)
-    for start, version in step.weight_updates:
-        versions[start:] = [version] * (len(versions) - start)
-    return versions
 
 
 def peak_memory() -> dict[str, float]:
