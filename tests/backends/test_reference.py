@@ -19,7 +19,9 @@ from rllm.trainer.config import load_config
 Make = Callable[..., Any]
 ON = ["algorithm.kl_coef=0.1", "optim.lr=0.01"]
 KINDS = pytest.mark.parametrize(
-    "overrides", [[], ["model.lora_rank=2"], ["model.reference_offload=true"]], ids=["copy", "adapter off", "offloaded"]
+    "overrides",
+    [[], ["model.dtype=bfloat16"], ["model.lora_rank=2"], ["model.reference_offload=true"]],
+    ids=["copy", "in bfloat16", "adapter off", "offloaded"],
 )
 
 

@@ -41,7 +41,10 @@ class FrozenCopy:
                 model.to("cpu")
 
     def _loaded(self) -> Policy:
-        model = self._load().model.to(self._like.model.dtype).requires_grad_(False)
+        model = self._load().model.requires_grad_(False)
+        # Not the buffers: the frequencies of positions are in float32, whatever the format of the weights.
+        for weight in model.parameters():
+            weight.data = weight.data.to(self._like.model.dtype)
         # With other kernels the untrained policy would differ from it, if only in the last bit.
         model.set_attn_implementation(self._like.model.config._attn_implementation)
         return Policy.of(model, self._like.trunk.like(model.base_model))
