@@ -59,6 +59,8 @@ def test_the_examples_of_the_tutorial() -> None:
         ("1000", "1e3"),
         ("3.14", r"\approx 3.14"),
         ("0.002", r"2 \cdot 10^{-3}"),
+        (r"6.63 \times 10^{-34}", "6.63e-34"),
+        (r"\frac{1}{30000}", "0.00003333333"),
         (r"\left(3, \frac{\pi}{2}\right)", r"(3,\frac{\pi}{2})"),
         (r"The sum is \boxed{4}.", "4"),
         (["3", 4, "five"], "4"),
@@ -80,6 +82,8 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         (r"\{1,2\}", r"\{2,1\}"),
         ("x>3", "3<x"),
         ("0.333333", r"\frac13"),
+        (r"\frac{1}{30}", "0.033333"),
+        ("0.3", "0.30000000000000004"),
         (r"12 \text{ cm}", "12"),
         ("7/2", "3 1/2"),
         ("-3.5", r"-3\,1/2"),
@@ -128,6 +132,9 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         ("(3,4)", "x=4, y=3"),
         ("x=3, y=4", "(4,3)"),
         ("1e3", "1000.5"),
+        (r"6.63 \times 10^{-34}", r"1.6 \times 10^{-19}"),
+        ("0.0000001", "0.0000002"),
+        ("0.0000001", r"\frac{1}{5000000}"),
     ],
 )
 def test_what_is_different(gold: Any, answer: str) -> None:

@@ -32,6 +32,8 @@ _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0
 _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
 _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
+_SMALL, _CLOSE = Fraction(1, 10**4), Fraction(1, 10**6)
+"""Of numbers below the first, math-verify's six places are too few; they may differ by the second, relative to the gold."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
 _SET, _TUPLE = re.compile(r"\\\{[^(),]*,[^()]*\\\}"), re.compile(r"\([^(),]*,[^()]*\)")
 
@@ -41,8 +43,9 @@ class RewardMathFn:
     """Judges a text by the answer in its last `\\boxed{}`, which must be there.
 
     The task's `ground_truth` is a text, a number, or a list of alternatives of which any will do; a text may be a whole
-    solution with a box of its own. Equality is first that of texts and numbers, then that of math-verify. Percent and degree
-    signs and currencies are left out, as graders of the MATH dataset do.
+    solution with a box of its own. Equality is first that of texts and numbers, then that of math-verify, to which decimals are
+    equal that agree to six places; numbers below 0.0001 must agree in six digits. Percent and degree signs, currencies and
+    units are left out, as graders of the MATH dataset do: `10 cm` is `10`, and also `10 m`.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -110,6 +113,8 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         return True
     if _is_integer(gold_number) and _is_integer(answer_number):
         return False
+    if gold_number and answer_number and max(abs(gold_number), abs(answer_number)) < _SMALL:
+        return abs(gold_number - answer_number) <= abs(gold_number) * _CLOSE
     word = _TEXT.sub(r"\1", gold).strip()
     if _WORDS.fullmatch(word) or (_TEXT.fullmatch(gold) and re.fullmatch("[A-Za-z]{2,}", word)):
         return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
