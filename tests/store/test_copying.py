@@ -73,6 +73,27 @@ def test_a_copy_that_was_interrupted_goes_on(source: TraceStore, target: TraceSt
     assert sorted(map(repr, everything(target))) == sorted(map(repr, everything(source)))
 
 
+def test_a_text_that_not_every_database_can_hold_stops_no_copy(source: TraceStore, target: TraceStore):
+    """Such as the name of a model that an agent asks for."""
+    source.add([trace_of("odd", "s5", model="m\0", error="no \0")])
+    source.annotate(
+        [
+            StepCredit(
+                trace_id="odd",
+                training_step=1,
+                session_id="s5",
+                episode_id="t\0:0",
+                trajectory_name="agent",
+                reward=0.5,
+            )
+        ]
+    ).result()
+    copied = copy_store(source, target, lambda _: None)
+    assert copied.num_traces == 80
+    assert copy_store(source, target, lambda _: None) == Copied(num_skipped=70)
+    assert target.by_session("s5")[1].model in ("m\0", "m\\x00")
+
+
 def test_a_conversation_stays_small(source: TraceStore, tmp_path: Path):
     long = [turn_of(number, "long") for number in range(60)]
     for turn in long:

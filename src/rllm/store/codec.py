@@ -203,6 +203,11 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def column_text(text: str) -> str:
+    """Text that a column of every database can hold: NUL, too, becomes its escape."""
+    return plain_text(text).replace("\0", "\\x00")
+
+
 def any_to_json(value: Any) -> bytes:
     """Any value as JSON, with what JSON has no form for as in `pack_document`."""
     try:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
+from typing import Any, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, TraceStore, session_pages
+from rllm.store.codec import column_text
+from rllm.types import StepCredit, Trace
+
+R = TypeVar("R", Trace, StepCredit)
 
 _PAGE = 64
 """Sessions that are under way at once: they share commits."""
@@ -50,7 +55,7 @@ def _is_whole(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool
     return (
         found is not None
         and (found.num_traces, found.metadata) == (info.num_traces, info.metadata)
-        and target.credits(info.id) == source.credits(info.id)
+        and _as_held(target.credits(info.id)) == _as_held(source.credits(info.id))
     )
 
 
@@ -68,9 +73,20 @@ def _wait(writes: Iterable[Future[None]]) -> None:
 
 
 def _check(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
-    same = source.by_session(info.id) == target.by_session(info.id) and _is_whole(source, target, info)
+    copied = _as_held(source.by_session(info.id)) == _as_held(target.by_session(info.id))
+    same = copied and _is_whole(source, target, info)
     if not same and source.session(info.id) == info:  # else it was written to meanwhile: the next run copies the rest
         raise StoreError(
             f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
             "session before; delete it there (`rllm traces delete`), or copy into an empty store"
         )
+
+
+def _as_held(records: list[R]) -> list[R]:
+    """As every database holds them: what agents and servers write may have characters that PostgreSQL's columns have not."""
+    return [replace(record, **_texts_of(record)) for record in records]
+
+
+def _texts_of(record: Trace | StepCredit) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: column_text(value) for name, value in values.items() if isinstance(value, str)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rllm.errors import ConfigError, MissingDependencyError, StoreError
 from rllm.store import rows
-from rllm.store.codec import plain_text
+from rllm.store.codec import column_text
 from rllm.store.rows import Row
 from rllm.store.sql import SqlTraceStore
 from rllm.store.writer import GroupCommitWriter
@@ -356,6 +356,4 @@ def _placed(statement: str) -> str:
 
 def _storable(value: Any) -> Any:
     """Text that PostgreSQL can hold."""
-    if not isinstance(value, str):
-        return value
-    return plain_text(value).replace("\0", "\\x00")
+    return column_text(value) if isinstance(value, str) else value
