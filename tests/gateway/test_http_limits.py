@@ -191,6 +191,17 @@ def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
     assert served.post().status_code == 200
 
 
+@pytest.mark.parametrize("endless", [b"a: b\r\n", b"a" * 100])
+def test_what_never_ends_behind_a_body_in_chunks_is_cut_off(serve, endless):
+    served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)
+    head = b"POST /sessions/s/v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    with connect(served) as connection:
+        connection.sendall(head + b"%x\r\n%s\r\n0\r\nx-end: " % (len(BODY), BODY))
+        with pytest.raises(ConnectionError):
+            connection.sendall(endless * 1_000_000)
+    assert served.post().status_code == 200
+
+
 def test_nobody_without_a_key_has_a_body_read(serve):
     with connect(serve(config=GatewayConfig(api_key="secret", shutdown_timeout_s=1))) as connection:
         connection.sendall(HEAD % (b"chat/completions", 10**9) + b"connection: close\r\n\r\n")

@@ -29,6 +29,8 @@ class BoundedHTTP(CorkedHTTP):
     def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._most_bytes = limits.max_header_bytes + 2 * limits.max_body_bytes
+        """Of a whole request as it is sent: a body in chunks has headers of its own, and what follows it, which nobody else counts."""
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         """The request of which the end of the head, or of the body, is being waited for."""
@@ -90,6 +92,8 @@ class BoundedHTTP(CorkedHTTP):
             self._num_read = 0
         if is_in_head and self._num_read > self._limits.max_header_bytes:
             self._refuse(self._head_too_large())
+        elif self._num_read > self._most_bytes:
+            self.transport.abort()
         elif self._awaited is not self.scope:
             self._awaited = self.scope
             self._set_deadline(self._limits.header_timeout_s if is_in_head else self._limits.body_timeout_s)
