@@ -79,7 +79,7 @@ VARIABLES = {
     "RLLM_VIEW_TOKEN": "`rllm view`, as `--token`",
     "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
     "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",
-    "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --endpoint`",
+    "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
     "RAY_ADDRESS": "the Ray cluster, where no setting names one",
 }
 """Variables of the environment, and what they mean."""

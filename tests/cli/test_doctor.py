@@ -25,7 +25,7 @@ def doctor(monkeypatch, capsys, *arguments):
 
 def test_a_server_that_will_do(monkeypatch, capsys):
     with endpoint() as url:
-        code, out, _ = doctor(monkeypatch, capsys, "--endpoint", url)
+        code, out, _ = doctor(monkeypatch, capsys, "--base-url", url)
     assert code == 0
     assert out.splitlines()[0] == f"{url} (policy)"
     assert "  ok    token ids                  2 ids, each with its log-probability" in out
@@ -57,7 +57,7 @@ def test_for_programs(monkeypatch, capsys):
 def test_what_is_no_server_at_all(monkeypatch, capsys):
     code, _, err = doctor(monkeypatch, capsys, "--endpoint", "nowhere")
     assert code == 2
-    assert "is no address of a server (vllm.url, or rllm doctor --endpoint)" in err
+    assert "is no address of a server (vllm.url, or rllm doctor --base-url)" in err
 
 
 def test_this_machine_and_a_model(monkeypatch, capsys, policy):

@@ -43,3 +43,17 @@ def test_an_address_is_told_by_no_other_options_name(work, fails):
     ):
         code, errors = fails(*arguments, "nothing")
         assert (code, errors.startswith("rllm: 'nothing' is no address of a server")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        (["doctor"], ["--endpoint"]),
+        (["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl"], ["--upstream"]),
+        (["run"], ["--upstream"]),
+    ],
+)
+def test_the_server_of_a_model_has_one_name_everywhere(work, fails, arguments, others):
+    for option in ("--base-url", *others):
+        code, errors = fails(*arguments, option, "nothing", *(["--", "true"] if arguments == ["run"] else []))
+        assert (code, "'nothing' is no address of a server" in errors) == (2, True)

@@ -20,6 +20,8 @@ def doctor(
     endpoint: Annotated[
         str | None,
         typer.Option(
+            "--base-url",
+            "--endpoint",
             help="Base URL of an OpenAI-compatible server, up to and including /v1: say what it can do for training.",
             metavar="URL",
             show_default=False,
@@ -28,7 +30,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model folder or hub id to look at; with --endpoint the model to ask for, else the first that is served.",
+            help="Model folder or hub id to look at; with --base-url the model to ask for, else the first that is served.",
             show_default=False,
         ),
     ] = None,
@@ -39,7 +41,7 @@ def doctor(
     port: Annotated[int, typer.Option(help="Where rllm gateway is to listen.", min=0, max=65535)] = 8080,
     as_json: AsJson = False,
 ) -> None:
-    """Find out what keeps this machine, a model, or with --endpoint a server from training, and what helps.
+    """Find out what keeps this machine, a model, or with --base-url a server from training, and what helps.
 
     The exit code is 0 if nothing does, and 1 otherwise.
     """

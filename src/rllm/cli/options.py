@@ -66,6 +66,8 @@ Checkpoint: TypeAlias = Annotated[
 Server: TypeAlias = Annotated[
     str | None,
     typer.Option(
+        "--base-url",
+        "--upstream",
         help="OpenAI-compatible server that has the model; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
         metavar="URL",
         show_default=False,

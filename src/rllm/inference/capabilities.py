@@ -224,7 +224,7 @@ def _weights(server: _Server) -> Finding:
     try:
         handover = choose_handover(server.control, lora=False)
     except ConfigError as error:
-        fix = "start it as `rllm doctor --endpoint URL` shows, or leave out vllm.url, and rllm starts one"
+        fix = "start it as `rllm doctor --base-url URL` shows, or leave out vllm.url, and rllm starts one"
         return Finding(name="new weights", ok=False, said=str(error).partition(": ")[2].partition(":")[0], fix=fix)
     return Finding(name="new weights", ok=True, said=f"by {handover.name}, while it runs")
 

@@ -40,7 +40,7 @@ class VLLMControl:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"{url!r} is no address of a server (vllm.url, or rllm doctor --endpoint): use one such as "
+                f"{url!r} is no address of a server (vllm.url, or rllm doctor --base-url): use one such as "
                 "http://127.0.0.1:8000/v1"
             )
         self.root = url.rstrip("/").removesuffix("/v1")

@@ -12,7 +12,7 @@ from rllm.inference.vllm.control import HEAVY_S, VLLMControl
 WEIGHTS_FILE = "model.safetensors"
 FILE_BACKEND = "rllm_file"
 """The name of our weight transfer; see `plugin/rllm_vllm.py`."""
-_RESTART = "start it as `rllm doctor --endpoint URL` shows, or leave out vllm.url and let rllm start one of its own"
+_RESTART = "start it as `rllm doctor --base-url URL` shows, or leave out vllm.url and let rllm start one of its own"
 
 
 class Handover(Protocol):

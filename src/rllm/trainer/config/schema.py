@@ -80,7 +80,7 @@ class VLLMConfig(Section):
     args: list[str] = Field(default_factory=list)
     """More arguments for `vllm serve`, such as --tensor-parallel-size=2."""
     url: str | None = None
-    """Or a server to join, up to and including /v1; `rllm doctor --endpoint URL` says whether it will do. Its key, if it
+    """Or a server to join, up to and including /v1; `rllm doctor --base-url URL` says whether it will do. Its key, if it
     needs one, is OPENAI_API_KEY."""
     sleep: Literal["auto", "always", "never"] = "auto"
     """Whether it gives its GPU memory back while the trainer works; auto does where they share a GPU."""
