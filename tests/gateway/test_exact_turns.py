@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from rllm.capture import Prior
+from rllm.capture import Prior, SSEDecoder
 from rllm.engine.recorded import RecordedEngine
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
@@ -67,7 +68,7 @@ def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any =
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, stream: bool) -> None:
+def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, stream: bool) -> None:
     server, store = served()
     for seed in range(0, 30, 10):
         chat(server, 4, stream=stream, seed=seed)
@@ -81,6 +82,57 @@ def test_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, stream: b
             assert DRIFT_KEY not in other.metadata
 
 
+def response_of(answer: httpx.Response) -> dict[str, Any]:
+    """What a call of responses or messages answers, also as the end of a stream, or put together of one."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return dict(answer.json())
+    events = [json.loads(payload) for payload in SSEDecoder().feed(answer.content)]
+    if events[-1]["type"] in ("response.completed", "response.incomplete"):
+        return dict(events[-1]["response"])
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    return {"content": [{"type": "text", "text": "".join(delta.get("text", "") for delta in deltas)}]}
+
+
+def echoed_items(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
+    return {"input": [*said, *response["output"], NEXT]}
+
+
+def continued(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
+    return {"input": [NEXT], "previous_response_id": response["id"]}
+
+
+def echoed_blocks(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
+    return {"messages": [*said, {"role": "assistant", "content": response["content"]}, NEXT]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("route", "first", "then"),
+    [
+        ("responses", {"input": [USER], "max_output_tokens": 12}, echoed_items),
+        ("responses", {"input": [USER], "max_output_tokens": 12}, continued),
+        ("messages", {"messages": [USER], "max_tokens": 12}, echoed_blocks),
+    ],
+)
+def test_line_9_earlier_answers_are_spliced_in_as_their_tokens(
+    served: Any, route: str, first: dict[str, Any], then: Any, stream: bool
+) -> None:
+    server, store = served()
+    with httpx.Client(base_url=server.session_url("s"), timeout=60, verify=False) as client:
+        for seed in range(0, 30, 10):
+            body = {"model": "m", **first, "seed": seed, "stream": stream}
+            response = response_of(client.post(f"/{route}", json=body))
+            body |= {**then(response, [USER]), "seed": seed + 1}
+            client.post(f"/{route}", json=body).raise_for_status()
+    traces = store.by_session("s")
+    assert len(traces) == 6
+    for one, other in zip(traces[::2], traces[1::2], strict=True):
+        known = [*one.prompt_ids, *one.response_ids]
+        assert other.prompt_ids[: len(known)] == known
+        assert other.parent_id == one.id
+        assert DRIFT_KEY not in other.metadata
+
+
 def test_without_it_rendering_anew_gives_other_tokens_and_the_trace_says_why(served: Any) -> None:
     server, store = served(exact_turns=False)
     for seed in range(0, 50, 10):
@@ -90,7 +142,7 @@ def test_without_it_rendering_anew_gives_other_tokens_and_the_trace_says_why(ser
     assert "template" in drifts[1::2], "random tokens are not the ones that their text is encoded as"
 
 
-def test_an_edited_history_forks_and_says_so(served: Any) -> None:
+def test_line_9_an_edited_history_forks_and_says_so(served: Any) -> None:
     server, store = served()
     chat(server, 2, edit=lambda content: f"{content} Or not.")
     first, second = store.by_session("s")

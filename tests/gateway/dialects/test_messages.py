@@ -272,7 +272,7 @@ def test_errors_have_anthropics_names(status, type):
     assert shown == {"type": "error", "error": {"type": type, "message": "why"}}
 
 
-def test_a_thread_is_refused_in_the_way_that_clients_recover_from():
+def test_line_3_a_thread_is_refused_in_the_way_that_clients_recover_from():
     with pytest.raises(GatewayError) as refused:
         chat(thread={"type": "create"})
     shown = error_to_dict(refused.value)["error"]
