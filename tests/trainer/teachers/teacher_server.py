@@ -17,10 +17,12 @@ from rllm.gateway.server import ServerThread
 class TeacherServer:
     """Set `fault` to make it fail; `requests` has what it was sent."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, names: tuple[str, ...] = ("teacher",)) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, names: tuple[str, ...] = ("teacher",), **about: Any) -> None:
+        """`about`: what `/v1/models` says of each."""
         self.model, self.tokenizer, self.names = model, tokenizer, names
+        self.about = about
         self.fault: str | None = None
-        """`busy`: the next request is refused for now. `omits`: no prompt_logprobs. `short`: one is missing. `nan`."""
+        """`busy`: the next request is refused for now. `no list`: of models. `omits`: no prompt_logprobs. `short`: one is missing. `nan`."""
         self.requests: list[dict[str, Any]] = []
         self.live = self.most_live = 0
         self._lock = threading.Lock()
@@ -39,7 +41,10 @@ class TeacherServer:
         self._thread.stop()
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in self.names]})
+        if self.fault == "no list":
+            return JSONResponse({"error": {"message": "no such page", "code": 404}}, status_code=404)
+        told = [{"id": name, "object": "model", **self.about} for name in self.names]
+        return JSONResponse({"object": "list", "data": told})
 
     async def _complete(self, request: Request) -> Response:
         asked = await request.json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,12 @@ def test_a_server_that_is_not_there_or_has_several_models(model: Any, tokenizer:
         pytest.raises(ConfigError, match=r"teacher\.model is missing: .* serves one, two; choose one"),
     ):
         endpoint.check(tokenizer)
+    with TeacherServer(model, tokenizer) as server:
+        server.fault = "no list"
+        with TeacherEndpoint(server.url) as endpoint, pytest.raises(InferenceError, match="answered 404"):
+            endpoint.check(tokenizer)
+        with TeacherEndpoint(server.url, model="teacher") as endpoint:
+            endpoint.check(tokenizer)
     with (
         TeacherEndpoint(server.url, num_retries=0) as endpoint,
         pytest.raises(InferenceError, match="cannot be reached"),
@@ -238,6 +245,29 @@ def test_a_model_with_another_vocabulary_is_refused(student: Path, make_folder: 
     config = load_config([f"model.path={student}", f"teacher.path={other}", "algorithm.name=distill"])
     with pytest.raises(ConfigError, match=r"has another vocabulary than model\.path=.*tokens differ, such as"):
         check_teacher(config, Distill())
+
+
+def test_a_teacher_with_less_room_than_the_policy_is_refused(
+    student: Path, teacher: Path, model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(teacher, tmp_path / "short")
+    about = json.loads((teacher / "config.json").read_text())
+    (tmp_path / "short" / "config.json").write_text(json.dumps({**about, "max_position_embeddings": 40}))
+    base = [f"model.path={student}", "algorithm.name=distill"]
+    told = rf" takes 40 tokens, and a prompt and its answer may have {about['max_position_embeddings']}: set model\.max_length=40"
+    short = f"teacher.path={tmp_path / 'short'}"
+    with pytest.raises(ConfigError, match=f"short'{told}"):
+        check_teacher(load_config([*base, short]), Distill())
+    check_teacher(load_config([*base, short, "model.max_length=40"]), Distill())
+    with TeacherServer(model, tokenizer, max_model_len=40) as server:
+        served = [*base, f"teacher.url={server.url}"]
+        with (
+            pytest.raises(ConfigError, match=rf"teacher\.url='{server.url}'{told}"),
+            open_teacher(load_config(served), Distill()),
+        ):
+            pass
+        with open_teacher(load_config([*served, "model.max_length=40"]), Distill()) as opened:
+            assert opened is not None
 
 
 @pytest.mark.parametrize(

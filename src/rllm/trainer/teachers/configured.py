@@ -15,7 +15,8 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
     """Refuse what can be seen to be wrong before a model is loaded or a server is asked.
 
     Raises:
-        ConfigError: if there is no teacher and one is needed, or the other way round; or if it has another vocabulary.
+        ConfigError: if there is no teacher and one is needed, or the other way round; or if it has another vocabulary, or room
+            for less than the policy may say.
     """
     teacher = config.teacher
     if not algorithm.needs_teacher:
@@ -37,7 +38,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
             )
         return
     assert teacher.path is not None
-    _check_vocabulary(config.model.path, teacher.path)
+    _check_model(config, teacher.path)
 
 
 @contextmanager
@@ -45,7 +46,8 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
     """The teacher, ready to be asked; `None` if none is needed.
 
     Raises:
-        ConfigError: if the server does not tell the log-probabilities of prompts, or has another vocabulary.
+        ConfigError: if the server does not tell the log-probabilities of prompts, has another vocabulary, or room for less than
+            the policy may say.
         InferenceError: if it cannot be reached.
     """
     teacher = config.teacher
@@ -69,18 +71,32 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
             timeout_s=teacher.timeout_s,
             num_retries=teacher.num_retries,
         ) as endpoint:
-            endpoint.check(load_tokenizer(config.model.path).tokenizer)
+            own = load_tokenizer(config.model.path)
+            endpoint.check(own.tokenizer)
+            _check_length(config, own.context_length, f"teacher.url={teacher.url!r}", endpoint.context_length)
             yield endpoint
 
 
-def _check_vocabulary(student: str, teacher: str) -> None:
-    """The same text must be the same ids: log-probabilities are compared token by token."""
+def _check_model(config: TrainConfig, teacher: str) -> None:
+    """The same text must be the same ids, since log-probabilities are compared token by token; and there must be room for it."""
     from rllm.inference.local.loading import load_tokenizer
 
-    own, other = (load_tokenizer(path).tokenizer.get_vocab() for path in (student, teacher))
+    student = config.model.path
+    policy, judge = load_tokenizer(student), load_tokenizer(teacher)
+    own, other = policy.tokenizer.get_vocab(), judge.tokenizer.get_vocab()
     if own != other:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
         raise ConfigError(
             f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens differ, such "
             f"as {differing[0]!r}. Take a teacher of the same family"
+        )
+    _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
+
+
+def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int | None) -> None:
+    """Refuse a teacher that takes fewer tokens than the policy's prompts and answers may have; `None` is not known."""
+    bounds = [length for length in (config.model.max_length, own) if length is not None]
+    if room is not None and bounds and min(bounds) > room:
+        raise ConfigError(
+            f"{teacher} takes {room} tokens, and a prompt and its answer may have {min(bounds)}: set model.max_length={room}"
         )

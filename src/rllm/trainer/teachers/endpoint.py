@@ -40,6 +40,8 @@ class TeacherEndpoint:
             raise ConfigError(f"teacher.url={url!r}: use an address such as http://127.0.0.1:8000/v1")
         self._url = url
         self._model = model
+        self.context_length: int | None = None
+        """Tokens that a prompt may have, if the server says so when it is checked."""
         self._client = openai.OpenAI(
             base_url=url,
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
@@ -62,7 +64,7 @@ class TeacherEndpoint:
             ConfigError: if it does not tell the log-probabilities of prompts, or has another vocabulary.
             InferenceError: if it cannot be reached.
         """
-        self._model = self._model or self._only_model()
+        self._choose_model()
         ids = _telling_ids(tokenizer)
         try:
             told = self._prompt_logprobs(ids)
@@ -95,14 +97,19 @@ class TeacherEndpoint:
         ]
         return torch.tensor(values, dtype=torch.float32)
 
-    def _only_model(self) -> str:
+    def _choose_model(self) -> None:
+        """The one that is wanted, or the only one; and what vLLM says of it: `{"id": "m", "max_model_len": 4096}`."""
         try:
-            names = [item.id for item in self._client.models.list().data]
+            served = {item.id: item for item in self._client.models.list().data}
         except openai.OpenAIError as error:
+            if self._model is not None and isinstance(error, openai.APIStatusError):
+                return  # not every server has a list, and the name is known
             raise _named(error, self._url) from error
-        if len(names) != 1:
-            raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(names) or 'none'}; choose one")
-        return names[0]
+        if self._model is None and len(served) != 1:
+            raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(served) or 'none'}; choose one")
+        self._model = self._model or next(iter(served))
+        length = getattr(served.get(self._model), "max_model_len", None)
+        self.context_length = length if isinstance(length, int) else None
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """What the server says of each token of a prompt; of the first, about which nothing can be said, `{}`."""
