@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.evaluation.evaluate import Evaluation
 from rllm.evaluation.folder import EvaluationFolder
 from rllm.evaluation.outcome import Outcome
 from rllm.evaluation.report import report_on
@@ -74,6 +77,32 @@ def test_an_evaluation_says_what_it_found(look: Client, tmp_path: Path) -> None:
     told = client.get("/run/judged").text
     assert "An evaluation: accuracy 1 (0.207 to 1), mean reward 1, 1 rollout of 1 task, 0 failed." in told
     assert "running" not in told
+
+
+def test_an_evaluation_that_is_gone_on_with_is_shown_as_running(look: Client, tmp_path: Path) -> None:
+    tasks = [{"question": "2 + 2?"}]
+    client = look(tmp_path)
+
+    def shown() -> str:
+        return client.get(f"/run/{tmp_path.name}").text
+
+    for num_rollouts in (1, 2):
+        with Evaluation.opened(tasks, folder=tmp_path, identity={"agent": "a"}, num_rollouts=num_rollouts) as opened:
+            with open_store(str(tmp_path / "traces.db")) as store:
+                store.open_session(f"s{num_rollouts}", {"task_id": "t", "split": "eval"}).result(60)
+            assert ('class="live"' in shown(), "An evaluation:" in shown()) == (True, num_rollouts == 2)
+            opened.report()
+        assert ('class="live"' in shown(), "An evaluation:" in shown()) == (False, True)
+
+
+def test_to_look_at_a_run_that_was_stopped_does_not_make_it_a_running_one(look: Client, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("s", {"task_id": "t", "split": "train"}).result(60)
+    an_hour_ago = time.time() - 3600
+    os.utime(tmp_path / "traces.db", (an_hour_ago, an_hour_ago))
+    client = look(tmp_path)
+    for page in ("rollouts", ""):
+        assert 'class="live"' not in client.get(f"/run/{tmp_path.name}/{page}".rstrip("/")).text
 
 
 def test_a_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:

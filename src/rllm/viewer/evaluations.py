@@ -8,6 +8,7 @@ from msgspec import DecodeError, Struct
 from msgspec.json import decode
 
 _REPORT = "report.json"
+_LOCK = ".lock"
 
 
 class Accuracy(Struct, kw_only=True):
@@ -26,6 +27,12 @@ class Evaluated(Struct, kw_only=True):
     num_failed: int
     accuracy: Accuracy | None = None
     mean_reward: float | None = None
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether an evaluation in this folder has, since it was last begun: it opens its lock first, and writes its report last."""
+    report, lock = folder / _REPORT, folder / _LOCK
+    return report.exists() and not (lock.exists() and lock.stat().st_mtime_ns > report.stat().st_mtime_ns)
 
 
 def evaluated(folder: Path) -> Evaluated | None:

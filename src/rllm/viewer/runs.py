@@ -19,7 +19,7 @@ from rllm.store.base import TraceStore
 from rllm.tracking.about import run_id_of
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
-from rllm.viewer.evaluations import Evaluated, evaluated
+from rllm.viewer.evaluations import Evaluated, evaluated, has_ended
 from rllm.viewer.messages import said
 from rllm.viewer.metrics import MetricsFile, Row
 from rllm.viewer.rollouts import Rollout, Rollouts
@@ -145,17 +145,18 @@ class Run:
         paths = [self.folder / "metrics.jsonl"] if self.folder else []
         if (database := _file_of(self.store_url)) is not None:
             paths += [database, database.with_name(f"{database.name}-wal")]
-        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+        found = (path.stat() for path in paths if path.exists())
+        return max((item.st_mtime for item in found if item.st_size), default=0.0)  # a reader makes an empty -wal
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """What was found, where this is the folder of an evaluation that has ended."""
+        """What was found, where this is the folder of an evaluation that has ended; of one that goes on again, before."""
         return evaluated(self.folder) if self.folder else None
 
     @property
     def is_live(self) -> bool:
         """Whether a training or an evaluation seems to be going on: it was heard of lately, and is not through."""
-        if self.evaluated is not None:
+        if self.folder and self.evaluated is not None and has_ended(self.folder):
             return False
         rows, num_steps = self.rows(), self.setting("num_steps")
         is_through = bool(rows) and isinstance(num_steps, int) and rows[-1]["step"] >= num_steps
