@@ -1,10 +1,13 @@
-"""Readers that leave before the work is done."""
+"""Readers that leave before the work is done, and texts that a terminal would act on."""
 
 from __future__ import annotations
 
 import io
 import os
 from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
 
 from rllm.tracking.base import Trackers
 from rllm.tracking.console import ConsoleTracker
@@ -27,3 +30,16 @@ def test_what_is_printed_on_no_file_is_printed() -> None:
     stream = io.StringIO()
     LastingConsole(stream).print("step 1")
     assert stream.getvalue() == "step 1\n"
+
+
+def test_what_a_model_writes_is_never_more_than_text() -> None:
+    stream = io.StringIO()
+    console = LastingConsole(stream, color_system=None)
+    said = "a\x1b]52;c;ZXZpbA==\x07b\x9b2Jc\x7f\td\ne"
+    table = Table(box=None, show_header=False)
+    table.add_row(Text(said))
+    for shown in (said, Text(said), table):
+        console.print(shown)
+    printed = stream.getvalue()
+    assert not set(printed) & {*map(chr, range(0x7F, 0xA0)), *map(chr, range(0x20))} - {"\n"}
+    assert printed.count("a\u241b]52;c;") == 3
