@@ -37,6 +37,9 @@ def proxied(headers=(), **call):
         (proxied({"baggage": "rllm.session=d"}, metadata={"rllm_session": "e"}), "e"),
         (proxied(litellm_metadata={"rllm_session": "e"}), "e"),
         (proxied({"X-Rllm-Session": "f"}, metadata={"rllm_session": "e"}), "f"),
+        (proxied(metadata={"rllm_session": 5}), "5"),
+        *((proxied(metadata={"session_id": others}), None) for others in ("a/b", "my session", "..", "x" * 257, 12)),
+        (proxied({"authorization": "Bearer rllm-a"}, litellm_session_id="my session"), "a"),
     ],
 )
 def test_a_session_is_named_by_header_metadata_baggage_or_key(call, session_id):
@@ -85,6 +88,14 @@ async def test_an_address_that_is_none_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
     with pytest.raises(ConfigError, match="'nowhere' is no address of a server"):
         await detours.lead(proxied(model="openai/m", api_base="nowhere", model_info={"rllm": True}))
+
+
+async def test_a_name_that_is_none_of_a_session_is_an_error():
+    detours = bridge.Detours(MemoryTraceStore())
+    call = proxied({"x-rllm-session": "a/b"}, model="hosted_vllm/m", api_base="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="session id 'a/b'"):
+        await detours.lead(call)
+    detours.close()
 
 
 def test_without_litellm_its_extra_is_named(monkeypatch):

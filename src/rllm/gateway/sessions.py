@@ -256,9 +256,14 @@ def new_session_id() -> str:
     return f"s-{int(time.time()):x}-{uuid.uuid4().hex[:16]}"
 
 
+def is_session_id(text: str) -> bool:
+    """Whether a session can have this id."""
+    return _VALID_ID.fullmatch(text) is not None
+
+
 def check_session_id(session_id: str) -> None:
     """Raise `ConfigError` for an id that cannot stand in a URL path."""
-    if not _VALID_ID.fullmatch(session_id):
+    if not is_session_id(session_id):
         raise ConfigError(
             f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters, and "
             "neither '.' nor '..'"

@@ -31,6 +31,7 @@ from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER
 from rllm.gateway.server import ServerThread
+from rllm.gateway.sessions import check_session_id, is_session_id
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store import TraceStore, open_store
 
@@ -57,7 +58,7 @@ class Detours:
         """The keyword arguments of a LiteLLM call, changed so that it goes through a gateway, in its session.
 
         Raises:
-            ConfigError: if the deployment's address is not a web address.
+            ConfigError: if the deployment's address is not a web address, or the session's name cannot stand in one.
         """
         if call.get("api_key") == self._key:  # A call that LiteLLM translates asks the callback twice.
             return call
@@ -67,6 +68,8 @@ class Detours:
         server = await self._server(str(call["api_base"]), call.get("api_key"))
         headers = headers_of(call)
         session_id = session_of(call, headers)
+        if session_id is not None:
+            check_session_id(session_id)
         path = f"/sessions/{quote(session_id, safe='')}/v1" if session_id else "/v1"
         told = {name: headers[name] for name in _PASSED_ON if name in headers}
         extra_headers = {**(call.get("extra_headers") or {}), **told}
@@ -102,16 +105,21 @@ def headers_of(call: Mapping[str, Any]) -> dict[str, str]:
 
 def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """The session that a request to the proxy names, where a gateway reads it: in a header, baggage or the API key; in its
-    metadata; or as LiteLLM's own session."""
+    metadata; or as LiteLLM's own session, where that can be one of ours."""
     metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
-    return (
+    named = (
         headers.get(SESSION_HEADER)
         or metadata.get(METADATA_FIELD)
         or session_of_baggage(headers.get("baggage", ""))
-        or call.get("litellm_session_id")
-        or metadata.get("session_id")
+        or _own_session(call.get("litellm_session_id") or metadata.get("session_id"))
         or _session_of_key(headers.get("authorization", ""))
     )
+    return str(named) if named else None
+
+
+def _own_session(named: Any) -> str | None:
+    """What others call their sessions may be anything, and a call that we cannot file under it is answered all the same."""
+    return named if isinstance(named, str) and is_session_id(named) else None
 
 
 def _session_of_key(authorization: str) -> str | None:
