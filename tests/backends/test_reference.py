@@ -123,3 +123,8 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(
     torch.testing.assert_close(backend.score_reference(batch), plain, atol=1e-6, rtol=0)
     assert (backend.score(batch) - plain).abs().max() > 1e-2
     assert any(weight.requires_grad for weight in backend.model.parameters()), "the adapter is trained on"
+
+
+def test_with_an_adapter_there_is_no_second_model_to_keep_elsewhere(open_run: Callable[..., LocalBackend]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.reference_offload=True would have no effect with an adapter"):
+        open_run("model.lora_rank=2", "model.reference_offload=true")

@@ -227,6 +227,7 @@ BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
 }
 TOGETHER_WITH = {
     **{f"model.lora_{name}": "model.lora_rank=2" for name in ("alpha", "targets")},
+    "model.reference_offload": "algorithm.kl_coef=0.1",
     **{f"critic.{name}": "algorithm.name=ppo" for name in ("lr", "max_grad_norm", "warmup_steps")},
 }
 
@@ -378,6 +379,7 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
         ("model.device=tpu9", "device='tpu9'"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank, too"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic; leave it out"),
+        ("model.reference_offload=true", "would have no effect without a reference; set algorithm.kl_coef, too"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused(model_folder: Path, override: str, told: str) -> None:

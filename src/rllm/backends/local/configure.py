@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from rllm.algorithms.configured import kind_of, name_of
+from rllm.algorithms.base import Algorithm
+from rllm.algorithms.configured import algorithm_from, kind_of, name_of
 from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
@@ -27,6 +28,7 @@ def check(config: Any) -> None:
     tool_parser(config.model.tool_parser)
     lora_settings(config)
     critic_settings(config)
+    _check_reference(config)
     check_serving(config)
     refuse_changes(config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too")
 
@@ -51,6 +53,24 @@ def lora_settings(config: Any) -> LoraSettings | None:
         return LoraSettings(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
     refuse_changes(model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank, too")
     return None
+
+
+def _check_reference(config: Any) -> None:
+    """
+    Raises:
+        ConfigError: if something is said about a second model that there is not.
+    """
+    model = config.model
+    if model.lora_rank:
+        why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
+        refuse_changes(model, "model", ("reference_offload",), why)
+    elif model.reference_offload and not _algorithm(config).needs_reference:
+        refuse_changes(model, "model", ("reference_offload",), "without a reference; set algorithm.kl_coef, too")
+
+
+def _algorithm(config: Any) -> Algorithm:
+    rollout = config.rollout
+    return algorithm_from(config.algorithm, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness)
 
 
 def critic_settings(config: Any) -> CriticSettings:
