@@ -167,6 +167,15 @@ def test_answers_that_share_an_index_are_never_taken_for_one(more: dict[str, Any
     assert stream.response()["choices"][0]["token_ids"] == [2]
 
 
+def test_an_empty_finish_reason_ends_nothing():
+    said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": ""}
+    stream = assemble([{"choices": [said]}] * 2)
+    assert not stream.finished
+    stream.feed({"choices": [{**said, "finish_reason": "stop"}]})
+    [choice] = stream.response()["choices"]
+    assert (stream.finished, choice["token_ids"], choice["finish_reason"]) == (True, [2, 2, 2], "stop")
+
+
 def test_an_end_without_tokens_may_be_told_again():
     end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
     assert assemble([{"choices": [end]}, {"choices": [end]}]).finished

@@ -125,6 +125,23 @@ async def test_an_error_object_of_any_types_becomes_one_of_the_right_types():
     assert answer.json()["error"] == {"message": "['no']", "type": "invalid_request_error", "code": None, "param": None}
 
 
+@pytest.mark.parametrize("route", CALLS)
+async def test_a_stream_whose_finish_reason_is_empty_until_it_ends_is_a_good_one(route):
+    said = {**ANSWER["choices"][0], "delta": {"content": "h"}, "finish_reason": ""}
+    events = [{"choices": [said]}, {"choices": [said]}, {"choices": [{**said, "finish_reason": "stop"}]}]
+    async with RawServer(event_stream(*events)) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(store, upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            body = {"model": "m", "stream": True, **CALLS[route]}
+            answer = await client.post(f"/sessions/s/v1/{route}", json=body)
+        await upstream.close()
+    assert '"finish_reason":""' not in answer.text
+    assert answer.text.count('"finish_reason":"stop"') <= 1
+    [trace] = store.by_session("s")
+    assert (trace.finish_reason, trace.response["content"], trace.response_ids) == ("stop", "hhh", [7, 7, 7])
+
+
 async def test_answers_of_one_index_are_all_kept():
     choice = ANSWER["choices"][0]
     async with RawServer(http(200, {**ANSWER, "choices": [choice, {**choice, "token_ids": [8]}]})) as server:

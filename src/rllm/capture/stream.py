@@ -112,7 +112,7 @@ class _ChoiceStream:
         if "finish_reason" in self.fields and self.token_ids is not None:
             self._check_over(choice)
         for name, value in choice.items():
-            if value is None:
+            if value is None or (name == "finish_reason" and not value):  # some servers say "" until there is one
                 continue
             if name == "delta":
                 self._feed_delta(value)
@@ -126,7 +126,7 @@ class _ChoiceStream:
 
     def _check_over(self, choice: Mapping[str, Any]) -> None:
         """Nothing that is sampled may follow the end: it would be another answer's, under the same index."""
-        if choice.get("finish_reason") is not None or choice.get("token_ids"):
+        if choice.get("finish_reason") or choice.get("token_ids"):
             raise TokenMismatchError(
                 f"choices[{self.fields['index']}] goes on after its end: the server gives several answers the same index"
             )

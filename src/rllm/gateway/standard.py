@@ -52,6 +52,8 @@ class ChunkCompleter:
         if not chunk.get("model"):
             chunk["model"] = self._model
         for choice in chunk.get("choices") or ():
+            if choice.get("finish_reason") == "":  # which some servers say until there is one
+                choice["finish_reason"] = None
             # Nearly every choice goes on with a text, and has nothing to complete.
             if choice.get("index") not in self._calls or "tool_calls" in (choice.get("delta") or ()):
                 self._complete_choice(choice)
