@@ -26,7 +26,7 @@ SESSION_KEY_PREFIX = "rllm.session."
 
 _OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
 """Of Claude Code, opencode and Codex."""
-_OWN_SESSION = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
+_OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
