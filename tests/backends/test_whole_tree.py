@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rllm.algorithms.tree import build_tree
-from rllm.backends.local.forward import choose_forward, separate_hidden_states
+from rllm.backends.local.forward import agree, choose_forward, separate_hidden_states
 from rllm.backends.local.whole_tree import whole_tree_states
 from rllm.inference.local.attention import use_grouped_attention
 
@@ -69,6 +69,25 @@ def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: p
     found = gradients(whole_tree_states(exact_model, tree))
     expected = gradients(separate_hidden_states(exact_model, tree))
     assert (found - expected).norm() <= 1e-10 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_tried_with_gradients_that_its_rounding_does_not_hide(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    model = make_model("Qwen3", num_layers=4)
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    use_grouped_attention(model)
+
+    def half_the_gradient(model: Any, tree: Any, *, read: Tensor | None = None) -> Tensor:
+        states = whole_tree_states(model, tree, read=read)
+        return states / 2 + states.detach() / 2
+
+    assert agree(model.base_model, whole_tree_states, gradients=True)
+    assert agree(model.base_model, half_the_gradient)
+    assert not agree(model.base_model, half_the_gradient, gradients=True)
 
 
 @ON_CUDA
