@@ -94,6 +94,14 @@ def test_roles_are_settings() -> None:
             ["roles.judge.estimator.name=grpo", "roles.judge.estimator.level=step"],
             "roles.judge.estimator.level='step' would have no effect",
         ),
+        (
+            ["roles.judge.trainable=false", "roles.judge.weight=0.5"],
+            "roles.judge.weight=0.5 would have no effect on what is not learned from",
+        ),
+        (
+            ["roles.judge.trainable=false", "roles.judge.estimator.name=rloo"],
+            "roles.judge.estimator={'name': 'rloo'} would have no effect on what is not learned from",
+        ),
         (["algorithm.name=ppo", "roles.judge.weight=0.5"], "roles.judge.weight: PPO credits single tokens"),
     ],
 )

@@ -36,6 +36,10 @@ def make_roles(config: TrainConfig, algorithm: Algorithm) -> dict[str, Role]:
 
 
 def _role(key: str, given: RoleConfig, config: TrainConfig, algorithm: Algorithm) -> Role:
+    if not given.trainable:
+        refuse_changes(
+            given, key, ("weight", "estimator"), "on what is not learned from; leave it or trainable=false out"
+        )
     estimator = _estimator(f"{key}.estimator", given.estimator, config, algorithm) if given.estimator else None
     if algorithm.credits_tokens and (estimator is not None or given.weight != 1.0):
         setting = "weight" if estimator is None else "estimator"

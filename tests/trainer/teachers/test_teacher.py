@@ -275,6 +275,14 @@ def test_a_teacher_with_less_room_than_the_policy_is_refused(
     [
         (["algorithm.name=distill"], r"teacher\.path=None and teacher\.url=None: .*set one of the two"),
         (["algorithm.name=distill", "teacher.path=a", "teacher.url=http://b"], "set one of the two"),
+        (
+            ["algorithm.name=distill", "teacher.url=http://b", "teacher.device=cpu"],
+            r"teacher\.device='cpu' would have no effect on a server",
+        ),
+        (
+            ["algorithm.name=distill", "teacher.path=a", "teacher.timeout_s=3"],
+            r"teacher\.timeout_s=3\.0 would have no effect on a teacher in this process",
+        ),
         (["teacher.url=http://b"], "teacher is set, and nothing is learned from it: set algorithm.name=distill"),
         (
             ["algorithm.teacher_coef=0.1", "teacher.url=http://b", "rollout.temperature=0.7"],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rllm.algorithms.base import Algorithm
+from rllm.backends.refusals import refuse_changes
 from rllm.errors import ConfigError
 from rllm.trainer.assemble import Teacher
 from rllm.trainer.config.schema import TeacherConfig, TrainConfig
@@ -31,6 +32,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
             f"{algorithm.teacher_coef} asks a teacher, so set one of the two"
         )
     if teacher.url is not None:
+        refuse_changes(teacher, "teacher", ("dtype", "device"), "on a server; leave it out")
         if config.rollout.temperature != 1.0:
             raise ConfigError(
                 f"rollout.temperature={config.rollout.temperature}: the prompt log-probabilities of a server are those at "
@@ -38,6 +40,8 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
             )
         return
     assert teacher.path is not None
+    of_servers = ("model", "max_concurrent", "timeout_s", "num_retries")
+    refuse_changes(teacher, "teacher", of_servers, "on a teacher in this process (teacher.path); leave it out")
     _check_model(config, teacher.path)
 
 
