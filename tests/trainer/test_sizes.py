@@ -71,6 +71,18 @@ def test_more_updates_than_episodes_are_refused() -> None:
     )
 
 
+def test_how_long_the_policy_waits_for_its_critic(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(["algorithm.name=ppo", "tasks_per_step=2", "num_steps=8", "critic.warmup_steps=7"])
+    assert in_words(config, 2)[-1] == "in the first 7 steps the critic alone is updated"
+    check_sizes(config, 2)
+    assert not caplog.records
+    config.critic.warmup_steps = 8
+    told = "critic.warmup_steps=8 and num_steps=8: the critic alone is updated, and the policy learns nothing"
+    assert in_words(config, 2)[-1] == told
+    check_sizes(config, 2)
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
 def test_a_trainer_checks_its_sizes(run_trainer: RunTrainer) -> None:
     with pytest.raises(ConfigError, match=r"optim\.num_minibatches=7"):
         run_trainer({"optim": {"num_minibatches": 7}})

@@ -34,6 +34,8 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
         )
     if config.tasks_per_step > num_tasks:
         logger.warning("%s", _more_than_there_are(config, num_tasks))
+    if config.critic.warmup_steps >= config.num_steps:
+        logger.warning("%s", _waits(config))
 
 
 def num_episodes(config: TrainConfig) -> int:
@@ -52,6 +54,8 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     ]
     if config.tasks_per_step > num_tasks:
         told.append(_more_than_there_are(config, num_tasks))
+    if config.critic.warmup_steps:
+        told.append(_waits(config))
     ahead = config.rollout.max_staleness
     if ahead:
         told.append(f"rollouts run up to {counted(ahead, 'step')} ahead of the updates")
@@ -73,6 +77,13 @@ def _updates(config: TrainConfig) -> str:
         if not more
         else f"{number} updates of {least} or {least + 1} episodes"
     )
+
+
+def _waits(config: TrainConfig) -> str:
+    number = config.critic.warmup_steps
+    if number < config.num_steps:
+        return f"in the first {counted(number, 'step')} the critic alone is updated"
+    return f"critic.warmup_steps={number} and num_steps={config.num_steps}: the critic alone is updated, and the policy learns nothing"
 
 
 def _often(times: float) -> str:
