@@ -130,3 +130,10 @@ def test_divergence_in_the_loss(rows: Rows) -> None:
     their_part, our_part = 1 - (-distance).exp(), distance
     difference = 0.3 * (our_part - their_part) / batch.num_tokens
     torch.testing.assert_close(ours[1] - theirs[1], difference, rtol=1e-4, atol=1e-6)
+
+
+def test_the_penalty_of_overlong_answers() -> None:
+    punish = importlib.import_module("trl.rewards").get_soft_overlong_punishment(20, 5)
+    ours, lengths = DAPO(overlong_length=20, overlong_buffer=5), range(1, 30)
+    theirs = punish(completion_ids=[[0] * length for length in lengths])
+    assert [-ours.overlong_penalty(length) for length in lengths] == pytest.approx(theirs)
