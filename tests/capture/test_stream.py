@@ -221,6 +221,12 @@ def test_events_survive_arriving_byte_by_byte():
     assert [payload for byte in EVENTS for payload in decoder.feed(bytes([byte]))] == PAYLOADS
 
 
+@pytest.mark.parametrize("cut", range(8))
+def test_the_mark_with_which_a_text_may_begin_is_none_of_its_first_event(cut: int):
+    events, decoder = b"\xef\xbb\xbfdata: a\n\ndata: b\n\n", SSEDecoder()
+    assert decoder.feed(events[:cut]) + decoder.feed(events[cut:]) == [b"a", b"b"]
+
+
 def test_an_event_that_the_connection_cut_off_is_not_reported():
     assert SSEDecoder().feed(b"data: whole\n\ndata: ha") == [b"whole"]
 

@@ -34,7 +34,8 @@ def logprobs(*numbers):
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-GARBLED = HEAD + b"transfer-encoding: chunked\r\n\r\nnot a number of bytes\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+GARBLED = HEAD + CHUNKED + b"not a number of bytes\r\n"
 HTML = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 17\r\n\r\n<html>Hi!</html>\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
@@ -83,7 +84,7 @@ WRONG_STREAMS = {
         "several answers the same index",
     ),
     "no end at all": (event_stream(), "before the answer was"),
-    "garbled chunks": (STREAMED[:-5] + b"zz\r\n", "broke off"),
+    "garbled chunks": (event_stream({"choices": [{"delta": {"content": "h"}}]}, end=False) + b"zz\r\n", "broke off"),
     "not a stream": (GOOD, "something else"),
 }
 
@@ -140,6 +141,41 @@ async def test_a_stream_whose_finish_reason_is_empty_until_it_ends_is_a_good_one
     assert answer.text.count('"finish_reason":"stop"') <= 1
     [trace] = store.by_session("s")
     assert (trace.finish_reason, trace.response["content"], trace.response_ids) == ("stop", "hhh", [7, 7, 7])
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("more", [b"[DONE]", b'{"error": {"message": "too late"}}'])
+async def test_what_follows_the_end_of_a_stream_is_not_read(more, together):
+    said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
+    pieces = [b"data: %s\n\n" % piece for piece in (json.dumps({"choices": [said]}).encode(), b"[DONE]", more)]
+    pieces = [b"".join(pieces)] if together else pieces
+    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    async with RawServer(HEAD.replace(b"application/json", b"text/event-stream") + CHUNKED + body) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(store, upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            asked = {"model": "m", "stream": True, **CALLS["chat/completions"]}
+            answer = await client.post("/sessions/s/v1/chat/completions", json=asked)
+        await upstream.close()
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert [trace.response_ids for trace in store.by_session("s")] == [[7]]
+
+
+@pytest.mark.parametrize("rest", [pytest.param(b"", id="broken off"), pytest.param(b"3\r\n: }", id="never ended")])
+async def test_an_answer_that_was_said_to_its_end_is_whole_however_its_connection_ends(rest, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.connection._REST_S", 0.05)
+    said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
+    whole = event_stream({"choices": [said], "prompt_token_ids": [1]}).removesuffix(b"0\r\n\r\n")
+    async with RawServer(whole + rest) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(store, upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            asked = {"model": "m", "stream": True, **CALLS["chat/completions"]}
+            for _ in range(2):
+                answer = await client.post("/sessions/s/v1/chat/completions", json=asked)
+                assert answer.text.endswith("data: [DONE]\n\n")
+        await upstream.close()
+    assert [trace.error for trace in store.by_session("s")] == [None, None]
 
 
 async def test_answers_of_one_index_are_all_kept():

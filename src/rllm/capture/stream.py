@@ -38,7 +38,7 @@ class SSEDecoder:
         payloads = []
         for line in lines:
             field, _, value = line.rstrip(b"\r\n").partition(b":")
-            if field == b"data":
+            if field in _DATA:
                 self._data.append(value.removeprefix(b" "))
             elif line in _LINE_ENDS and self._data:
                 payloads.append(b"\n".join(self._data))
@@ -46,6 +46,8 @@ class SSEDecoder:
         return payloads
 
 
+_DATA = (b"data", b"\xef\xbb\xbfdata")
+"""Also behind the mark with which a stream in UTF-8 may begin."""
 _LINE_ENDS = (b"\n", b"\r\n", b"\r")
 
 

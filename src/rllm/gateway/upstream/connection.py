@@ -28,6 +28,9 @@ _MAX_BUFFERED = 1024 * 1024
 
 _GRAIN_S = 0.1
 
+_REST_S = 1.0
+"""How long the end of the HTTP message may follow the end of what is said."""
+
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
 
@@ -263,6 +266,13 @@ class Connection(asyncio.Protocol):
                 raise TooLongError(f"its answer is longer than {limit:,} bytes")
             pieces.append(piece)
         return b"".join(pieces)
+
+    async def pass_over_rest(self) -> None:
+        """Read to the very end of an answer that has said all, if it comes soon: only then can the connection be used again."""
+        self._deadline = min(self._deadline, time.monotonic() + _REST_S)
+        with suppress(OSError):  # too late, or broken off: nothing is lost with it but the connection
+            while await self.read_some():
+                pass
 
     def close(self) -> None:
         """Break off at once."""

@@ -126,33 +126,41 @@ class HTTPUpstream:
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder = SSEDecoder()
-        shorter: UpstreamCall | None = None
-        num_unread = 0
+        num_unread, is_done = 0, False
         as_chat = self._chunk_reader(call)
         try:
             async with self._chat(call) as answer:
-                kind = answer.headers.get("content-type", "").lower()
-                if answer.status != 200 or not kind.startswith("text/event-stream"):
-                    body = await self._body_of(answer)
-                    shorter = _without_limit(call, answer.status, body)
-                    if shorter is None:
-                        raise _not_a_stream(answer.status, body, answer.headers)
-                # Reads to the very end, beyond [DONE], so that the connection can be used again.
-                while received := await answer.read_some():
+                shorter = await self._refused(call, answer)
+                while not is_done and (received := await answer.read_some()):
                     payloads = decoder.feed(received)
-                    if _DONE in payloads[-1:]:
-                        payloads.pop()
+                    if is_done := _DONE in payloads:
+                        del payloads[payloads.index(_DONE) :]  # proxies say more, and clients read no further either
                     num_unread = 0 if payloads else num_unread + len(received)
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
                         yield as_chat(without_error(parse_events(payloads, logprob_details=call.logprob_details)))
+                if is_done:
+                    await answer.pass_over_rest()
         except OSError as error:
             raise self._named(error) from error
         if shorter is not None:
             async with aclosing(self.stream(shorter)) as batches:
                 async for batch in batches:
                     yield batch
+
+    async def _refused(self, call: UpstreamCall, answer: Connection) -> UpstreamCall | None:
+        """The call as it is to be made again, where no stream has begun for its limit; `None` where one has.
+
+        Raises:
+            UpstreamError: if none has for another reason.
+        """
+        if answer.status == 200 and answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            return None
+        body = await self._body_of(answer)
+        if shorter := _without_limit(call, answer.status, body):
+            return shorter
+        raise _not_a_stream(answer.status, body, answer.headers)
 
     async def models(self) -> list[dict[str, Any]]:
         try:
