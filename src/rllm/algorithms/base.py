@@ -74,7 +74,7 @@ class Algorithm:
     """What to do about a sampler whose probabilities differ from the trainer's: weigh tokens by their ratio, bounded, or
     also leave out what is out of bounds."""
     correction_level: Literal["token", "sequence"] = "token"
-    """Whether the ratio is that of the token or of its sequence."""
+    """Whether the ratio is that of the token, or the geometric mean over its sequence."""
     correction_cap: float = 2.0
     """Bound of the ratio."""
 
