@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
@@ -16,7 +17,7 @@ from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rllm.algorithms.remax import ReMax
-from rllm.errors import TokenMismatchError
+from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.assemble import Assembled, assemble
 from rllm.types import UNSCORED, Episode, Step, Trajectory, TrajectoryGroup
 
@@ -343,6 +344,19 @@ def test_single_tokens_are_credited_without_a_critic_too() -> None:
     result = assembled(episodes_of(path(1.0), path(0.0)), ReinforcePlusPlus())
     assert result.batch.advantages.tolist() == pytest.approx([1.0, 1.0, -1.0, -1.0])
     assert result.batch.returns is None, "there is no critic to learn from them"
+
+
+@pytest.mark.parametrize("given", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, math.inf]], ids=str)
+def test_an_algorithm_that_gives_no_number_for_each_token_is_named(given: list[float]) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(ReinforcePlusPlus):
+        def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
+            return torch.tensor(given), None
+
+    with pytest.raises(
+        ConfigError, match=r"token_advantages of Mine gave tensor\(\[.*\]\) for 2 tokens: give a tensor of one"
+    ):
+        assembled(episodes_of(path(1.0)), Mine())
 
 
 def test_nothing_to_learn_from_with_a_critic() -> None:

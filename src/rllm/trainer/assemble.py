@@ -14,6 +14,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.algorithms.returns import discounted
+from rllm.errors import ConfigError, counted
 from rllm.trainer.failed import reason_of
 from rllm.trainer.filters import LEFT_OUT
 from rllm.trainer.roles import PLAIN, Role, Roles
@@ -108,6 +109,7 @@ def assemble(
 
     Raises:
         TokenMismatchError: if ids and log-probabilities of a step disagree.
+        ConfigError: if the algorithm does not give each trajectory, or token, a number.
         InferenceError: of the teacher.
     """
     roles = roles or {}
@@ -253,10 +255,22 @@ def _credit_tokens(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm)
     # A trajectory may have gone on with a sequence after it had begun another, so its tokens are not yet in order.
     order = order_of(batch, earned)
     advantages, returns = algorithm.token_advantages(reordered(batch, order))
+    for given in (advantages, returns):
+        if given is not None:
+            _check_numbers(given, batch, algorithm)
     back = order.argsort()
     batch.advantages = advantages[back]
     batch.returns = None if returns is None else returns[back]
     _tell_shares(batch, usable)
+
+
+def _check_numbers(given: Tensor, batch: Batch, algorithm: Algorithm) -> None:
+    """Refuse what an algorithm gives, which users write too, unless it is a number for each token."""
+    if given.shape != (batch.num_tokens,) or not given.isfinite().all():
+        raise ConfigError(
+            f"token_advantages of {type(algorithm).__name__} gave {given} for {counted(batch.num_tokens, 'token')}: give a tensor "
+            "of one finite number for each"
+        )
 
 
 def _tell_tokens(batch: Batch, usable: Sequence[Sample]) -> None:
