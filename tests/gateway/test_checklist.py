@@ -312,6 +312,10 @@ def test_line_5_a_stop_string_ends_the_answer_is_not_told_and_is_recorded_as_sam
     name = {"messages": "stop_sequences"}.get(route, "stop")
     answer = served.post(f"/sessions/s/v1/{route}", json={"model": "m", **REQUESTS[route], name: ["STOP"]}).json()
     assert text_of(answer) == "yes "
+    if route == "messages":
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "STOP")
+    elif route != "responses":  # whose format has no place for it
+        assert answer["choices"][0]["stop_reason"] == "STOP"
     [trace] = served.store.by_session("s")
     assert trace.response_ids == encode("yes STOP")
     assert (trace.finish_reason, trace.sampling["stop"]) == ("stop", ["STOP"])

@@ -128,7 +128,7 @@ def test_a_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngi
         ids = [token_id for choice in choices for token_id in choice.get("token_ids") or ()]
         assert text == free[: free.index(stop)]
         assert stop in engine.tokenizer.decode(ids)
-        assert choices[-1]["finish_reason"] == "stop"
+        assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
 
 
 def test_a_text_of_ids_is_all_that_was_sampled(two: Two, engine: LocalEngine) -> None:

@@ -34,9 +34,15 @@ def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> M
         logprobs=tokens.logprobs if usable else [],
         logprobs_kind=facts.get("logprobs_kind", "unknown"),
         finish_reason=choices[0].get("finish_reason"),
+        stop_string=_text_or_none(choices[0].get("stop_reason")),
         weight_version=facts.get("weight_version"),
         weight_updates=(facts.get("weight_updates") or [[]])[0],
         template_hash=facts.get("template_hash"),
         sampling=sampling,
         metrics={name: float(usage[name]) for name in ("prompt_tokens", "completion_tokens") if usage.get(name)},
     )
+
+
+def _text_or_none(stop_reason: Any) -> str | None:
+    """vLLM tells a stop token by its id in the same place."""
+    return stop_reason if isinstance(stop_reason, str) else None

@@ -110,6 +110,8 @@ class ModelOutput:
     logprobs_kind: LogprobsKind = "unknown"
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls` or `abort`."""
+    stop_string: str | None = None
+    """The one that ended it, if one did."""
     weight_version: int | None = None
     weight_updates: list[list[int]] = field(default_factory=list)
     """Where an update of the weights fell into the answer; see `rllm.types.Trace`."""

@@ -23,6 +23,8 @@ class Answer:
     content: str
     reasoning: str
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    stop_string: str | None = None
+    """The one that follows it, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,14 @@ class AnswerReader:
 
     def read(self, ids: Sequence[int]) -> Answer:
         """The whole answer."""
-        text = self._decoder.text(ids)
-        text = text[: first_stop(text, self._stop)]
+        whole = self._decoder.text(ids)
+        end = first_stop(whole, self._stop)
+        text = whole[:end]
+        stop = None if end is None else next(stop for stop in self._stop if whole.startswith(stop, end))
         if self._is_plain:
-            return Answer(text=text, content=text, reasoning="")
+            return Answer(text=text, content=text, reasoning="", stop_string=stop)
         split = split_reasoning(text, starts_open=self._starts_open)
         parsed = self._tool_parser.parse(split.answer) if self._tool_parser else ParsedText(content=split.answer)
         reasoning = split.reasoning or parsed.reasoning
-        return Answer(text=text, content=parsed.content, reasoning=reasoning, tool_calls=parsed.tool_calls)
+        calls = parsed.tool_calls
+        return Answer(text=text, content=parsed.content, reasoning=reasoning, tool_calls=calls, stop_string=stop)

@@ -98,7 +98,7 @@ class ScriptedEngine:
                 "shorten the conversation"
             )
         message = self._message(self._next(messages))
-        ids, finish_reason = _finish(message, min(sampling.max_tokens or room, room), sampling.stop)
+        ids, finish_reason, stop_string = _finish(message, min(sampling.max_tokens or room, room), sampling.stop)
         return ModelOutput(
             text=decode(ids),
             content=message["content"],
@@ -109,6 +109,7 @@ class ScriptedEngine:
             logprobs=[_logprob(token_id, position) for position, token_id in enumerate(ids)],
             logprobs_kind="processed",
             finish_reason=finish_reason,
+            stop_string=stop_string,
             weight_version=self.weight_version,
             template_hash=TEMPLATE_HASH,
             sampling=sampling.to_dict(),
@@ -190,21 +191,23 @@ def _render_tool_call(call: Mapping[str, Any]) -> str:
     return f"\n<tool_call>\n{json.dumps(function['name'])} {arguments}\n</tool_call>"
 
 
-def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str]:
-    """The answer's ids and finish reason; cuts the message where a stop string or the token limit ends it."""
+def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
+    """The answer's ids, finish reason and stop string; cuts the message where that or the token limit ends it."""
     ids = [*_encode_body(message), TURN_END]
     reason = "tool_calls" if message["tool_calls"] else "stop"
     ends = [(at, at + len(text)) for text in stop if (at := message["content"].find(text)) >= 0]
+    found = None
     if ends:
         start, end = min(ends)
+        found = message["content"][start:end]
         message["tool_calls"] = []
         ids = _encode_body({**message, "content": message["content"][:end]})
         message["content"], reason = message["content"][:start], "stop"
     if len(ids) > max_tokens:
         ids = ids[:max_tokens]
         message.update(content=decode(ids), reasoning="", tool_calls=[])
-        reason = "length"
-    return ids, reason
+        reason, found = "length", None
+    return ids, reason, found
 
 
 def _logprob(token_id: int, position: int) -> float:

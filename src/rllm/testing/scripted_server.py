@@ -104,7 +104,8 @@ class ScriptedServer:
 
     def _choice(self, asked: dict[str, Any], index: int, output: ModelOutput) -> dict[str, Any]:
         message = {"refusal": None, "tool_calls": [], **output.to_message()}
-        choice = {"index": index, "message": message, "finish_reason": output.finish_reason, "stop_reason": None}
+        choice = {"index": index, "message": message, "finish_reason": output.finish_reason}
+        choice["stop_reason"] = output.stop_string
         choice["logprobs"] = self._logprobs(output, 0, len(output.completion_ids)) if asked.get("logprobs") else None
         if self._returns_ids(asked):
             choice["token_ids"] = output.completion_ids
@@ -151,6 +152,7 @@ class ScriptedServer:
             "delta": _delta(output, position, last),
             "logprobs": self._logprobs(output, position, position + 1) if asked.get("logprobs") else None,
             "finish_reason": output.finish_reason if last else None,
+            "stop_reason": output.stop_string if last else None,
         }
         if self._returns_ids(asked):
             choice["token_ids"] = [output.completion_ids[position]]

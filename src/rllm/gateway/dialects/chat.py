@@ -84,7 +84,8 @@ class ChatStreamEncoder:
             ending = {name: value for name, value in choice.items() if name != "token_ids"}
             self._endings.append({**chunk, "choices": [{**ending, "delta": {}, "logprobs": None}]})
             if any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
-                left.append({**choice, "finish_reason": None})
+                early = {name: value for name, value in choice.items() if name != "stop_reason"}
+                left.append({**early, "finish_reason": None})
         chunk["choices"] = left
         return bool(left)
 

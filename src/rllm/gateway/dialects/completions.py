@@ -118,6 +118,7 @@ def _choice(choice: Mapping[str, Any], position: int, text: str, asked: Mapping[
         "text": text,
         "logprobs": _logprobs(choice, len(_echoed(asked))) if asked.get("logprobs") is not None else None,
         "finish_reason": "stop" if reason == "tool_calls" else reason,
+        "stop_reason": choice.get("stop_reason"),
         **ids,
     }
 
@@ -167,10 +168,10 @@ class CompletionsStreamEncoder:
             for choice in chunk.get("choices") or ():
                 piece = {**self._piece(choice), **_prompt_ids(chunk, self._asked)}
                 if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
-                    events.append(_data({**head, "choices": [{**piece, "finish_reason": None}]}))
+                    events.append(_data({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]}))
                 if piece["finish_reason"] is not None:
                     ending = {"index": piece["index"], "text": "", "logprobs": None}
-                    ending["finish_reason"] = piece["finish_reason"]
+                    ending |= {name: piece[name] for name in ("finish_reason", "stop_reason")}
                     self._endings.append({**head, "choices": [ending]})
             if chunk.get("usage") and self._wants_usage:
                 # Some servers count in every chunk.

@@ -54,6 +54,7 @@ class EngineUpstream:
                 "logprobs": logprobs_of(output.completion_ids, output.logprobs),
                 "finish_reason": output.finish_reason,
                 "token_ids": output.completion_ids,
+                **({"stop_reason": output.stop_string} if output.stop_string else {}),
             }
             for index, output in enumerate(outputs)
         ]
@@ -168,12 +169,12 @@ class _ChoiceChunks:
         delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
         self._began = True
         if isinstance(piece, OutputDelta):
-            reasoning, text, reason = piece.reasoning, piece.text, None
+            reasoning, text, reason, stop_string = piece.reasoning, piece.text, None, None
             token_ids, logprobs = piece.token_ids, piece.logprobs
         else:
             self.output = piece
             reasoning, text = _unsaid(piece.reasoning, self._reasoning), _unsaid(piece.content, self._text)
-            reason = piece.finish_reason
+            reason, stop_string = piece.finish_reason, piece.stop_string
             token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
             if piece.tool_calls:
                 delta["tool_calls"] = [{"index": position, **call} for position, call in enumerate(piece.tool_calls)]
@@ -190,6 +191,7 @@ class _ChoiceChunks:
             "logprobs": logprobs_of(token_ids, logprobs),
             "finish_reason": reason,
             "token_ids": list(token_ids),
+            **({"stop_reason": stop_string} if stop_string else {}),
         }
 
 

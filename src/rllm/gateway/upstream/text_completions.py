@@ -55,7 +55,13 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
         "logprobs": _logprobs(choice.get("logprobs") or {}),
         "finish_reason": choice.get("finish_reason"),
         "token_ids": choice.get("token_ids"),
+        **stop_reason_of(choice),
     }
+
+
+def stop_reason_of(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """By which stop string, or which stop token's id, the answer ended, if by one."""
+    return {} if choice.get("stop_reason") is None else {"stop_reason": choice["stop_reason"]}
 
 
 def _logprobs(given: Mapping[str, Any]) -> dict[str, Any] | None:

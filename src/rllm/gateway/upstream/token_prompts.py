@@ -15,6 +15,7 @@ from rllm.capture import Prior
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
+from rllm.gateway.upstream.text_completions import stop_reason_of
 from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -163,4 +164,5 @@ class _Choice:
             "logprobs": None if numbers is None else logprobs_of(ids, numbers, given.get("tokens") or ()),
             "finish_reason": reason,
             "token_ids": ids,
+            **stop_reason_of(choice),
         }

@@ -269,6 +269,7 @@ class LocalEngine:
             logprobs=request.logprobs,
             logprobs_kind="raw" if request.sampling.temperature == 0 else "processed",
             finish_reason=finish,
+            stop_string=answer.stop_string,
             weight_version=request.weight_version,
             weight_updates=request.weight_updates,
             template_hash=self.template.hash,
