@@ -118,6 +118,12 @@ def test_malformed_metadata_is_refused(refusing, value):
     assert refused.json()["error"]["code"] == "invalid_metadata"
 
 
+def test_metadata_that_nobody_could_list_are_refused(refusing):
+    refused = refusing.post(headers={"x-rllm-metadata": f'{{"x":{"[" * 300}{"]" * 300}}}'})
+    assert refused.status_code == 400
+    assert "x-rllm-metadata has more than 200 levels" in refused.json()["error"]["message"]
+
+
 def test_a_session_is_created_shown_listed_and_deleted_over_http(serve):
     served = serve()
     created = served.http.post("/sessions", json={"id": "a", "metadata": {"task": 7}, "sampling": {"temperature": 0.7}})
@@ -150,6 +156,7 @@ def test_a_session_without_an_id_gets_one(serve):
         ('{"sampling": {"temprature": 1}}', "temprature"),
         ('{"sampling": {"temperature": -1}}', "temperature=-1"),
         ('{"id": "a/b"}', "a/b"),
+        ('{"metadata": {"x": %s}}' % ("[" * 300 + "]" * 300), "levels"),
     ],
 )
 def test_a_malformed_session_is_refused(refusing, body, named):

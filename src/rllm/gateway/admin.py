@@ -17,6 +17,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
+from rllm.gateway.dialects.fields import check_depth
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of, authorize, session_key
 from rllm.gateway.limits import CallLimits
@@ -105,6 +106,7 @@ class Admin:
             raise GatewayError(400, f"the request body is not valid JSON: {error}") from error
         if not isinstance(wanted, dict):
             raise GatewayError(400, "the request body is not a JSON object: send {id?, metadata?, sampling?}")
+        check_depth(body, wanted, "the request body")
         unknown = sorted(wanted.keys() - {"id", "metadata", "sampling"})
         if unknown:
             raise GatewayError(

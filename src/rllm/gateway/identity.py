@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from rllm.gateway.baggage import session_of_baggage
+from rllm.gateway.dialects.fields import check_depth
 from rllm.gateway.errors import GatewayError
 from rllm.types import RESERVED_PREFIX
 
@@ -143,19 +144,21 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     """The call's metadata: a header's value, a percent-encoded JSON object.
 
     Raises:
-        GatewayError: 400, if it is anything else, or uses a name that is ours.
+        GatewayError: 400, if it is anything else, is nested too deep, or uses a name that is ours.
     """
     header = _text(headers, METADATA_HEADER)
     if not header:
         return {}
+    written = unquote_to_bytes(header)
     try:
-        metadata = orjson.loads(unquote_to_bytes(header))
+        metadata = orjson.loads(written)
     except ValueError:
         metadata = None
     if not isinstance(metadata, dict):
         raise GatewayError(
             400, f"header {METADATA_HEADER}={header[:80]!r}: use a percent-encoded JSON object", code="invalid_metadata"
         )
+    check_depth(written, metadata, f"the header {METADATA_HEADER}")
     for name in metadata:
         if name.startswith(RESERVED_PREFIX):
             raise GatewayError(

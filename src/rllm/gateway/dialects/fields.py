@@ -42,9 +42,18 @@ def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
         raise invalid(f"the request body is not valid JSON: {error}") from error
     if not isinstance(request, dict):
         raise invalid(f"the request body is a JSON {kind_of(request)}: send an object with {needs}")
-    if body.count(b"{") + body.count(b"[") > _DEEPEST and is_too_deep(request):  # fewer cannot be so deep
-        raise invalid(f"the request body has more than {_DEEPEST} levels of lists and objects in each other")
+    check_depth(body, request, "the request body")
     return request
+
+
+def check_depth(written: bytes, value: Any, what: str) -> None:
+    """Check that what was read of some JSON can be written again; `what` names it in the error.
+
+    Raises:
+        GatewayError: 400, if it is nested too deep.
+    """
+    if written.count(b"{") + written.count(b"[") > _DEEPEST and is_too_deep(value):  # fewer cannot be so deep
+        raise invalid(f"{what} has more than {_DEEPEST} levels of lists and objects in each other")
 
 
 def is_too_deep(value: Any) -> bool:
