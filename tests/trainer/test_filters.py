@@ -77,6 +77,8 @@ def test_tasks_that_teach_nothing_are_replaced_by_others(run_trainer: RunTrainer
     assert len(run.words) > 2 * 2
     (batch,) = run.backend.batches
     assert len(batch) == 2 * 2, "the two tasks that teach something"
+    num_replaced = len(run.words) // 2 - 2
+    assert run.lines[-1]["batch/zero_variance"] == pytest.approx(num_replaced / (num_replaced + 2))
     assert batch.weights.sum().item() == pytest.approx(1.0), "and the others do not weigh in the mean"
 
 
@@ -89,6 +91,8 @@ def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "rollout": rollout}, agent=agent)
     assert len(run.words) == 3 * 2 * 2
     assert run.lines[-1]["dropped/zero_variance"] == 12
+    assert (run.lines[-1]["batch/num_groups"], run.lines[-1]["batch/zero_variance"]) == (6, 1.0)
+    assert run.lines[-1]["signal/no_variance"] == 1.0
 
 
 def test_a_task_that_always_fails_may_be_among_those_that_replace_others(run_trainer: RunTrainer) -> None:

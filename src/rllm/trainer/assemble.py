@@ -26,6 +26,7 @@ from rllm.trainer.shares import (
     NO_TOKENS,
     SIDE_CALL,
     UNSCORED,
+    ZERO_VARIANCE,
     Sample,
     Share,
     credit,
@@ -73,6 +74,7 @@ class Assembled:
     trajectories: list[tuple[str, int]]
     """Those that `batch.trajectory_of` counts: the session of each, and which of its episode's it is."""
     num_groups: int
+    """Groups of trajectories, or of their steps; with those that `rollout.resample_rounds` replaced by others."""
     num_uniform_groups: int
     """Groups whose rewards are all alike, which have nothing to teach; a trajectory alone is like nothing."""
     dropped: Counter[str]
@@ -309,12 +311,13 @@ def _with_counts(
 ) -> Assembled:
     """The batch with what is to be known of how it came about."""
     trained = [sample for sample in usable if sample.reason is None]
+    num_replaced = _num_replaced(samples)
     return Assembled(
         batch=batch,
         credits=[item for sample in samples for item in _step_credits(sample, step)],
         trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
-        num_groups=len(groups),
-        num_uniform_groups=sum(map(_is_uniform, groups.values())),
+        num_groups=len(groups) + num_replaced,
+        num_uniform_groups=sum(map(_is_uniform, groups.values())) + num_replaced,
         dropped=_dropped(samples, episodes),
         num_forks=sum(len(sample.sequences) - 1 for sample in trained),
         num_steps=sum(len(sample.trajectory.steps) for sample in trained),
@@ -340,6 +343,11 @@ def _drifts(trained: Sequence[Sample]) -> Counter[str]:
 def _is_uniform(members: Sequence[Share]) -> bool:
     """Whether they were compared, and none was better than another."""
     return not any(share.advantage or share.dropped in _NOT_COMPARED for share in members)
+
+
+def _num_replaced(samples: Sequence[Sample]) -> int:
+    """Groups that were left out before they were credited, because none of several was better than another."""
+    return sum(size > 1 for size in Counter(item.role for item in samples if item.dropped == ZERO_VARIANCE).values())
 
 
 def _credited(usable: Sequence[Sample]) -> Iterator[tuple[Key, Share]]:

@@ -43,7 +43,7 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
         "no_variance": (
             of("batch/zero_variance") == 1.0,
             f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so nothing is learned: "
-            "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set rollout.resample_rounds",
+            "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise rollout.resample_rounds",
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
