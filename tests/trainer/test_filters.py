@@ -64,6 +64,15 @@ def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() 
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
 
+def test_who_is_left_alone_is_told_apart_from_those_who_earned_the_same() -> None:
+    episodes = [episode_of(1.0), episode_of(None)]
+    leave_out(episodes, FilterConfig(), uniform=True)
+    assert reasons(episodes) == ["too_few_siblings", None]
+    greedy = [episode_of(1.0), episode_of(1.0, trainable=False)]
+    leave_out(greedy, FilterConfig(), uniform=True, with_greedy=True)
+    assert reasons(greedy) == ["zero_variance", None]
+
+
 def test_tasks_that_teach_nothing_are_replaced_by_others(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.roles import Roles
-from rllm.trainer.shares import ZERO_VARIANCE
+from rllm.trainer.shares import ALONE, ZERO_VARIANCE
 from rllm.types import Episode, Trajectory
 
 LEFT_OUT = "left_out"
@@ -23,7 +23,7 @@ def leave_out(
     Args:
         episodes: of one training step.
         filters: the run's.
-        uniform: also those whose group earned the same throughout.
+        uniform: also those whose group earned the same throughout, or has nobody else.
         with_greedy: whether a group is compared with the task's greedy rollout, which is not trained on.
     """
     for episode in episodes:
@@ -37,7 +37,7 @@ def leave_out(
         for group in _by_role(episodes, with_greedy).values():
             if len(group.rewards) == 1:
                 for trajectory in group.members:
-                    trajectory.info[LEFT_OUT] = ZERO_VARIANCE
+                    trajectory.info[LEFT_OUT] = ZERO_VARIANCE if group.num_compared > 1 else ALONE
 
 
 def num_informative(episodes: Sequence[Episode], roles: Roles | None = None, *, with_greedy: bool = False) -> int:
@@ -57,6 +57,8 @@ class _Group:
     """Those that may be trained on."""
     rewards: set[float] = field(default_factory=set)
     """The different ones, that of the greedy rollout among them where it counts."""
+    num_compared: int = 0
+    """Trajectories that have these rewards."""
 
 
 def _by_role(episodes: Sequence[Episode], with_greedy: bool) -> dict[tuple[str, str], _Group]:
@@ -73,4 +75,5 @@ def _by_role(episodes: Sequence[Episode], with_greedy: bool) -> dict[tuple[str, 
                 group.members.append(trajectory)
             if may_learn or (with_greedy and not trajectory.trainable):
                 group.rewards.add(reward)
+                group.num_compared += 1
     return groups
