@@ -25,6 +25,12 @@ CHAT = "/sessions/s/v1/chat/completions"
         ('{"messages": ["hi"]}', "messages[0]='hi'"),
         ('{"messages": [{"content": "hi"}]}', "'role'"),
         ('{"messages": [{"role": "user", "content": 5}]}', "'messages[0].content' is a JSON number"),
+        ('{"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}', "'messages[0].tool_calls' is a JSON object"),
+        ('{"messages": [{"role": "assistant", "tool_calls": [1]}]}', "messages[0].tool_calls[0]=1"),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}',
+            "'messages[0].tool_calls[0].function' is a JSON string",
+        ),
         ('{"messages": [{"role": "user"}], "max_completion_tokens": "x"}', "max_completion_tokens='x'"),
         ('{"messages": [{"role": "user"}], "n": 0}', "n=0"),
         ('{"messages": [{"role": "user"}], "n": true}', "n=True"),

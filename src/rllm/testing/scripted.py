@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -183,12 +184,11 @@ def _encode_body(message: Mapping[str, Any]) -> list[int]:
 
 
 def _render_tool_call(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    try:
-        arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True)
-    except (ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
-        arguments = function["arguments"]
-    return f"\n<tool_call>\n{json.dumps(function['name'])} {arguments}\n</tool_call>"
+    function = call.get("function") or {}
+    arguments = str(function.get("arguments") or "")
+    with suppress(ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
+        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    return f"\n<tool_call>\n{json.dumps(function.get('name'))} {arguments}\n</tool_call>"
 
 
 def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
