@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,17 @@ def test_greedy_rows_report_the_models_own_logprob_among_sampled_rows() -> None:
     assert tokens[0] == 0
     assert logprobs[0].item() == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-6)
     assert logprobs[1].item() == pytest.approx((LOGITS / 2).log_softmax(-1)[tokens[1]].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 1e-300}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 1e-8])
+def test_the_coldest_rows_take_the_most_probable_token(temperature: float, limits: dict[str, Any]) -> None:
+    rows = [SamplingParams(temperature=temperature, **limits), SamplingParams()]
+    settings = RowSettings.of(rows, [1, 2], 4, torch.device("cpu"))
+    logits = torch.tensor([[-2e4, 0.0, 1e4, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
+    tokens, logprobs = sample(logits, settings, np.zeros(2, dtype=np.uint64))
+    assert (tokens[0], logprobs[0]) == (2, 0.0)
+    assert logprobs[1].exp() == pytest.approx(0.25)
 
 
 def test_impossible_tokens_are_never_drawn() -> None:

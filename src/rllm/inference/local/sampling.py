@@ -18,6 +18,8 @@ from rllm.inference.engine import SamplingParams
 
 _CANDIDATES = 128
 """How many of the most probable tokens top-p looks at before it sorts the whole vocabulary."""
+_COLDEST = 1e-30
+"""No lower temperature is calculated with: logits over it are finite, and the most probable token has all of the mass long since."""
 _BLOCK = 64
 """Tokens whose probabilities are added up before one of them is chosen."""
 
@@ -43,7 +45,7 @@ class RowSettings:
         cls, rows: Sequence[SamplingParams], seeds: Sequence[int], vocabulary: int, device: torch.device
     ) -> RowSettings:
         greedy = [row.temperature == 0 for row in rows]
-        scales = [1.0 if row.temperature == 0 else 1.0 / row.temperature for row in rows]
+        scales = [1.0 if row.temperature == 0 else 1.0 / max(row.temperature, _COLDEST) for row in rows]
         top_k = [vocabulary if row.top_k < 0 or row.temperature == 0 else min(row.top_k, vocabulary) for row in rows]
         top_p = [1.0 if row.temperature == 0 else row.top_p for row in rows]
 
