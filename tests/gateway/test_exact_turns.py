@@ -188,6 +188,21 @@ def test_a_server_that_renders_by_itself_is_given_tokens(behind_http: Any, strea
             assert other.parent_id == one.id
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_stop_sequence_of_a_later_turn_is_told_too(behind_http: Any, stream: bool) -> None:
+    gateway, _, server = behind_http
+    with httpx.Client(base_url=gateway.session_url("s"), timeout=60, verify=False) as client:
+        body: Any = {"model": "m", "messages": [USER], "max_tokens": 24, "seed": 1}
+        first = client.post("/messages", json=body).json()
+        body["messages"] = [USER, {"role": "assistant", "content": first["content"]}, NEXT]
+        free = client.post("/messages", json=body).json()["content"][0]["text"]
+        stop = free.strip()[3:5]
+        told = client.post("/messages", json={**body, "stop_sequences": ["no such", stop], "stream": stream}).text
+    assert server.paths[1:] == ["/v1/completions"] * 2
+    assert '"stop_reason":"stop_sequence"' in told
+    assert f'"stop_sequence":{json.dumps(stop, ensure_ascii=False)}' in told
+
+
 def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngine) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     chunks = TokenPrompts(engine.tokenizer).chat_chunks({"tools": tools}, [1, 2])

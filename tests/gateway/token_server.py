@@ -53,6 +53,7 @@ class TokenServer:
         asked, output = await self._output(request)
         entries = [{"token": "", "logprob": value, "bytes": None, "top_logprobs": []} for value in output.logprobs]
         choice: dict[str, Any] = {"index": 0, "finish_reason": output.finish_reason, "token_ids": output.completion_ids}
+        choice["stop_reason"] = output.stop_string
         choice["logprobs"] = {"content": entries}
         shared = {"id": "chatcmpl-1", "created": 0, "model": "m", "prompt_token_ids": output.prompt_ids}
         if not asked.get("stream"):
@@ -74,6 +75,7 @@ class TokenServer:
                 "logprobs": {"token_logprobs": output.logprobs[start:stop]},
                 "prompt_token_ids": output.prompt_ids if start == 0 else None,
                 "finish_reason": output.finish_reason if is_last else None,
+                "stop_reason": output.stop_string if is_last else None,
             }
 
         length = len(output.completion_ids)
