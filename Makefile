@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs test test-docs release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,14 @@ test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, and try every proper
 
 test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
 	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 tests/gateway/test_kills.py
+
+$(VENV)/.ninja: tests/accelerator/requirements.txt | $(VENV)/.dev
+	$(PIP) -r $<
+	@touch $@
+
+# A device is compiled for it, and is the process's only one. Without a C++ compiler it is skipped.
+test-accelerator: $(VENV)/.ninja  ## The embedded backend on a device that takes no tensors of another one: two minutes.
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m accelerator tests/accelerator
 
 .vllm/.installed: tests/vllm/install.py | $(VENV)/.dev
 	$(BIN)/python tests/vllm/install.py .vllm

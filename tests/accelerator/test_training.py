@@ -1,0 +1,139 @@
+"""The embedded backend on a device that takes no tensors of another one: what a GPU would refuse fails here.
+
+What a GPU alone has, its kernels, their rounding and their memory, is not tried.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+import torch.nn.attention.flex_attention
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rllm.backends.local import trunk
+from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
+from rllm.trainer.agent_trainer import AgentTrainer
+
+RECIPE = TinyPolicyRecipe(hidden_size=32, num_layers=2, intermediate_size=64, num_key_value_heads=2)
+TASKS = [{"question": f"How many {item} are left?"} for item in ("figs", "limes", "plums")]
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+WAYS = {
+    "group": ["algorithm.entropy_coef=0.01", "algorithm.correction=truncate"],
+    "bfloat16": ["model.dtype=bfloat16", "algorithm.kl_coef=0.1"],
+    "autocast": ["optim.autocast=true"],
+    "critic": ["algorithm.name=ppo", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
+    "critic in main memory": ["algorithm.name=ppo", "optim.offload=true"],
+    "reference in main memory": ["algorithm.kl_coef=0.1", "model.reference_offload=true"],
+    "adapter": ["model.lora_rank=2", "algorithm.kl_coef=0.1", "model.gradient_checkpointing=true"],
+    "recomputed": ["model.gradient_checkpointing=true"],
+    "greedy baseline": ["algorithm.name=remax"],
+    "sequence ratio": ["algorithm.name=gspo", "optim.num_minibatches=2", "optim.num_epochs=2"],
+    "many parts": ["algorithm.name=dapo", "algorithm.correction=mask", "optim.micro_batch_tokens=64"],
+    "overlapped": ["rollout.max_staleness=1", "num_steps=3"],
+    "restricted": ["eval.every=1", "eval.top_k=5", "eval.top_p=0.9", "rollout.temperature=0.7"],
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = train_tokenizer([task["question"] for task in TASKS] * 4, vocab_size=300)
+    new_model(tokenizer, RECIPE).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def agent(question: str) -> float:
+    """Three turns, so that prompts begin with what is known."""
+    messages: list[Any] = [{"role": "user", "content": question}]
+    said = ""
+    with openai.OpenAI() as client:
+        for _ in range(3):
+            response = client.chat.completions.create(model="any", messages=messages, max_tokens=6)
+            answer = response.choices[0].message.content or ""
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Sure?"}]
+            said += answer
+    return sum(letter < "n" for letter in said) / max(len(said), 1)
+
+
+def trained(policy: Path, run_dir: Path, device: str, *overrides: str, resume: bool = False) -> dict[str, Any]:
+    """The metrics of the last step, and `weights`."""
+    config = [
+        f"model.path={policy}",
+        f"model.device={device}",
+        f"run_dir={run_dir}",
+        *([] if any("num_steps" in override for override in overrides) else ["num_steps=2"]),
+        "tasks_per_step=2",
+        "rollout.group_size=4",
+        "optim.lr=1e-3",
+        "trackers=[jsonl]",
+        *overrides,
+    ]
+    held_out = TASKS if "eval.every=1" in overrides else None
+    with_adapter = any("lora" in override for override in overrides)
+    trainer = AgentTrainer(
+        agent_run_func=agent, train_dataset=TASKS, val_dataset=held_out, config=config, resume=resume
+    )
+    checkpoint = trainer.train().checkpoint
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    [*_, metrics] = (line for line in lines if "policy/grad_norm" in line)
+    return metrics if with_adapter else {**metrics, "weights": weights_in(checkpoint)}
+
+
+def weights_in(folder: Path) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def test_tensors_of_two_devices_do_not_mix(device: str) -> None:
+    there, here = torch.ones(3, 4, device=device), torch.ones(4, 3)
+    assert there.device.type == device
+    with pytest.raises(RuntimeError, match="is on cpu"):
+        there @ here
+    with pytest.raises(RuntimeError, match="same device"):
+        there + here.T
+    assert torch.equal((there @ here.to(device)).cpu(), torch.full((3, 3), 4.0))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_trains(policy: Path, tmp_path: Path, device: str, way: str) -> None:
+    metrics = trained(policy, tmp_path / "run", device, *WAYS[way])
+    assert math.isfinite(metrics["policy/grad_norm"])
+    assert metrics["policy/grad_norm"] > 0
+    if way != "overlapped":
+        assert metrics["policy/sampler_gap_mean"] < (0.05 if way == "bfloat16" else 1e-4)
+    if "weights" in metrics:
+        assert not torch.equal(metrics["weights"], weights_in(policy))
+
+
+@pytest.mark.parametrize("way", [[], ["model.dtype=bfloat16"], ["model.gradient_checkpointing=true"]], ids=str)
+def test_a_tree_is_run_whole(
+    policy: Path, tmp_path: Path, device: str, way: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, but for the kernels."""
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    in_rows = trained(policy, tmp_path / "rows", device, *way, "num_steps=1")
+    monkeypatch.setattr(trunk, "choose_forward", lambda _: whole_tree_states)
+    metrics = trained(policy, tmp_path / "run", device, *way, "num_steps=1")
+    precise = {"rel": 0.1} if "model.dtype=bfloat16" in way else {"rel": 1e-4}
+    assert metrics["policy/grad_norm"] == pytest.approx(in_rows["policy/grad_norm"], **precise)
+
+
+def test_a_resumed_run_goes_on_exactly(policy: Path, tmp_path: Path, device: str) -> None:
+    ppo = ["algorithm.name=ppo", "algorithm.kl_coef=0.1", "model.dtype=bfloat16", "save_every=1"]
+    whole = trained(policy, tmp_path / "whole", device, *ppo)
+    trained(policy, tmp_path / "parts", device, *ppo, "num_steps=1")
+    resumed = trained(policy, tmp_path / "parts", device, *ppo, resume=True)
+    assert torch.equal(resumed["weights"], whole["weights"])
