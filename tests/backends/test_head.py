@@ -68,3 +68,9 @@ class Squared(LlamaForCausalLM):  # type: ignore[misc]
 def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Squared does something to its logits .* use backend=verl"):
         Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
+
+
+def test_a_model_without_a_body_of_its_own_is_refused() -> None:
+    model = model_of("llama4_text", intermediate_size_mlp=64, num_local_experts=2)
+    with pytest.raises(ConfigError, match=r"Llama4ForCausalLM offers no body apart from its head.* use backend=verl"):
+        Policy.of(model, Trunk.of(model.base_model))

@@ -37,8 +37,13 @@ class Head:
         """The head that gives the model's own logits, found by trying what its configuration names.
 
         Raises:
-            ConfigError: if none does.
+            ConfigError: if none does, or if `transformers` offers no body without the head.
         """
+        if model.base_model is model:
+            raise ConfigError(
+                f"{type(model).__name__} offers no body apart from its head, whose states are needed here: use backend=verl, whose "
+                "workers run the model as a whole"
+            )
         ids = torch.tensor(
             [[token % model.get_input_embeddings().num_embeddings for token in _PROBE]], device=model.device
         )
