@@ -75,7 +75,7 @@ VARIABLES = {
     "RLLM_CACHE": "where the tiny policies of the demo, the examples and `rllm.testing` are kept; `~/.cache/rllm` without it",
     "RLLM_GATEWAY_API_KEY": "`rllm gateway`, `rllm serve` and `rllm run`, as `--api-key`",
     "RLLM_GATEWAY_ADMIN_KEY": "`rllm gateway`, as `--admin-key`",
-    "RLLM_UPSTREAM_API_KEY": "`rllm gateway`, as `--upstream-api-key`; the key of the server of `rllm eval --base-url` and `rllm run --upstream`",
+    "RLLM_UPSTREAM_API_KEY": "`rllm gateway`, as `--upstream-api-key`; the key of the server of `rllm eval --base-url` and `rllm run --base-url`",
     "RLLM_VIEW_TOKEN": "`rllm view`, as `--token`",
     "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
     "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",

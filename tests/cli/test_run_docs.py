@@ -76,7 +76,7 @@ def test_every_option_is_one():
     known = {option for parameter in parameters for option in parameter.opts}
     named = set(re.findall(r"`(--[a-z-]+)", TEXT))
     assert named <= known
-    assert known - named <= {"--api-key", "--upstream-kind", "--store", "--help", "command"}
+    assert known - named <= {"--upstream", "--api-key", "--upstream-kind", "--store", "--help", "command"}
 
 
 def test_every_variable_and_field_is_one():

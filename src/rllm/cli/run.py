@@ -78,7 +78,7 @@ def run(
 ) -> None:
     """Start any program with its model clients led to a gateway, and take back what it did, token by token.
 
-    The model is that of --gateway, of --upstream or of --model. A gateway that runs already keeps the traces; else they are in
+    The model is that of --gateway, of --base-url or of --model. A gateway that runs already keeps the traces; else they are in
     --store. Exit code: the program's own; 124 if its time was up; 1 if it ended well and no call of it arrived. All processes
     that it has started end with it.
     """
@@ -156,7 +156,7 @@ def _source(upstream: str | None, model: str | None, kind: UpstreamKind, tokeniz
         return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer)
     if model is None:
         raise ConfigError(
-            "there is no model: name a gateway (--gateway URL), a server (--upstream URL) or a folder (--model)"
+            "there is no model: name a gateway (--gateway URL), a server (--base-url URL) or a folder (--model)"
         )
     config = load_config([])
     config.model.path = model
