@@ -191,6 +191,13 @@ def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
     assert served.post().status_code == 200
 
 
+@pytest.mark.parametrize("content", [bytes(1_000_000), [bytes(1000)] * 1000], ids=["whole", "in chunks"])
+def test_a_body_of_many_times_the_limit_is_told_so(serve, content):
+    served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)
+    assert served.http.post("/v1/chat/completions", content=content).status_code == 413
+    assert served.post().status_code == 200
+
+
 @pytest.mark.parametrize("endless", [b"a: b\r\n", b"a" * 100])
 def test_what_never_ends_behind_a_body_in_chunks_is_cut_off(serve, endless):
     served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)

@@ -29,13 +29,13 @@ class BoundedHTTP(CorkedHTTP):
     def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        self._most_bytes = limits.max_header_bytes + 2 * limits.max_body_bytes
-        """Of a whole request as it is sent: a body in chunks has headers of its own, and what follows it, which nobody else counts."""
+        self._most_beside = limits.max_header_bytes + limits.max_body_bytes
+        """Bytes of a request beside its body: one in chunks has headers of its own, and what follows it, which nobody else counts."""
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         """The request of which the end of the head, or of the body, is being waited for."""
         self._num_read = 0
-        """Bytes read since the last whole request."""
+        """Bytes read since the last whole request, but for those of bodies."""
         self._unread: asyncio.TimerHandle | None = None
         """Runs while more of an answer is waiting for the client than can be sent."""
 
@@ -80,6 +80,10 @@ class BoundedHTTP(CorkedHTTP):
             self._awaited = None  # From here on it is the body that is waited for.
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_read -= len(body)
+        super().on_body(body)
+
     def _is_in_head(self) -> bool:
         return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
 
@@ -92,7 +96,7 @@ class BoundedHTTP(CorkedHTTP):
             self._num_read = 0
         if is_in_head and self._num_read > self._limits.max_header_bytes:
             self._refuse(self._head_too_large())
-        elif self._num_read > self._most_bytes:
+        elif self._num_read > self._most_beside:
             self.transport.abort()
         elif self._awaited is not self.scope:
             self._awaited = self.scope
