@@ -14,12 +14,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rllm.errors import RLLMError
-from rllm.gateway.admission import caller_of
+from rllm.gateway.admission import caller_of, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.fields import check_depth
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, authorize, session_key
+from rllm.gateway.identity import session_key
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.openapi import openapi
 from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
@@ -65,7 +65,7 @@ class Admin:
         """A route for the gateway's key; a session's own key reads its session."""
 
         async def authorized(request: Request) -> Response:
-            caller = authorize(authorization_of(dict(request.headers.raw)), self._config.api_key)
+            caller = key_holder(dict(request.headers.raw), self._config)
             caller.check(request.path_params.get("session_id") if method == "GET" else None)
             return await answer(request)
 

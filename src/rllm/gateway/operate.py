@@ -15,6 +15,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of
 from rllm.gateway.upstream.pool import UpstreamPool
+from rllm.gateway.web_pages import check_no_page_asks
 
 _MAX_DRAIN_S = 3600.0
 _MAX_VERSION = 2**53
@@ -49,6 +50,7 @@ class Operator:
         """Let only the bare key pass: one that names a session (`KEY:rllm-SESSION`) is an agent's."""
         if self._key is None:
             if request.method == "GET":
+                check_no_page_asks(dict(request.headers.raw))
                 return
             raise GatewayError(
                 403,
