@@ -9,10 +9,12 @@ import torch.nn.attention.flex_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
 
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import agree, choose_forward, separate_hidden_states
-from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.backends.local.whole_tree import compiled, whole_tree_states
 from rllm.inference.local.attention import use_grouped_attention
 
 from .conftest import in_float64
@@ -88,6 +90,27 @@ def test_it_is_tried_with_gradients_that_its_rounding_does_not_hide(
     assert agree(model.base_model, whole_tree_states, gradients=True)
     assert agree(model.base_model, half_the_gradient)
     assert not agree(model.base_model, half_the_gradient, gradients=True)
+
+
+@pytest.mark.slow
+def test_there_are_kernels_for_trees_of_many_lengths() -> None:
+    kernels = []
+
+    def kept(graph: Any, _inputs: Any) -> Any:
+        kernels.append(graph)
+        return graph.forward
+
+    attend, lengths = compiled(kept), range(128, 128 * 12, 128)
+    for length in lengths:
+        states = torch.randn(1, 2, length, 16)
+        mask = create_block_mask(
+            lambda _batch, _head, token, earlier: earlier <= token, None, None, length, length, "cpu"
+        )
+        with torch.no_grad():
+            found = attend(states, states, states, block_mask=mask, scale=0.25)
+        expected = scaled_dot_product_attention(states, states, states, is_causal=True)
+        torch.testing.assert_close(found, expected)
+    assert len(kernels) == len(lengths)
 
 
 @ON_CUDA

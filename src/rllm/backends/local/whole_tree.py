@@ -9,6 +9,7 @@ Shapes: T tokens of the tree, H query heads, G key heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,8 @@ from rllm.backends.local.rows import depths_and_stops
 
 _BLOCK = 128
 """Tokens of a block."""
+_KERNELS = 128
+"""More than there are powers of two that a tree's length may be, for each kind of model in a process."""
 
 
 def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
@@ -76,11 +79,16 @@ class _WithinTree:
         """[1, H, T, D]"""
         # Under autocast, norms leave queries and keys in a wider format than values.
         padded = (pad(states.to(values.dtype), (0, 0, 0, self._padding)) for states in (query, keys, values))
-        attention = _compiled() if query.device.type == "cuda" else flex_attention
+        attention = compiled() if query.device.type == "cuda" else flex_attention
         outcome: Tensor = attention(*padded, block_mask=self._mask, scale=scale, enable_gqa=True)
         return outcome[:, :, : query.shape[2]]
 
 
 @cache
-def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+def compiled(backend: str | Callable[..., Any] = "inductor") -> Any:
+    """FlexAttention with kernels of its own for each length, with gradients and without.
+
+    PyTorch makes eight, and then writes all scores down.
+    """
+    attention = torch.compile(flex_attention, dynamic=False, backend=backend)
+    return torch._dynamo.config.patch(recompile_limit=_KERNELS)(attention)
