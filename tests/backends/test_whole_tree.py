@@ -14,7 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import agree, choose_forward, separate_hidden_states
-from rllm.backends.local.whole_tree import compiled, whole_tree_states
+from rllm.backends.local.rows import depths_and_stops
+from rllm.backends.local.whole_tree import _WithinTree, compiled, whole_tree_states
 from rllm.inference.local.attention import use_grouped_attention
 
 from .conftest import in_float64
@@ -56,6 +57,31 @@ def test_more_tokens_than_a_block_are_seen_across_blocks(exact_model: Any) -> No
         torch.testing.assert_close(
             whole_tree_states(exact_model, tree), separate_hidden_states(exact_model, tree), atol=1e-10, rtol=0
         )
+
+
+LONG = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5
+)  # of which stem, how much of it, and how many tokens behind that
+
+
+@given(LONG, st.sampled_from([1, 8, 1000]))
+def test_blocks_are_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, int]], min_saved: int) -> None:
+    tree = build_tree([[stem] * shared + [3 + stem] * own for stem, shared, own in shapes], min_saved=min_saved)
+    _, stops = depths_and_stops(tree)
+    found = _WithinTree(stops)._mask
+    length = found.seq_lengths[0]
+    ends = torch.cat([stops, torch.arange(len(stops), length) + 1])
+    expected = create_block_mask(
+        lambda _batch, _head, token, earlier: (earlier <= token) & (token < ends[earlier]),
+        None,
+        None,
+        length,
+        length,
+        "cpu",
+    )
+    assert found.shape == expected.shape
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_indices", "full_q_indices"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
 def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
 from rllm.algorithms.tree import TokenTree
@@ -63,9 +63,7 @@ class _WithinTree:
         def sees(_batch: Tensor, _head: Tensor, token: Tensor, earlier: Tensor) -> Tensor:
             return (earlier <= token) & (token < ends[earlier])
 
-        self._mask: BlockMask = create_block_mask(
-            sees, None, None, length, length, device=stops.device, BLOCK_SIZE=_BLOCK
-        )
+        self._mask = BlockMask.from_kv_blocks(*_blocks(ends), BLOCK_SIZE=_BLOCK, mask_mod=sees)
 
     def attend(
         self,
@@ -82,6 +80,23 @@ class _WithinTree:
         attention = compiled() if query.device.type == "cuda" else flex_attention
         outcome: Tensor = attention(*padded, block_mask=self._mask, scale=scale, enable_gqa=True)
         return outcome[:, :, : query.shape[2]]
+
+
+def _blocks(ends: Tensor) -> tuple[Tensor, ...]:
+    """How many blocks each block of tokens sees in part, and which; and how many as a whole, and which. As from
+    `create_block_mask`, but not by way of all pairs of tokens. `ends` [T]: who is the first to see each token no more."""
+    first = torch.arange(0, len(ends), _BLOCK, device=ends.device)
+    of_block = ends.view(-1, _BLOCK)
+    earlier = first < first.unsqueeze(1)  # [block, block seen]
+    whole = earlier & (of_block.amin(1) >= first.unsqueeze(1) + _BLOCK)
+    part = earlier & (of_block.amax(1) > first.unsqueeze(1)) & ~whole
+    part.fill_diagonal_(True)
+    return tuple(number for seen in (part, whole) for number in _ordered(seen[None, None]))
+
+
+def _ordered(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """[1, 1, n] how many blocks are seen by each, and [1, 1, n, n] these before all others."""
+    return seen.sum(-1, dtype=torch.int32), seen.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 @cache
