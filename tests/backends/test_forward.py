@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.tree import build_tree
+from rllm.algorithms.tree import TokenTree, build_tree
 from rllm.backends.local import rows
 from rllm.backends.local.forward import (
     HiddenStates,
+    agree,
     choose_forward,
     hidden_states,
     hidden_states_by_stems,
@@ -197,6 +198,21 @@ def test_a_model_with_plain_attention_shares_prefixes_and_reads_their_keys_as_st
     assert choose_forward(model.model) is hidden_states, "transformers' own attention knows nothing of stems"
     use_grouped_attention(model)
     assert choose_forward(model.model) is hidden_states_by_stems
+
+
+@FAMILIES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pass_in_which_sequences_see_each_other_is_found_out(
+    make_model: Make, family: str, dtype: torch.dtype
+) -> None:
+    def without_a_mask(model: Any, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+        depths, _ = rows.depths_and_stops(tree)
+        states: Tensor = model(input_ids=torch.tensor([tree.ids]), position_ids=depths[None]).last_hidden_state[0]
+        return states
+
+    model = make_model(family).model.to(dtype)
+    assert agree(model, hidden_states)
+    assert not agree(model, without_a_mask)
 
 
 def test_keys_are_copied_for_weights_in_bfloat16(make_model: Make) -> None:
