@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 
 NAME = "strict"
 
@@ -20,6 +19,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Its name, once PyTorch knows it."""
     if not shutil.which(os.environ.get("CXX", "c++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("needs a C++ compiler and Python's headers")
+    from torch.utils import cpp_extension  # half a second, which no other tests need
+
     source = Path(__file__).with_name("device.cpp")
     folder = tmp_path_factory.mktemp("device")
     cpp_extension.load("rllm_strict_device", [str(source)], build_directory=str(folder), extra_cflags=["-O1", "-w"])

@@ -21,8 +21,16 @@ HOSTS = [
     "agent.localhost:3000",
     "host.docker.internal:8080",
     "printer.local",
+    "gateway.home.arpa",
 ]
-STRANGERS = ["evil.example", "evil.example:8080", "127.0.0.1.evil.example:80", "localhost.evil.com", "Evil.Example."]
+STRANGERS = [
+    "evil.example",
+    "evil.example:8080",
+    "127.0.0.1.evil.example:80",
+    "localhost.evil.com",
+    "7.1.168.192.in-addr.arpa",
+    "Evil.Example.",
+]
 PAGES = [
     {"origin": "https://evil.example"},
     {"origin": "null"},

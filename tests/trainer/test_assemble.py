@@ -359,6 +359,12 @@ def test_an_algorithm_that_gives_no_number_for_each_token_is_named(given: list[f
         assembled(episodes_of(path(1.0)), Mine())
 
 
+def test_an_algorithm_is_not_named_for_what_a_lost_critic_gives() -> None:
+    ids = {token: math.nan for token in range(100)}
+    result = assembled(episodes_of(path(1.0)), PPO(), TableScorer(critic=ids))
+    assert result.batch.advantages.isnan().all()
+
+
 def test_nothing_to_learn_from_with_a_critic() -> None:
     assert len(assembled([failed(), *episodes_of(path())], PPO(), TableScorer()).batch) == 0
 

@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from rllm.gateway.errors import GatewayError
 
-_NOBODYS = {"localhost", "local", "internal"}
-"""Names that end so belong to this machine, its network or its containers: nobody can register one (RFC 6761 and 6762, ICANN)."""
+_NOBODYS = (".localhost", ".local", ".internal", ".test", ".home.arpa", ".lan")
+"""Names that end so belong to this machine, its network or its containers: nobody can register one (RFC 6761, 6762 and 8375,
+ICANN)."""
 
 
 def check_no_page_asks(headers: Mapping[bytes, bytes]) -> None:
@@ -38,8 +39,8 @@ def _has_an_owner(host: bytes) -> bool:
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        labels = name.rstrip(".").split(".")
-        return len(labels) > 1 and labels[-1] not in _NOBODYS
+        name = name.rstrip(".")
+        return "." in name and not name.endswith(_NOBODYS)
     return False
 
 

@@ -267,8 +267,12 @@ def _credit_tokens(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm)
 
 
 def _check_numbers(given: Tensor, batch: Batch, algorithm: Algorithm) -> None:
-    """Refuse what an algorithm gives, which users write too, unless it is a number for each token."""
-    if given.shape != (batch.num_tokens,) or not given.isfinite().all():
+    """Refuse what an algorithm gives, which users write too, unless it is a number for each token.
+
+    What follows from a lost critic or reference is not its fault: the update is left out, and told of.
+    """
+    is_lost = any(numbers is not None and not numbers.isfinite().all() for numbers in (batch.rewards, batch.values))
+    if given.shape != (batch.num_tokens,) or not (is_lost or given.isfinite().all()):
         raise ConfigError(
             f"token_advantages of {type(algorithm).__name__} gave {given} for {counted(batch.num_tokens, 'token')}: give a tensor "
             "of one finite number for each"
