@@ -360,7 +360,7 @@ def test_an_algorithm_that_gives_no_number_for_each_token_is_named(given: list[f
 
 
 def test_an_algorithm_is_not_named_for_what_a_lost_critic_gives() -> None:
-    ids = {token: math.nan for token in range(100)}
+    ids = dict.fromkeys(range(100), math.nan)
     result = assembled(episodes_of(path(1.0)), PPO(), TableScorer(critic=ids))
     assert result.batch.advantages.isnan().all()
 
