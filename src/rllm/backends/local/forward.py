@@ -48,7 +48,8 @@ def choose_forward(model: Any) -> HiddenStates:
             if agree(model, whole_tree_states, gradients=True):
                 return whole_tree_states
             logger.warning(
-                "FlexAttention does not give what %s gives, so its token trees are run in rows: exact, but slower",
+                "FlexAttention fails with %s (the log has its error at level DEBUG) or gives something else, so token trees are run "
+                "in rows: exact, but slower",
                 type(model).__name__,
             )
         if device == "cpu" and agree(model, *_in_few_and_many_rows(stem_saved=1)):
