@@ -127,7 +127,7 @@ def test_there_are_kernels_for_trees_of_many_lengths() -> None:
         return graph.forward
 
     attend, lengths = compiled(kept), range(128, 128 * 12, 128)
-    for length in lengths:
+    for length in (*lengths, *lengths):
         states = torch.randn(1, 2, length, 16)
         mask = create_block_mask(
             lambda _batch, _head, token, earlier: earlier <= token, None, None, length, length, "cpu"
