@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rllm.algorithms.configured import algorithm_of
 from rllm.backends.verl.compose import worker_configs
 from rllm.backends.verl.configure import check
 from rllm.backends.verl.losses import surrogate_of_verl
-from rllm.backends.verl.settings import algorithm_of
 from rllm.errors import ConfigError
 from rllm.trainer.config import TrainConfig, load_config
 

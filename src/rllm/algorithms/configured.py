@@ -58,6 +58,16 @@ def algorithm_from(
     return kind(**settings)
 
 
+def algorithm_of(config: Any) -> Algorithm:
+    """The algorithm of a whole configuration.
+
+    Raises:
+        ConfigError: if it or one of its settings is not known, or does not fit.
+    """
+    rollout = config.rollout
+    return algorithm_from(config.algorithm, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness)
+
+
 def _typed(kind: type[Algorithm], settings: Mapping[str, Any], name: str, section: str) -> dict[str, Any]:
     types = get_type_hints(kind)
     known = sorted(item.name for item in fields(kind))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from rllm.algorithms.base import Algorithm
-from rllm.algorithms.configured import algorithm_from, kind_of, name_of
+from rllm.algorithms.configured import algorithm_of, kind_of, name_of
 from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings
@@ -64,13 +63,8 @@ def _check_reference(config: Any) -> None:
     if model.lora_rank:
         why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
         refuse_changes(model, "model", ("reference_offload",), why)
-    elif model.reference_offload and not _algorithm(config).needs_reference:
+    elif model.reference_offload and not algorithm_of(config).needs_reference:
         refuse_changes(model, "model", ("reference_offload",), "without a reference; set algorithm.kl_coef, too")
-
-
-def _algorithm(config: Any) -> Algorithm:
-    rollout = config.rollout
-    return algorithm_from(config.algorithm, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness)
 
 
 def critic_settings(config: Any) -> CriticSettings:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rllm.algorithms.configured import kind_of, name_of
+from rllm.algorithms.configured import algorithm_of, kind_of, name_of
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand
 from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
 from rllm.backends.verl.sampler import check_sampler
-from rllm.backends.verl.settings import algorithm_of, needs_critic, on_cpu, user_keys
+from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
 from rllm.backends.verl.versions import check_versions, is_before
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError

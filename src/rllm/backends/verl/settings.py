@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.algorithms.base import Algorithm
-from rllm.algorithms.configured import algorithm_from, kind_of
+from rllm.algorithms.configured import algorithm_of, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
 from rllm.errors import ConfigError
 
@@ -262,16 +261,6 @@ def _loss(config: Any) -> dict[str, Ours]:
         f"{ACTOR}.clip_ratio_c": Ours("algorithm.dual_clip", UNBOUNDED if dual is None else dual),
         f"{ACTOR}.loss_agg_mode": Ours("algorithm.aggregation", AGGREGATIONS[algorithm.aggregation]),
     }
-
-
-def algorithm_of(config: Any) -> Algorithm:
-    """The run's algorithm.
-
-    Raises:
-        ConfigError: if it or one of its settings is not known, or does not fit.
-    """
-    rollout = config.rollout
-    return algorithm_from(config.algorithm, max_tokens=rollout.max_tokens, max_staleness=rollout.max_staleness)
 
 
 def _fsdp(config: Any) -> dict[str, Ours]:
