@@ -418,6 +418,21 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -
         run_trainer()
 
 
+def test_a_second_call_of_train_does_not_overwrite_the_first(run_trainer: RunTrainer) -> None:
+    run = run_trainer(val=True)
+    before = (run.trainer.run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"already holds a run: .*, resume it"):
+        run.trainer.train()
+    assert (run.trainer.run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_call_of_train_resumes_where_the_first_was_interrupted(run_trainer: RunTrainer) -> None:
+    run_trainer({"num_steps": 1})
+    second = run_trainer({"num_steps": 4}, resume=True, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
+    assert second.trainer.train().num_steps == 4
+    assert ScriptedBackend.latest.saved_at == [4], "weights and version were those of step 2"
+
+
 def test_there_may_be_nothing_to_resume(run_trainer: RunTrainer) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
         run_trainer(resume=True)

@@ -44,7 +44,7 @@ from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.own_loop import run_anywhere
-from rllm.trainer.resume import check_identity, identity_of, starting_point
+from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
@@ -162,10 +162,9 @@ class AgentTrainer:
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
         )
-        self._start = starting_point(self._checkpoints, self.run_dir, resume=resume)
+        self._resume = resume
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
-        if self._start.checkpoint is not None:
-            check_identity(self._start.state.get("identity", {}), self._identity, self._start.checkpoint)
+        self._start = self._starting_point()
         self._settings = self.config.model_dump(mode="json")
         """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
         self._runner: RolloutRunner | None = None
@@ -179,6 +178,7 @@ class AgentTrainer:
         """Run the training to its end. May be called where an event loop is already running.
 
         Raises:
+            ConfigError: if the run is done, or was begun before and is not to be resumed.
             RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the event
                 loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
@@ -196,9 +196,10 @@ class AgentTrainer:
         say_nothing_of_interrupted_tasks()
         asyncio.get_running_loop().set_default_executor(Boundless())
         self._make_folder()
-        self._check_something_is_left()
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
+            self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
+            self._check_something_is_left()
             stack.enter_context(rarely_collected())
             loop = self._loop(stack)
             self._start.restore_rng()
@@ -212,6 +213,17 @@ class AgentTrainer:
             num_steps=loop.steps_done,
             evaluations=evaluations_of(self.run_dir),
         )
+
+    def _starting_point(self) -> StartingPoint:
+        """Where the run begins, as its folder is now.
+
+        Raises:
+            ConfigError: if the folder has another run, or one that is not to be gone on with.
+        """
+        start = starting_point(self._checkpoints, self.run_dir, resume=self._resume)
+        if start.checkpoint is not None:
+            check_identity(start.state.get("identity", {}), self._identity, start.checkpoint)
+        return start
 
     def _make_folder(self) -> None:
         try:
