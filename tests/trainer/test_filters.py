@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.remax import ReMax
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
@@ -14,7 +15,7 @@ from rllm.trainer.assemble import assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
-from rllm.trainer.filters import LEFT_OUT, leave_out, num_informative
+from rllm.trainer.filters import LEFT_OUT, leave_out, leave_out_uniform, num_informative
 from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, TerminationReason, Trajectory, TrajectoryGroup
 
@@ -57,19 +58,19 @@ def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() 
     roles = [episode_of(1.0, task="roles"), episode_of(1.0, task="roles")]
     roles += [episode_of(0.0, task="roles", name="judge"), episode_of(1.0, task="roles", name="judge")]
     frozen = [episode_of(1.0, task="frozen"), episode_of(0.0, task="frozen", trainable=False)]
-    assert [num_informative(group) for group in (alike, different, roles, frozen)] == [0, 1, 1, 0]
-    assert num_informative([*alike, *different, *roles, *frozen]) == 2
-    assert num_informative(roles, {"judge": Role(trainable=False)}) == 0
-    leave_out(episodes := [*alike, *different], FilterConfig(), uniform=True)
+    assert [num_informative(group, GRPO()) for group in (alike, different, roles, frozen)] == [0, 1, 1, 0]
+    assert num_informative([*alike, *different, *roles, *frozen], GRPO()) == 2
+    assert num_informative(roles, GRPO(), {"judge": Role(trainable=False)}) == 0
+    leave_out_uniform(episodes := [*alike, *different], GRPO())
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
 
 def test_who_is_left_alone_is_told_apart_from_those_who_earned_the_same() -> None:
     episodes = [episode_of(1.0), episode_of(None)]
-    leave_out(episodes, FilterConfig(), uniform=True)
+    leave_out_uniform(episodes, GRPO())
     assert reasons(episodes) == ["too_few_siblings", None]
     greedy = [episode_of(1.0), episode_of(1.0, trainable=False)]
-    leave_out(greedy, FilterConfig(), uniform=True, with_greedy=True)
+    leave_out_uniform(greedy, ReMax())
     assert reasons(greedy) == ["zero_variance", None]
 
 
@@ -144,22 +145,46 @@ def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compa
     def left_out(found: list[Episode]) -> list[bool]:
         return [LEFT_OUT in episode.trajectories[0].info for episode in found]
 
-    assert (num_informative(episodes()), num_informative(episodes(), with_greedy=True)) == (0, 1)
-    assert num_informative(episodes()[2:], with_greedy=True) == 0
+    assert (num_informative(episodes(), GRPO()), num_informative(episodes(), ReMax())) == (0, 1)
+    assert num_informative(episodes()[2:], ReMax()) == 0
     alone, compared = episodes(), episodes()
-    leave_out(alone, FilterConfig(), uniform=True)
-    leave_out(compared, FilterConfig(), uniform=True, with_greedy=True)
+    leave_out_uniform(alone, GRPO())
+    leave_out_uniform(compared, ReMax())
     assert (left_out(alone), left_out(compared)) == ([True, True, False], [False, False, False])
 
 
 def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_same() -> None:
     greedy = episode_of(0.0, finish="length", trainable=False)
     episodes = [episode_of(1.0), episode_of(1.0), greedy]
-    leave_out(episodes, FilterConfig(truncated=True), uniform=True, with_greedy=True)
+    leave_out(episodes, FilterConfig(truncated=True))
+    leave_out_uniform(episodes, ReMax())
     assert reasons(episodes) == [None, None, "truncated"]
     found = assemble(episodes, ReMax(), step=0, temperature=1.0)
     assert [credit.baseline for credit in found.credits] == [0.0, 0.0, None]
-    assert num_informative(episodes, with_greedy=True) == 1
+    assert num_informative(episodes, ReMax()) == 1
+
+
+def test_where_steps_are_compared_they_decide_whether_a_task_teaches() -> None:
+    def episodes(*rewards: tuple[float, ...]) -> list[Episode]:
+        steps = [
+            [Step(id=f"{row}.{place}", response_ids=[2], reward=reward) for place, reward in enumerate(earned)]
+            for row, earned in enumerate(rewards)
+        ]
+        return [Episode(task_id="t", trajectories=[Trajectory(steps=each)]) for each in steps]
+
+    by_step = GRPO(level="step", gamma=0.5)
+    differing, alike = ((1.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.0), (0.5,))
+    assert num_informative(episodes(*differing), GRPO()) == 0, "each earned 1"
+    assert num_informative(episodes(*differing), by_step) == 1, (
+        "from the first step on 1 and 0.5, from the second 0 and 1"
+    )
+    assert num_informative(episodes(*alike), by_step) == 0, "from the first step on 0.5"
+    leave_out_uniform(found := episodes(*differing), by_step)
+    assert reasons(found) == [None, None]
+    leave_out_uniform(found := episodes(*alike, (0.0, 1.0, 0.0)), by_step)
+    assert reasons(found) == ["zero_variance"] * 4, "that one is alone in the third says less"
+    leave_out_uniform(found := episodes((0.0, 1.0), (0.25, 0.5), (0.5,)), by_step)
+    assert reasons(found) == [None, None, "zero_variance"], "the second steps of the others differ"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,3 +259,5 @@ def test_a_task_with_one_rollout_cannot_be_replaced_for_being_alike() -> None:
     with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use a group_size of at least 2"):
         check_fit(load_config([*settings, "rollout.group_size=1"]), demonstrates=False)
     check_fit(load_config([*settings, "rollout.group_size=2"]), demonstrates=False)
+    compared_with_the_greedy_one = ["algorithm.name=remax", "rollout.resample_rounds=2", "rollout.group_size=1"]
+    check_fit(load_config(compared_with_the_greedy_one), demonstrates=False)

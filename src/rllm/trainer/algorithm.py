@@ -109,7 +109,7 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
             )
     else:
         _refuse(config, _OF_DEMONSTRATIONS, "because the policy rolls out, and is shown nothing")
-        if config.rollout.resample_rounds and config.rollout.group_size == 1:
+        if config.rollout.resample_rounds and config.rollout.group_size == 1 and not algorithm.needs_greedy:
             raise ConfigError(
                 f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task (rollout.group_size=1) never "
                 "differs from others, so every task would be left out; use a group_size of at least 2, or leave it out"

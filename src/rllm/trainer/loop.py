@@ -32,7 +32,7 @@ from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.failed import credits_of_failed
-from rllm.trainer.filters import leave_out, num_informative
+from rllm.trainer.filters import leave_out, leave_out_uniform, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.metrics.measure import (
     batch_metrics,
@@ -151,8 +151,9 @@ class TrainingLoop:
 
     async def _assembled(self, episodes: Sequence[Episode]) -> Assembled:
         """The batch of these episodes, without what is not to be trained on."""
-        uniform, with_greedy = self.config.rollout.resample_rounds > 0, self.algorithm.needs_greedy
-        leave_out(episodes, self.config.filters, uniform=uniform, with_greedy=with_greedy)
+        leave_out(episodes, self.config.filters)
+        if self.config.rollout.resample_rounds:
+            leave_out_uniform(episodes, self.algorithm)
         return await self._in_thread(
             assemble,
             episodes,
@@ -245,8 +246,7 @@ class TrainingLoop:
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
             leave_out(episodes, self.config.filters)
-            informative = num_informative(episodes, self.roles, with_greedy=self.algorithm.needs_greedy)
-            missing = self.config.tasks_per_step - informative
+            missing = self.config.tasks_per_step - num_informative(episodes, self.algorithm, self.roles)
             if missing <= 0:
                 break
             more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
