@@ -56,6 +56,9 @@ class TeacherServer:
         if max(ids) >= self.model.config.vocab_size:
             message = f"Token id {max(ids)} is out of vocabulary"
             return JSONResponse({"error": {"message": message, "code": 400}}, status_code=400)
+        if (total := len(ids) + asked["max_tokens"]) > self.about.get("max_model_len", total):
+            message = f"This model's maximum context length is {self.about['max_model_len']} tokens"
+            return JSONResponse({"error": {"message": message, "code": 400}}, status_code=400)
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
         if self.fault != "omits":
             choice["prompt_logprobs"] = self._prompt_logprobs(ids)

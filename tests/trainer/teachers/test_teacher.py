@@ -247,27 +247,33 @@ def test_a_model_with_another_vocabulary_is_refused(student: Path, make_folder: 
         check_teacher(config, Distill())
 
 
-def test_a_teacher_with_less_room_than_the_policy_is_refused(
-    student: Path, teacher: Path, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_teacher_with_less_room_than_the_policy_is_refused(student: Path, teacher: Path, tmp_path: Path) -> None:
     shutil.copytree(teacher, tmp_path / "short")
     about = json.loads((teacher / "config.json").read_text())
     (tmp_path / "short" / "config.json").write_text(json.dumps({**about, "max_position_embeddings": 40}))
     base = [f"model.path={student}", "algorithm.name=distill"]
-    told = rf" takes 40 tokens, and a prompt and its answer may have {about['max_position_embeddings']}: set model\.max_length=40"
+    limit = about["max_position_embeddings"]
+    told = rf" takes 40 tokens, and a prompt and its answer may have {limit}: set model\.max_length=40"
     short = f"teacher.path={tmp_path / 'short'}"
     with pytest.raises(ConfigError, match=f"short'{told}"):
         check_teacher(load_config([*base, short]), Distill())
     check_teacher(load_config([*base, short, "model.max_length=40"]), Distill())
-    with TeacherServer(model, tokenizer, max_model_len=40) as server:
-        served = [*base, f"teacher.url={server.url}"]
+
+
+def test_a_server_needs_room_for_the_token_that_it_samples_behind_a_sequence(
+    student: Path, model: Any, tokenizer: Any
+) -> None:
+    with TeacherServer(model, tokenizer, max_model_len=100) as server:
+        settings = [f"model.path={student}", "algorithm.name=distill", f"teacher.url={server.url}"]
+        told = r" takes 99 tokens, and a prompt and its answer may have 100: set model\.max_length=99"
         with (
             pytest.raises(ConfigError, match=rf"teacher\.url='{server.url}'{told}"),
-            open_teacher(load_config(served), Distill()),
+            open_teacher(load_config([*settings, "model.max_length=100"]), Distill()),
         ):
             pass
-        with open_teacher(load_config([*served, "model.max_length=40"]), Distill()) as opened:
+        with open_teacher(load_config([*settings, "model.max_length=99"]), Distill()) as opened:
             assert opened is not None
+            assert len(opened.score(batch_of([5] * 99))) == 97
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ class TeacherEndpoint:
             raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(served) or 'none'}; choose one")
         self._model = self._model or next(iter(served))
         length = getattr(served.get(self._model), "max_model_len", None)
-        self.context_length = length if isinstance(length, int) else None
+        # The last place is for the token that it samples behind a prompt: servers answer with one at least.
+        self.context_length = length - 1 if isinstance(length, int) else None
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """What the server says of each token of a prompt; of the first, about which nothing can be said, `{}`."""
