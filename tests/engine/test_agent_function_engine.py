@@ -385,7 +385,7 @@ async def test_what_nothing_scores_is_told_at_once_and_only_once(
         return text
 
     episodes = await run(engine_of(agent), {"text": "figs"}, {"text": "figs"})
-    [told] = [record.getMessage() for record in caplog.records]
+    [told] = [record.getMessage() for record in caplog.records if record.name.startswith("rllm.")]
     assert "agent returned 'figs', which nothing scores: name the function that judges it (--reward" in told
     assert [problem(one) for one in episodes] == [told, told]
 
@@ -408,6 +408,19 @@ async def test_an_agent_that_never_calls_the_model_is_told_how(engine_of: Engine
     assert "OPENAI_BASE_URL" in problem(episode)
     assert f"{gateway.url}/v1" in problem(episode)
     assert gateway.session_url(episode.session_id) in problem(episode)
+
+
+async def test_an_agent_whose_calls_are_refused_is_told_why(engine_of: Engine) -> None:
+    def agent(text: str) -> float:
+        try:
+            ask(get_chat_client(), text, extra_body={"temperature": "hot"})
+        except openai.BadRequestError:
+            return 0.0
+        return 1.0
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert episode.info["error"]["type"] == "CaptureError"
+    assert "none of its 1 calls has usable tokens: temperature='hot'" in problem(episode)
 
 
 async def test_the_framework_that_has_been_imported_is_named(

@@ -429,7 +429,8 @@ def test_line_8_a_request_that_cannot_be_read_gets_the_dialects_own_error(serve,
     assert refused.status_code == status
     assert refused.json().get("type") == ("error" if route == "messages" else None)
     assert refused.json()["error"]["type"] in ("invalid_request_error", "request_too_large")
-    assert served.store.sessions() == []
+    [trace] = served.store.by_session(refused.headers["x-rllm-session"])
+    assert (trace.error, trace.messages, trace.response_ids) == (refused.json()["error"]["message"], [], [])
 
 
 @every_dialect

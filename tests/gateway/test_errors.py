@@ -44,7 +44,9 @@ def test_a_malformed_request_says_what_is_wrong(refusing, body, named):
     assert refused.status_code == 400
     assert named in refused.json()["error"]["message"]
     assert refused.json()["error"]["type"] == "invalid_request_error"
-    assert refusing.store.by_session("s") == []
+    *_, trace = refusing.store.by_session("s")
+    assert (trace.error, trace.finish_reason) == (refused.json()["error"]["message"], "error")
+    assert refused.headers["x-rllm-session"] == "s"
 
 
 ROUTES = {"chat/completions": "messages", "completions": "prompt", "responses": "input", "messages": "messages"}
@@ -65,7 +67,7 @@ def test_what_is_nested_too_deep_to_be_written_again_is_refused(serve, route):
         )
         assert answer.status_code == status
         assert status == 200 or "levels" in answer.json()["error"]["message"]
-    assert len(served.store.by_session("s")) == 1
+    assert [trace.error is None for trace in served.store.by_session("s")] == [True, False, False]
 
 
 def test_arguments_that_nobody_can_parse_are_a_text(serve, upstream):

@@ -67,7 +67,7 @@ def test_a_call_that_fails_is_a_warning(serve, lines):
     broken, refused = lines()
     assert (broken["status"], broken["finish_reasons"], broken["level"]) == (200, ["error"], "warning")
     assert (refused["status"], refused["dialect"], refused["level"]) == (400, "messages", "warning")
-    assert "session_id" not in refused
+    assert (len(refused["trace_ids"]), refused["usable"]) == (1, False)
 
 
 def test_without_the_setting_no_call_is_logged(serve, lines):
@@ -135,12 +135,13 @@ def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     served.post("/v1/responses", json={"model": "m", "input": "a"})
     served.post(json={"messages": []})
     served.server.stop()
-    whole, message, failed = collector.spans()
+    whole, message, failed, refused = collector.spans()
     assert (whole.name, whole.attributes["rllm.dialect"]) == ("text_completion scripted", "completions")
     assert whole.attributes["rllm.stream"] is True
     assert len(whole.attributes["rllm.response_ids"]) == whole.attributes["rllm.response_ids.length"]
     assert message.attributes["rllm.dialect"] == "messages"
     assert (failed.attributes["error.type"], failed.status) == ("500", "ERROR")
+    assert (refused.attributes["error.type"], refused.status) == ("400", "ERROR")
 
 
 def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):

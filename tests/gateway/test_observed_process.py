@@ -49,7 +49,7 @@ def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
     lines = [json.loads(line) for line in errors.splitlines()]
     assert [(line["message"], line["status"], line.get("session_id")) for line in lines] == [
         ("call", 200, "s"),
-        ("call", 400, None),
+        ("call", 400, "s"),
         ("call", 401, None),
     ]
     assert lines[0]["trace_ids"] == [answer.json()["id"]]

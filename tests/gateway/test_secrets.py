@@ -92,7 +92,7 @@ def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
     assert [answer.status_code for answer in answers[:9]] == [200, 200, 200, 200, 200, 401, 400, 200, 401]
     with open_store(f"sqlite:///{tmp_path / 'traces.db'}") as store:
         traces = [trace for info in store.sessions() for trace in store.by_session(info.id)]
-        assert len(traces) == 6
+        assert len(traces) == 7
     logs = (tmp_path / "log").read_text()
     assert logs.count('"call"') == 8, "calls were logged"
     places = {

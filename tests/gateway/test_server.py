@@ -106,7 +106,8 @@ def test_metrics_count_calls_traces_and_tokens(serve):
     text = served.http.get("/metrics").text
     assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 1\n' in text
     assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="400"} 1\n' in text
-    assert "rllm_gateway_traces_total 1\n" in text
+    assert "rllm_gateway_traces_total 2\n" in text
+    assert "rllm_gateway_failed_traces_total 1\n" in text
     assert "rllm_gateway_response_tokens_total 6\n" in text
     assert "rllm_gateway_requests_in_flight 0\n" in text
 

@@ -48,8 +48,9 @@ def test_a_deleted_response_is_gone_for_clients_and_its_trace_stays(served):
         client.responses.retrieve(given.id)
     with pytest.raises(openai.BadRequestError, match="Previous response"):
         say(client, "and twice that?", previous_response_id=given.id)
-    [trace] = served.store.by_session("s")
+    trace, refused = served.store.by_session("s")
     assert (trace.id, trace.response["content"], len(trace.logprobs)) == (given.id, "four", len(trace.response_ids))
+    assert "Previous response" in refused.error
 
 
 def test_deleting_a_response_of_a_session_that_goes_meanwhile_leaves_nothing(serve):

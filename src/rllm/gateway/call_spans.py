@@ -1,4 +1,4 @@
-"""A span of OpenTelemetry for each call that asked something of the model."""
+"""A span of OpenTelemetry for each call that left a trace."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from rllm.capture.side_calls import is_own
+from rllm.errors import ConfigError
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -29,7 +30,7 @@ from rllm.gateway.model_call import ModelCall, new_call_id
 from rllm.gateway.notes import notes_of
 from rllm.gateway.observed import CallObserver, ObservedCall
 from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
-from rllm.gateway.sessions import Sessions
+from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
 from rllm.gateway.trace_context import trace_context_of
 from rllm.types import Trace
@@ -60,7 +61,7 @@ class CallEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
         answer = _Answer(send)
-        call, mode, started = None, "json", time.perf_counter()
+        mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
             call, asked, attempt = await self._call(scope, receive, answer)
@@ -84,9 +85,10 @@ class CallEndpoint:
             seconds = time.perf_counter() - started
             metrics.observe(self.name, mode, answer.status, seconds)
             if self.observers:
-                self._tell(scope, call, mode, answer, seconds)
+                self._tell(scope, mode, answer, seconds)
 
-    def _tell(self, scope: Scope, call: ModelCall | None, mode: str, answer: _Answer, seconds: float) -> None:
+    def _tell(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
+        call = answer.call
         observed = ObservedCall(
             dialect=self.name,
             mode=mode,
@@ -109,24 +111,35 @@ class CallEndpoint:
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
     ) -> tuple[ModelCall, dict[str, Any], Attempt | None]:
-        """The request as a call of a session, which the answer's headers name from here on; as it came; and by what its
-        retry would be known."""
-        if scope["method"] != "POST":
-            if b"upgrade" in dict(scope["headers"]):
-                raise GatewayError(
-                    426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required"
-                )
-            raise GatewayError(
-                405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST"
-            )
-        headers = headers_of(scope)
-        caller = await caller_of(scope["path_params"].get("session_id"), headers, self.config, self.sessions)
-        body = await read_body(scope, receive, self.config)
-        named = session_named(scope["path_params"].get("session_id"), headers, caller)
+        """The request as a call of a session; as it came; and by what its retry would be known. Who sent it is known from
+        here on: a request that is refused for what it says leaves a trace, as a call does that fails later."""
+        _check_method(scope)
+        headers, path = headers_of(scope), scope["path_params"].get("session_id")
+        named = session_named(path, headers, await caller_of(path, headers, self.config, self.sessions))
         if self.limits is not None:
             await self.limits.admit_call(named)
-        asked = self.dialect.parse(body)
-        metadata = metadata_of(headers)
+        asked: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
+        try:
+            body = await read_body(scope, receive, self.config)
+            metadata = metadata_of(headers)
+            asked = self.dialect.parse(body)
+            call = answer.call = await self._understood(asked, named, headers, metadata)
+        except (GatewayError, ConfigError) as error:
+            if self.render_count is None:
+                answer.call = await self._refused(asked, named, metadata, error)
+            raise
+        return call, asked, attempt_of(headers, call.session if named else None, body)
+
+    async def _understood(
+        self, asked: dict[str, Any], named: str | None, headers: Mapping[bytes, bytes], metadata: dict[str, Any]
+    ) -> ModelCall:
+        """What is asked, as a call of the session that is named, if one is.
+
+        Raises:
+            GatewayError: if it cannot be one, or refers to what is not there.
+            ConfigError: if no session can have this name.
+        """
         session_id, earlier = named, _NOTHING_EARLIER
         if refers_to := self.dialect.refers_to(asked):
             session_id = named or self.sessions.session_of_answer(refers_to[0])
@@ -135,7 +148,6 @@ class CallEndpoint:
         if notes := self.dialect.notes(asked):
             metadata = {**metadata, **notes}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
-        answer.session_id = session.id
         if notes := notes_of(chat, session, headers, is_own=is_own(metadata)):
             metadata = {**notes, **metadata}
         call = ModelCall(
@@ -148,7 +160,21 @@ class CallEndpoint:
         )
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)
-        return call, asked, attempt_of(headers, session if named else None, body)
+        return call
+
+    async def _refused(
+        self, asked: Mapping[str, Any], named: str | None, metadata: Mapping[str, Any], error: Exception
+    ) -> ModelCall:
+        """A call in the place of a request that cannot be one, with the trace of its failure."""
+        model = asked.get("model")
+        call = ModelCall(
+            asked={"model": model if isinstance(model, str) else "", "messages": []},
+            session=await self.sessions.get(named) if named and is_session_id(named) else self.sessions.fresh(),
+            metadata=metadata,
+            id=new_call_id(self.dialect.id_prefix),
+        )
+        await self.gateway.refuse(call, error)
+        return call
 
     async def _answers(self, session_id: str | None, ids: Sequence[str]) -> Mapping[str, Trace]:
         """The traces of these answers, as far as the session has them."""
@@ -225,14 +251,26 @@ class CallEndpoint:
                 raise
 
 
+def _check_method(scope: Scope) -> None:
+    if scope["method"] == "POST":
+        return
+    if b"upgrade" in dict(scope["headers"]):
+        raise GatewayError(426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required")
+    raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
+
+
 class _Answer:
     """The ASGI response of one call."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.session_id: str | None = None
+        self.call: ModelCall | None = None
         self.status = 500
         self.began = False
+
+    @property
+    def session_id(self) -> str | None:
+        return self.call.session.id if self.call is not None else None
 
     async def whole(self, status: int, body: bytes, *, more: Mapping[str, str] = MappingProxyType({})) -> None:
         """`more` are further headers."""
@@ -250,8 +288,8 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if self.session_id is not None:
-            headers.append((SESSION_HEADER.encode(), self.session_id.encode()))
+        if self.call is not None:
+            headers.append((SESSION_HEADER.encode(), self.call.session.id.encode()))
         self.status = status
         self.began = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

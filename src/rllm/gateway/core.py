@@ -61,7 +61,7 @@ class Gateway:
         Raises:
             RLLMError: if there is none; the failure is in the store by then.
         """
-        sent = self._prepared(call)
+        sent = await self._prepared(call)
         try:
             response = await self.upstream.complete(await self._upstream_call(call, sent))
             response["id"] = call.id
@@ -87,7 +87,7 @@ class Gateway:
         Raises:
             RLLMError: if the answer breaks off; what there was of it is in the store by then.
         """
-        sent = self._prepared(call)
+        sent = await self._prepared(call)
         rebuilt = ChatStream()
         completer = ChunkCompleter(sent.get("model") or "")
         timings: dict[str, float] = {}
@@ -115,6 +115,11 @@ class Gateway:
         await kept
         yield encoder.finish()
 
+    async def refuse(self, call: ModelCall, error: Exception) -> None:
+        """Keep that the agent asked for what is not asked of the upstream."""
+        said = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
+        await self._keeper.keep(call, self._failed(call, said, _reason(error)))
+
     async def count_tokens(self, call: ModelCall) -> int:
         """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
 
@@ -130,9 +135,17 @@ class Gateway:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
         return len(counted) if isinstance(counted, list) else int(counted)
 
-    def _prepared(self, call: ModelCall) -> dict[str, Any]:
-        """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call."""
-        return self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
+    async def _prepared(self, call: ModelCall) -> dict[str, Any]:
+        """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call.
+
+        Raises:
+            RLLMError: if the upstream cannot be asked for it; the failure is in the store by then.
+        """
+        try:
+            return self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
+        except Exception as error:
+            await self.refuse(call, error)
+            raise
 
     async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
         """The call as it is put to the upstream."""

@@ -22,13 +22,13 @@ class ObservedCall:
     status: int
     seconds: float
     session_id: str | None
-    """`None` for a request that was refused before its session was known."""
+    """`None` for a request that was refused for who asks, or how often."""
     call: ModelCall | None
     headers: Mapping[bytes, bytes]
 
     @property
     def traces(self) -> list[Trace]:
-        """Those of its choices; none where nothing was asked of the model, such as for a retry or a malformed request."""
+        """Those of its choices, or of its failure; none for a retry, and where who asks, or how often, was refused."""
         return self.call.traces if self.call is not None else []
 
 
