@@ -56,6 +56,24 @@ def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
     assert side_calls(traces) == set()
 
 
+def test_each_message_of_a_long_session_is_looked_at_a_few_times_only():
+    num_reads = 0
+
+    class Message(dict):
+        def get(self, *args):
+            nonlocal num_reads
+            num_reads += 1
+            return super().get(*args)
+
+    messages = [Message(role="user", content="go")]
+    traces = [trace("title", ASKED, "Fixing")]
+    for turn in range(50):
+        traces.append(trace(f"turn {turn}", list(messages), f"step {turn}", tools=TOOLS))
+        messages += [Message(role="assistant", content=f"step {turn}"), Message(role="user", content="on")]
+    assert side_calls(traces) == {"title"}
+    assert num_reads <= 3 * sum(len(item.messages) for item in traces)
+
+
 def test_where_all_calls_are_alike_none_is_beside_the_others():
     assert side_calls([trace("one", ASKED), trace("two", ASKED)]) == set()
     titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]

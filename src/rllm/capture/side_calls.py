@@ -46,7 +46,9 @@ def side_calls(traces: Sequence[Trace]) -> set[str]:
     if any(trace.tools for trace in traces):
         foreign = (trace for trace in traces if not is_own(trace.metadata))
         tagged |= {trace.id for trace in foreign if not trace.tools and _begins(trace.messages)}
-    tagged -= {trace.id for trace in traces if trace.metadata.get(SIDE_CALL_KEY) != TITLE and _is_quoted(trace, traces)}
+    if tagged:
+        told = _answers_in(traces)
+        tagged -= {t.id for t in traces if t.metadata.get(SIDE_CALL_KEY) != TITLE and text_of(t.response) in told}
     return tagged if len(tagged) < len(traces) else set()
 
 
@@ -55,14 +57,9 @@ def _begins(messages: Sequence[Message]) -> bool:
     return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
 
 
-def _is_quoted(trace: Trace, traces: Sequence[Trace]) -> bool:
-    """Whether a conversation has this answer in it, such as a plan that was made before the tools were given."""
-    said = text_of(trace.response)
-    return any(
-        message.get("role") == "assistant" and text_of(message) == said
-        for other in traces
-        for message in other.messages
-    )
+def _answers_in(traces: Sequence[Trace]) -> set[str]:
+    """The answers that conversations go on from, such as a plan that was made before the tools were given."""
+    return {text_of(message) for trace in traces for message in trace.messages if message.get("role") == "assistant"}
 
 
 def _asks_for_title(response_format: Any) -> bool:
