@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
+import pytest
+
 from rllm.sdk.context import (
     Session,
     current_frame,
@@ -200,6 +202,22 @@ def test_a_subclass_with_its_own_run_keeps_it() -> None:
         worker.start()
         worker.join()
     assert [item.id for item in sess.llm_calls] == ["own"]
+
+
+def test_a_thread_that_could_not_be_started_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    starts = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+    with session() as sess:
+        thread = threading.Thread(target=call, args=["second try"])
+        with monkeypatch.context() as full:
+            full.setattr(threading, starts, no_room)
+            with pytest.raises(RuntimeError):
+                thread.start()
+        thread.start()
+        thread.join()
+    assert [item.id for item in sess.llm_calls] == ["second try"]
 
 
 def test_leaving_in_another_context_than_entering_is_harmless() -> None:

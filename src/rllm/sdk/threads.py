@@ -20,7 +20,8 @@ def _start_with_context(start: Callable[..., None]) -> Callable[..., None]:
         context, target = copy_context(), self.run
 
         def run() -> None:
-            del self.run  # breaks the cycle from the thread to itself
+            # Breaks the cycle from the thread to itself; there are two such functions where a first start found no room.
+            self.__dict__.pop("run", None)
             context.run(target)
 
         self.run = run  # type: ignore[method-assign]
