@@ -23,7 +23,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
-from .servers import ANSWER, RawServer, http
+from .servers import ANSWER, RawServer, event_stream, http
 
 GATEWAY_KEY, ADMIN_KEY, UPSTREAM_KEY = "k-gateway-7f3a", "k-operator-91cc", "k-upstream-d02e"
 ANTHROPIC_KEY = f"{GATEWAY_KEY}:rllm-claude"
@@ -166,6 +166,20 @@ async def test_a_server_that_repeats_the_key_in_its_refusal_tells_it_to_nobody(s
         await upstream.close()
     assert all("Bearer ***" in str(trace.error) for trace in store.by_session("s"))
     assert UPSTREAM_KEY not in repr(store.by_session("s"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nor_does_one_that_repeats_it_in_the_place_of_an_answer(stream):
+    error = {"error": {"message": f"no such key: Bearer {UPSTREAM_KEY}", "code": UPSTREAM_KEY}}
+    async with RawServer(event_stream(error) if stream else http(200, error)) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=UPSTREAM_KEY)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(store, upstream)), base_url="http://gateway"
+        ) as client:
+            told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
+        await upstream.close()
+    assert "no such key: Bearer ***" in told.text
+    assert UPSTREAM_KEY not in told.text + repr(store.by_session("s"))
 
 
 ROUTES = {

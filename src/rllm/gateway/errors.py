@@ -83,6 +83,14 @@ class UpstreamError(InferenceError):
         self.retry_after_s = retry_after_s
         """When to ask again, where the server said so."""
 
+    def hide(self, secret: str) -> None:
+        """Tell it without this text, in which the server repeats what nobody may read."""
+        self.args = (str(self).replace(secret, "***"),)
+        self.details = {
+            name: value.replace(secret, "***") if isinstance(value, str) else value
+            for name, value in self.details.items()
+        }
+
 
 def was_stopped(error: BaseException | None) -> bool:
     """Whether this ends a call because the gateway is stopped."""

@@ -116,7 +116,7 @@ class HTTPUpstream:
             return await self.complete(shorter)
         if answer.status == 200 and not call.logprob_details and (plain := parse_plain_answer(body)):
             return plain
-        [parsed] = without_error([json_object(answer.status, body, answer.headers)])
+        [parsed] = self._without_error([json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
         if call.prompt_ids is None:
             return parsed
@@ -139,7 +139,7 @@ class HTTPUpstream:
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if payloads:
-                        yield as_chat(without_error(parse_events(payloads, logprob_details=call.logprob_details)))
+                        yield as_chat(self._without_error(parse_events(payloads, logprob_details=call.logprob_details)))
                 if is_done:
                     await answer.pass_over_rest()
         except OSError as error:
@@ -198,6 +198,15 @@ class HTTPUpstream:
         if answer.status == 200 or len(self._key) < _SECRET_FROM:
             return body
         return body.replace(self._key, b"***")
+
+    def _without_error(self, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """These answers or chunks, unless the upstream reports an error in their place; that is told without the key, too."""
+        try:
+            return without_error(answers)
+        except UpstreamError as error:
+            if len(self._key) >= _SECRET_FROM:
+                error.hide(self._key.decode())
+            raise
 
     def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
         """What finds reasoning and tool calls in a text completion; `None` where all of its text is the answer."""
