@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -24,6 +25,9 @@ MAX_SLOWDOWN = 10
 MEMORY_BYTES = 4 << 30
 LARGE_BYTES = 512 << 20
 """A process that has grown so large, through SymPy's caches, is replaced."""
+
+_UNIT = r"\\(?:text|mbox)\{[^{}]*\}(?:\^\{?-?\d\}?|\{\^\d\})?"
+_UNITS = re.compile(rf"{_UNIT}(?:(?:\s|/|\\cdot|\\[, ])*{_UNIT})*$")
 
 
 def main() -> None:
@@ -57,11 +61,14 @@ def _set_alarm(cpu_s: float) -> None:
 
 def _comparison() -> Any:
     import math_verify.parser
+    from latex2sympy2_extended import math_normalization
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify import LatexExtractionConfig, parse, verify
 
     # By default R and r are one symbol, and `R - r` is 0.
     math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+    # By default `3 \text{ h } 4 \text{ min}` is cut behind the 3, as if all from the first text on were one unit.
+    math_normalization.unit_superscript_regex = _UNITS
     latex = (LatexExtractionConfig(boxed_match_priority=0),)  # the other kind evaluates text as Python
 
     def are_equal(gold: str, answer: str) -> bool:

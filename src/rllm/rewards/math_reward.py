@@ -23,6 +23,8 @@ _POWER_OF_TEN = re.compile(
     rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
 )
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
+_ASSIGNED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\(([^()]+)\)")
+_AND = re.compile(r",?\s*(?:\\text\{\s*and\s*\}|\band\b)\s*")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _IGNORED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
@@ -35,6 +37,8 @@ _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])"
 _SMALL, _CLOSE = Fraction(1, 10**4), Fraction(1, 10**6)
 """Of numbers below the first, math-verify's six places are too few; they may differ by the second, relative to the gold."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
+_BASE = re.compile(r"[0-9A-Za-z]+_\{?([0-9]+)\}?")
+_HALF_OF_DAY = re.compile(r".*[0-9]([AaPp])\.?[Mm]\.?")
 _SET, _TUPLE = re.compile(r"\\\{[^(),]*,[^()]*\\\}"), re.compile(r"\([^(),]*,[^()]*\)")
 
 
@@ -115,6 +119,10 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         return False
     if gold_number and answer_number and max(abs(gold_number), abs(answer_number)) < _SMALL:
         return abs(gold_number - answer_number) <= abs(gold_number) * _CLOSE
+    for kind in (_BASE, _HALF_OF_DAY):  # to math-verify, they are units
+        one, other = kind.fullmatch(plain_gold), kind.fullmatch(plain_answer)
+        if one and other and one[1].lower() != other[1].lower():
+            return False
     word = _TEXT.sub(r"\1", gold).strip()
     if _WORDS.fullmatch(word) or (_TEXT.fullmatch(gold) and re.fullmatch("[A-Za-z]{2,}", word)):
         return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
@@ -129,30 +137,43 @@ def _digits_apart(text: str) -> str:
 
 
 def _both_as_tuples(gold: str, answer: str) -> tuple[str, str]:
-    """Both as they are, but where one is a tuple, `3, 4` and `x=3, y=4` is one too: to math-verify it would be a set.
+    """Both as they are, but values with names as a tuple, and so an answer `3, 4` where the gold is one: to math-verify it
+    would be a set.
 
     A `3, 4` is no tuple as the gold, which may mean all solutions.
     """
-    if _is_tuple(gold) and not _is_tuple(answer):
-        return gold, _as_tuple(answer)
-    if _is_tuple(answer) and not _is_tuple(gold) and _ASSIGNED.match(gold):
-        return _as_tuple(gold), answer
-    return gold, answer
+    gold, answer = _by_name(gold), _by_name(answer)
+    return gold, _as_tuple(answer) if _is_tuple(gold) and not _is_tuple(answer) else answer
 
 
 def _is_tuple(text: str) -> bool:
     return _TUPLE.fullmatch(_plain(text)) is not None
 
 
-def _as_tuple(text: str) -> str:
-    values = text.split(",")
-    if len(values) < 2 or re.search(r"[()\[\]]|\\\{", text):
+def _by_name(text: str) -> str:
+    """`x=3, y=4` and `(y,x)=(4,3)` as `(3,4)`; `x=3, x=4`, which are solutions, and all else as they are."""
+    found = _ASSIGNED_TUPLE.fullmatch(_plain(text))
+    if found is not None:
+        names, values = found[1].split(","), found[2].split(",")
+    else:
+        parts = [_ASSIGNED.fullmatch(part) for part in _values(text)]
+        names = [part[1] for part in parts if part]
+        values = [part[2] for part in parts if part]
+        if len(names) < len(parts):
+            return text
+    if not len(set(names)) == len(values) > 1:
         return text
-    assigned = [_ASSIGNED.fullmatch(value) for value in values]
-    named = {found[1]: found[2] for found in assigned if found}
-    if len(named) == len(values):
-        values = [named[name] for name in sorted(named)]
-    return f"({','.join(values)})"
+    return f"({','.join(value for _, value in sorted(zip(names, values, strict=True)))})"
+
+
+def _as_tuple(text: str) -> str:
+    values = _values(text)
+    return f"({','.join(values)})" if len(values) > 1 else text
+
+
+def _values(text: str) -> list[str]:
+    """The parts between commas; the text itself where brackets hold some of them together."""
+    return [text] if re.search(r"[()\[\]]|\\\{", text) else _AND.sub(",", text).split(",")
 
 
 def _plain(text: str) -> str:
