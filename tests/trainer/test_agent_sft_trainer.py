@@ -72,7 +72,6 @@ def config_of(policy: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
         "tasks_per_step": 4,
         "save_every": 0,
         "optim": {"lr": 5e-3},
-        "eval": {"every": 2},
         "trackers": ["jsonl"],
         "store": "memory:",
         **changes,
@@ -104,7 +103,7 @@ def nll(folder: Path, conversations: list[list[Message]]) -> float:
 
 
 def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: Path) -> None:
-    result = AgentSFTTrainer(config_of(policy, tmp_path), TRAIN, HELD_OUT).train()
+    result = AgentSFTTrainer(config_of(policy, tmp_path, eval={"every": 2}), TRAIN, HELD_OUT).train()
     losses = [metrics["eval/loss"] for metrics in result.evaluations]
     assert [metrics["step"] for metrics in result.evaluations] == [0, 2, 4]
     assert losses[2] < losses[1] < losses[0]

@@ -397,6 +397,8 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
         ({"config": ["model.path=x", "backend=locl"]}, "did you mean 'local'"),
         ({"config": ["optim.lr=0"]}, "optim.lr=0"),
         ({"config": []}, "model.path is not set"),
+        ({"config": ["model.path=x", "eval.every=5"]}, "eval.every=5 would have no effect without held-out tasks"),
+        ({"config": ["model.path=x", "eval.top_k=5"]}, "eval.top_k=5 would have no effect without held-out tasks"),
     ],
 )
 def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict[str, Any], told: str) -> None:

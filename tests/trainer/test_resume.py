@@ -300,7 +300,7 @@ def test_what_cannot_be_gone_on_with_leaves_everything_as_it_was(run_trainer: Ru
     folder = run_trainer().trainer.run_dir
     (folder / "checkpoints" / "step-000002" / "version").write_text("x")  # as long as before
     before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
-    run_trainer({"num_steps": 4, "eval": {"every": 3}}, resume=True, raises=ValueError)
+    run_trainer({"num_steps": 4, "save_every": 3}, resume=True, raises=ValueError)
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 

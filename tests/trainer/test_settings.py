@@ -112,9 +112,11 @@ def in_two_turns(word: str, base_url: str) -> float:
 COMMON: dict[str, Any] = {
     "num_steps": 2,
     "save_every": 1,
-    "eval": {"every": 0, "temperature": 0.5},
+    "eval": {"every": 0},
     "rollout": {"num_retries": 0},
 }
+EVALUATED: dict[str, Any] = {**COMMON, "eval": {"every": 0, "temperature": 0.5}}
+"""By which what is asked in an evaluation is known."""
 
 
 def dropped(reason: str) -> Callable[[Run], float]:
@@ -330,7 +332,9 @@ def test_a_setting_changes_what_the_run_does(
     if not is_set and (agent, val) in _defaults:
         run = _defaults[agent, val]
     else:
-        run = run_trainer(merged(COMMON, nested(key, value) if is_set else {}), agent=agent, val=val)
+        run = run_trainer(
+            merged(EVALUATED if val else COMMON, nested(key, value) if is_set else {}), agent=agent, val=val
+        )
     if not is_set:
         _defaults[agent, val] = run
     assert (observe(run) == expected) is is_set

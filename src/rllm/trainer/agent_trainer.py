@@ -15,6 +15,7 @@ import yaml
 
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
+from rllm.backends.refusals import refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
@@ -137,6 +138,7 @@ class AgentTrainer:
         )
         check_fit(self.config, demonstrates=self.door.demonstrates)
         check_sizes(self.config, len(self.train_data))
+        _check_evaluations(self.config, self.val_data)
         self.algorithm = make_algorithm(self.config)
         self.roles = make_roles(self.config, self.algorithm)
         for name in self.config.trackers:
@@ -158,7 +160,6 @@ class AgentTrainer:
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
         """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
-        _check_keep_best(self.config.keep_best, self.val_data)
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
         )
@@ -311,11 +312,21 @@ def check_model(config: TrainConfig) -> None:
         raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
 
 
-def _check_keep_best(metric: str | None, val_data: Dataset | None) -> None:
+def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
+    """Refuse settings of evaluations where there are none; that there are to be none may be said.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    metric = config.keep_best
     if metric is not None and not (metric.removeprefix("-").startswith("eval/") and val_data):
         raise ConfigError(
             f"keep_best={metric!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset)"
         )
+    if not val_data:
+        often = ["every"] if config.eval.every else []
+        why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
+        refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:
