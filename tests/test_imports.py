@@ -71,7 +71,7 @@ def test_the_facade_gives_what_it_lists() -> None:
         rllm.Trainer  # noqa: B018
 
 
-BY_NAME = {"lazy", "registry", "sdk", "sdk.propagation", "testing"}
+BY_NAME = {"lazy", "registry", "sdk.propagation", "testing"}
 """Where modules are imported whose names a user or a table gives; all other imports are statements, which the layers' check sees."""
 
 

@@ -7,9 +7,9 @@ The clients load `openai` on first use; the rest needs only the standard library
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rllm.lazy import lazy_names
 from rllm.sdk.context import (
     Session,
     get_active_session_uids,
@@ -54,20 +54,17 @@ __all__ = [
     "trajectory",
 ]
 
-_HOMES = {
-    "ProgramResult": "rllm.sdk.supervised",
-    "environment": "rllm.sdk.propagation",
-    "get_chat_client": "rllm.sdk.client",
-    "get_chat_client_async": "rllm.sdk.client",
-    "run_program": "rllm.sdk.programs",
-    "run_program_async": "rllm.sdk.programs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rllm.sdk' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, _ = lazy_names(
+    __name__,
+    {
+        "ProgramResult": "rllm.sdk.supervised",
+        "environment": "rllm.sdk.propagation",
+        "get_chat_client": "rllm.sdk.client",
+        "get_chat_client_async": "rllm.sdk.client",
+        "run_program": "rllm.sdk.programs",
+        "run_program_async": "rllm.sdk.programs",
+    },
+)
 
 
 def __dir__() -> list[str]:
