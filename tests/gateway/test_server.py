@@ -61,7 +61,9 @@ def test_other_hosts_need_a_key(host):
     assert GatewayConfig(host=host, api_key="k").host == host
 
 
-@pytest.mark.parametrize("config", [{"port": 70000}, {"port": -1}, {"api_key": ""}, {"api_key": "a\nb"}])
+@pytest.mark.parametrize(
+    "config", [{"port": 70000}, {"port": -1}, {"api_key": ""}, {"api_key": "a\nb"}, {"keep_alive_s": 0.0}]
+)
 def test_wrong_settings_are_refused(config):
     with pytest.raises(ConfigError):
         GatewayConfig(**config)

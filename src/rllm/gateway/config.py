@@ -16,6 +16,8 @@ _ABOVE_ZERO = (
     "max_headers",
     "header_timeout_s",
     "unread_timeout_s",
+    "keep_alive_s",
+    "ready_timeout_s",
     "calls_per_minute",
     "session_calls_per_minute",
     "max_sessions",
