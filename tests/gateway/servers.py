@@ -64,6 +64,8 @@ class RawServer:
         """Calls whose client left before they were answered."""
         self.hangs = False
         """Whether checks get no answer."""
+        self.models = http(200, {"data": [{"id": "m"}]})
+        """The answer to a check."""
         self._port = free_port()
         self._serving = set()
 
@@ -103,7 +105,7 @@ class RawServer:
                 if head.startswith(b"GET"):
                     if self.hangs:
                         await asyncio.sleep(3600)
-                    writer.write(http(200, {"data": [{"id": "m"}]}))
+                    writer.write(self.models)
                     continue
                 self.requests.append(json.loads(body))
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

@@ -106,6 +106,15 @@ async def test_the_only_replica_is_asked_again_when_it_said_it_could_be():
     assert route.timings().keys() == {"queue_s", "retry_s"}
 
 
+async def test_a_replica_that_asks_to_be_left_alone_for_a_day_is_asked_again_within_a_minute():
+    async with pool_of(RawServer(refusal(429, "retry-after: 86400"))) as pool:
+        with pytest.raises(UpstreamError) as refused:
+            await ask(pool)
+        [replica] = pool.replicas
+        assert not replica.up
+        assert replica.refused(refused.value) <= 60
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -347,6 +356,19 @@ async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
         for _ in range(4):
             await ask(pool, None)
     assert (len(server.requests), len(hanging.requests)) == (4, 0)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status):
+    server = RawServer()
+    server.models = refusal(status)
+    async with pool_of(server, check_interval_s=0.02) as pool:
+        await server.stop()
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: pool.replicas.num_waiting == 1)
+        await server.start()
+        await call
+    assert len(server.requests) == 1
 
 
 async def test_models_come_from_any_replica_that_says():

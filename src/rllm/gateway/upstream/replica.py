@@ -112,7 +112,12 @@ class Replica:
         except UpstreamError as error:
             if error.fault != "call":
                 self.failed(error)
+            elif error.status_code < 500:  # it is there, and does not tell us its models
+                self._answered_check()
             raise
+        self._answered_check()
+
+    def _answered_check(self) -> None:
         self._num_slow_checks = 0
         if self._usable_from == math.inf:
             self._recover()
