@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,13 @@ from typing import Any
 from rllm.capture import Prior, Said
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.route import Route
+from rllm.ids import new_id
 from rllm.types import DRIFT_KEY, Trace
-
-_random = random.Random()
-"""Seeded by the system once; asking it for every id would cost a system call, which gives up the interpreter's lock."""
 
 
 def new_call_id(prefix: str) -> str:
     """A new id, in the form that answers of one wire format have."""
-    return f"{prefix}{_random.getrandbits(128):032x}"
+    return prefix + new_id()
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
