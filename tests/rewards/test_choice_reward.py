@@ -62,6 +62,13 @@ CHOICES = ["London", "Paris", "Rome", "Bonn"]
         ("A, B", None),
         ("It is not B", None),
         ("(A) is wrong. (C) is wrong.", None),
+        ("The answer isn't B", None),
+        ("It cannot be B.", None),
+        ("Not (A).", None),
+        ("Is the answer B? No, it's C.", "C"),
+        ("Answer: 'B'", "B"),
+        ("<answer>A) Paris, B) London</answer>", None),
+        ("A: no. B: no. C: yes.", None),
     ],
 )
 def test_the_letter_that_a_text_settles_on(text: str, letter: str | None) -> None:
@@ -83,6 +90,13 @@ def test_the_text_of_a_choice_is_its_letter() -> None:
 def test_a_letter_beside_the_text_of_another_is_no_choice() -> None:
     assert chosen_letter("A. Paris", CHOICES) is None
     assert chosen_letter(r"\boxed{A. Paris}", CHOICES) is None
+    assert chosen_letter("The answer is **A. Paris**", CHOICES) is None
+
+
+def test_a_list_of_all_choices_is_none() -> None:
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", CHOICES, strict=True))
+    assert chosen_letter(listed, CHOICES) is None
+    assert chosen_letter(f"{listed}\n\nI think:\nB. Paris", CHOICES) == "B"
 
 
 @pytest.mark.parametrize(

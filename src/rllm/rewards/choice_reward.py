@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.reading import after_thinking, field_of, last_boxed, last_line, last_tagged, text_of_action
+from rllm.rewards.reading import after_thinking, field_of, last_boxed, last_tagged, text_of_action
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.rewards.search_reward import normalize
 from rllm.types import Task
@@ -24,11 +24,15 @@ MAX_LINE = 1000
 _AMBIGUOUS = ""
 """What is read where several letters stand, or a letter beside the text of another one: it settles on none."""
 
-_LETTER = r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9'’+#])"
-"""But for the article, as in "Answer: A city", and the pronoun, as in "Answer: I think ..."."""
+_LETTER = (
+    r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9+#]|['’][A-Za-z])"
+    r"(?![)\]*_\"'”’]{0,4}\?)"
+)
+"""But for the article, as in "Answer: A city", the pronoun, as in "Answer: I think ...", and what is only asked."""
 _BETWEEN = r"[\s)\]*_$]{0,8}(?:[,/&、和或]|and\b|or\b)[\s(\[*_$]{0,8}(?:(?:and|or)\b[\s(]{0,8})?"
 _LISTED = rf"{_LETTER}(?:{_BETWEEN}{_LETTER}){{0,9}}"
-_WRAPPING = r"(?:[\s:：=*_`$({\[\"'“]|\\[(\[])*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
+_WRAPPING = r"(?:[\s:：=*_`$({\[<\"'“‘]|\\[(\[])*(?:\\(?:text|math)(?:bf|rm)?\{[\s(]*)?"
+_NOT = r"(?<!\b[Nn]ot\s)(?<!\b[Nn]or\s)(?<!n['’]t\s)(?<!not\sbe\s)(?<!n['’]t\sbe\s)"
 _NOT_WRONG = r"(?!\W{0,8}(?:is\s+)?(?:not|wrong|incorrect|false)\b)"
 _ANNOUNCED = re.compile(
     r"(?:(?i:\banswer\b(?:\s+(?:is|should\s+be|must\s+be)\b)?|\b(?:choice|option)\s+is\b|\b(?:choose|select|pick)\b)"
@@ -37,8 +41,8 @@ _ANNOUNCED = re.compile(
 )
 _PATTERNS = (
     re.compile(rf"\b({_LISTED})[)*_]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"),
-    re.compile(rf"\(({_LISTED})\){_NOT_WRONG}"),
-    re.compile(rf"(?:^|[\s*_])(?<!\bnot\s)(?<!\bnor\s)({_LISTED})[\s.)*_。]*$"),
+    re.compile(rf"{_NOT}\(({_LISTED})\){_NOT_WRONG}"),
+    re.compile(rf"(?:^|[\s*_]){_NOT}({_LISTED})[\s.)*_。]*$"),
     re.compile(rf"\b({_LISTED})[)*_]*\s+is\s+the\s+answer\b(?!\s*\?)"),
     re.compile(rf"\A[\s*_(]*({_LISTED})[)*_. \t]*\n"),
 )
@@ -48,6 +52,7 @@ _NAMED = re.compile(rf"({_LISTED})|([a-j])[\s.)*_`$}}\]\"'”]*$")
 _LABELLED = re.compile(
     rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
 )
+_ANOTHER_LABEL = re.compile(r"(?:\n\s*|[,;.]\s+)[*_]*\(?[A-J][*_]*[):]|\n\s*[*_]*\(?[A-J][*_]*\.")
 _LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\s*\{([^{}]*)\}")
 
 
@@ -107,7 +112,7 @@ def _announced(text: str, choices: Sequence[str]) -> str | None:
             return letter
         named = _NAMED.match(line)
         if named is not None:
-            return _only_letter(named[1] or named[2].upper())
+            return _AMBIGUOUS if _choice_in(line, choices) == _AMBIGUOUS else _only_letter(named[1] or named[2].upper())
     return None
 
 
@@ -124,7 +129,13 @@ def _whole(text: str, choices: Sequence[str]) -> str | None:
     """A text that is nothing but its choice, or ends in a line which names one and gives its text."""
     if "\n" not in text:
         return _choice_in(text, choices)
-    line = last_line(text)
+    before, line = [line for line in text.splitlines() if line.strip()][-2:]
+    letter = _choice_with_text(line, choices)
+    return None if _choice_with_text(before, choices) not in (None, letter) else letter  # they are only listed
+
+
+def _choice_with_text(line: str, choices: Sequence[str]) -> str | None:
+    """The letter that a line names with the text of the choice."""
     letter = _choice_in(line, choices)
     told = choices[LETTERS.index(letter) :][:1] if letter else []
     return letter if any(normalize(line).endswith(normalize(choice)) for choice in told) else None
@@ -145,6 +156,8 @@ def _choice_in(marked: str, choices: Sequence[str]) -> str | None:
     letter, named = found[1].upper(), _letter_of_text(plain[found.end() :], choices)
     if named is not None:
         return letter if named == letter else _AMBIGUOUS
+    if _ANOTHER_LABEL.search(plain, found.end()):
+        return _AMBIGUOUS
     return letter if found["mark"] is not None else None
 
 
