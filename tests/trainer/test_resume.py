@@ -25,7 +25,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.tracking.jsonl import reproducible
 from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.checkpoint import read_state
-from rllm.trainer.config import TrainConfig
+from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.resume import check_identity, forget_sessions_after, identity_of, newest_session
 
 from . import mortal_run
@@ -323,6 +323,35 @@ def test_where_and_how_a_teacher_is_asked_may_change_and_who_it_is_may_not(tmp_p
     check_identity(before, moved, tmp_path)
     with pytest.raises(ConfigError, match=r"teacher\.model was None and is 'other'"):
         check_identity(before, identity(url="http://127.0.0.1:8000/v1", model="other"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "read_again"),
+    [
+        (["model.lora_rank=4"], "model.path"),
+        (["algorithm.kl_coef=0.1"], "model.path"),
+        (["algorithm.teacher_coef=1", "teacher.path={folder}"], "teacher.path"),
+    ],
+)
+def test_other_weights_in_the_place_of_those_that_are_read_again_are_refused(
+    tmp_path: Path, settings: list[str], read_again: str
+) -> None:
+    def identity(*settings: str) -> dict[str, Any]:
+        config = load_config([f"model.path={folder}", *(setting.format(folder=folder) for setting in settings)])
+        return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
+
+    (folder := tmp_path / "model").mkdir()
+    weights = bytearray(3_000_000)
+    (folder / "model.safetensors").write_bytes(weights)
+    before, plain = identity(*settings), identity()
+    check_identity(before, identity(*settings), tmp_path)
+    weights[2_000_000:2_100_000] = b"x" * 100_000
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(
+        ConfigError, match=rf"digest of the weights in {read_again} was '\w+' and is '\w+'\. Set it back"
+    ):
+        check_identity(before, identity(*settings), tmp_path)
+    check_identity(plain, identity(), tmp_path)  # which goes on from its checkpoint alone
 
 
 def test_a_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ MAY_CHANGE = (
 """Settings, and whole sections (`eval.`), that a resumed run may have otherwise: they do not decide what is learned."""
 
 VAL_DATASET = "val_dataset"
+_NUM_PIECES, _PIECE = 256, 4096
+"""How many pieces of a file of weights are looked at, and their bytes."""
 _ROLES = "roles."
 
 
@@ -183,8 +186,37 @@ def identity_of(
     told["train_dataset"] = dataset_identity(train_data)
     if val_data is not None:
         told[VAL_DATASET] = dataset_identity(val_data)
+    told |= _weights_read_again(config, algorithm)
     plain: dict[str, Any] = orjson.loads(to_json(told))
     return plain
+
+
+def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, str]:
+    """What tells the weights apart that a resumed run takes from where it began, and not from its checkpoint: those below an
+    adapter, of a reference and of a teacher. Of a hub id nothing is said: one names the same weights for good."""
+    again = {"teacher.path": config.teacher.path}
+    if config.model.lora_rank or algorithm.needs_reference:
+        again["model.path"] = config.model.path
+    folders = {key: Path(path).expanduser() for key, path in again.items() if path is not None}
+    return {
+        f"digest of the weights in {key}": digest_of_weights(folder)
+        for key, folder in folders.items()
+        if folder.is_dir()
+    }
+
+
+def digest_of_weights(folder: Path) -> str:
+    """By pieces from all over the files: to read the whole of a large model takes minutes, and training moves every matrix."""
+    digest = sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+        if path.is_file():
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                for start in range(0, size, max(size // _NUM_PIECES, _PIECE)):
+                    file.seek(start)
+                    digest.update(file.read(_PIECE))
+    return digest.hexdigest()[:16]
 
 
 def _may_change(key: str) -> bool:
