@@ -56,6 +56,14 @@ def test_a_trace_comes_back_as_it_went_in(store: TraceStore, trace: Trace):
     assert store.by_session(trace.session_id) == [trace]
 
 
+def test_the_last_call_of_a_session_is_the_one_that_began_last(store: TraceStore):
+    calls = [trace_of("a", started_at=7.0), trace_of("b", started_at=9.5), trace_of("c", started_at=8.0)]
+    store.add([*calls, trace_of("a", "other", started_at=20.0)]).result()
+    store.open_session("empty", {}).result()
+    asked = ("s", "other", "empty", "unknown")
+    assert [store.last_call_at(session_id) for session_id in asked] == [9.5, 20.0, None, None]
+
+
 def test_traces_come_back_in_call_order_over_several_adds(store: TraceStore):
     names = ["m", "a", "z", "b", "y"]
     store.add([trace_of("m"), trace_of("a"), trace_of("other", "t")])

@@ -1,9 +1,11 @@
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.store import TraceStore, open_store
 from rllm.store.retention import Pruned, Retention, prune, pruning
 
@@ -38,6 +40,19 @@ def test_sessions_go_so_many_days_after_their_last_call(store: TraceStore):
     begin(store, "new", days_ago=1)
     assert prune(store, Retention(keep_days=7)) == Pruned(num_sessions=2, num_traces=2)
     assert names(store) == ["old and in use", "new"]
+
+
+def test_a_damaged_session_goes_with_the_others(tmp_path: Path):
+    path = tmp_path / "traces.db"
+    with open_store(path) as store:
+        begin(store, "damaged", days_ago=9)
+        begin(store, "old", days_ago=9)
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("UPDATE traces SET document = x'ff' WHERE seq = 1")
+            database.commit()
+        with pytest.raises(StoreError):
+            store.by_session("damaged")
+        assert prune(store, Retention(keep_days=7)) == Pruned(num_sessions=2, num_traces=2)
 
 
 def test_the_oldest_go_until_the_rest_has_room(store: TraceStore):

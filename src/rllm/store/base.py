@@ -113,6 +113,10 @@ class TraceStore(Protocol):
         """One trace of a session, or `None` if it is unknown; the others are not read."""
         ...
 
+    def last_call_at(self, session_id: str) -> float | None:
+        """When the latest call of a session began, in Unix seconds, or `None` if it has none; no trace is read for that."""
+        ...
+
     def session_of(self, trace_id: str) -> str | None:
         """A session that has a trace of this id; it is looked for among all of them."""
         ...

@@ -109,6 +109,9 @@ class MemoryTraceStore:
             session = self._sessions.get(session_id)
             return session.traces.get(trace_id) if session else None
 
+    def last_call_at(self, session_id: str) -> float | None:
+        return max((trace.started_at for trace in self.by_session(session_id)), default=None)
+
     def session_of(self, trace_id: str) -> str | None:
         with self._lock:
             self._check_open()

@@ -100,15 +100,14 @@ def delete_sessions(store: TraceStore, session_ids: Sequence[str]) -> Pruned:
         return Pruned(num_sessions=len(session_ids), num_traces=sum(pool.map(store.delete, session_ids)))
 
 
-def last_call_at(store: TraceStore, info: SessionInfo) -> float:
-    """When the session was last used, in Unix seconds."""
-    return max([info.created_at, *(trace.started_at for trace in store.by_session(info.id))])
+def _unused_since(store: TraceStore, sessions: Sequence[SessionInfo], moment: float) -> list[str]:
+    return [info.id for info in sessions if max(info.created_at, store.last_call_at(info.id) or 0.0) < moment]
 
 
 def _delete_unused_since(store: TraceStore, moment: float) -> Pruned:
     pruned = Pruned()
     for page in session_pages(store, oldest_first=True, created_before=moment):
-        pruned += delete_sessions(store, [info.id for info in page if last_call_at(store, info) < moment])
+        pruned += delete_sessions(store, _unused_since(store, page, moment))
     return pruned
 
 
@@ -124,7 +123,7 @@ def _make_room(store: TraceStore, max_bytes: int) -> Pruned:
             break
         # As many as it takes if all sessions were alike; then it is measured again.
         num_wanted = max(1, round((1 - max_bytes / used) * (num_sessions - pruned.num_sessions)))
-        unused = [info.id for info in page[:num_wanted] if last_call_at(store, info) < time.time() - _IN_USE_S]
+        unused = _unused_since(store, page[:num_wanted], time.time() - _IN_USE_S)
         pruned += delete_sessions(store, unused)
         num_kept += len(page[:num_wanted]) - len(unused)
         used = store.num_bytes()

@@ -88,6 +88,8 @@ def select_trace(schema: int) -> str:
     )
 
 
+SELECT_LAST_CALL = f"SELECT MAX(started_at) FROM traces WHERE session = {SESSION}"
+
 SELECT_SESSION_OF = "SELECT id FROM sessions WHERE seq = (SELECT session FROM traces WHERE id = ? LIMIT 1)"
 """Reads through the index of (session, id), about 50 ms for a million traces: only people ask, and an index for it would make
 every write dearer."""

@@ -140,6 +140,10 @@ class SqlTraceStore(ABC):
         found = self._traces(self._read(rows.select_trace(self._schema), session_id, trace_id), session_id)
         return next((trace for trace in found if trace.id == trace_id), None)
 
+    def last_call_at(self, session_id: str) -> float | None:
+        found: list[tuple[float | None]] = self._read(rows.SELECT_LAST_CALL, session_id)
+        return found[0][0]
+
     def session_of(self, trace_id: str) -> str | None:
         found = self._read(rows.SELECT_SESSION_OF, trace_id)
         return found[0][0] if found else None
