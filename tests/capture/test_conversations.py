@@ -256,10 +256,10 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
 
 def test_a_conversation_of_thousands_of_turns_is_gone_on_from() -> None:
     call = _Call(
-        trace_id="t0", before=None, added_ids=array("q", [0]), arguments=[], has_reasoning=False, has_content=True
+        trace_id="t0", before=None, added_ids=array("I", [0]), arguments=[], has_reasoning=False, has_content=True
     )
     for turn in range(1, 2000):  # deeper than calls may nest
-        ids = array("q", [turn])
+        ids = array("I", [turn])
         call = _Call(
             trace_id=f"t{turn}", before=call, added_ids=ids, arguments=[], has_reasoning=False, has_content=True
         )

@@ -85,7 +85,8 @@ class _Call:
     trace_id: str
     before: _Call | None
     added_ids: array[int] | None
-    """`None` until somebody goes on from it: most first calls have no second one."""
+    """4 bytes each, since a gateway keeps those of thousands of sessions. `None` until somebody goes on from it: most first
+    calls have no second one."""
     arguments: list[str]
     """Of each tool call, as written."""
     has_reasoning: bool
@@ -107,7 +108,7 @@ class _Call:
         return self.from_the_first()[0]
 
     def token_ids(self) -> list[int]:
-        ids = array("q")
+        ids = array("I")
         for call in self.from_the_first():
             ids.extend(call.added_ids or ())
         return ids.tolist()
@@ -150,7 +151,7 @@ class Conversations:
         if trace is None:
             self._forget(found.call.first)
         elif found.call.first.trace_id == trace.id:  # else another answer that said the same was kept meanwhile
-            found.call.first.added_ids = array("q", [*trace.prompt_ids, *trace.response_ids])
+            found.call.first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
 
     def prior_of(self, said: Said) -> Prior | None:
         """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
@@ -208,7 +209,7 @@ class Conversations:
             known = before.call.token_ids()
             if trace.prompt_ids[: len(known)] == known:
                 call.before = before.call
-                call.added_ids = array("q", [*trace.prompt_ids[len(known) :], *trace.response_ids])
+                call.added_ids = array("I", [*trace.prompt_ids[len(known) :], *trace.response_ids])
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
         forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
         digests = [hash((said.digests[-1], form)) for form in forms]
