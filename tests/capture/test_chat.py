@@ -129,6 +129,7 @@ def test_a_response_without_an_id_still_gives_unique_traces():
         (choice_of(logprobs=logprobs_of([float("-inf"), -0.5, -1.0])), r"content\[0\].logprob=-inf"),
         (choice_of(logprobs=logprobs_of([-0.5, None, -1.0])), r"content\[1\].logprob=None"),
         (choice_of(logprobs={"content": [{"token": "t"}]}), "needs a 'logprob'"),
+        (choice_of(logprobs={"content": [{"token": "token_id:7", "logprob": -1.0}, None]}), "needs a 'logprob'"),
         (choice_of(logprobs={"content": [{"token": "token_id:9", "logprob": -1.0}]}), "contradicts itself"),
         (
             choice_of(logprobs={"content": [{"token": "token_id:7", "logprob": -1}, {"token": "x", "logprob": -1}]}),

@@ -54,9 +54,9 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
         response_ids = choice.get("response_token_ids")
     if not isinstance(content, list | None):
         raise TokenMismatchError(f"{where}.logprobs.content={_start_of(content)}: expected a list of entries")
-    labelled_ids = _ids_in_labels(content, where)
-    if content is not None:
+    if content is not None:  # and its entries are objects from here on
         numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]
+    labelled_ids = _ids_in_labels(content, where)
     if numbers is None and response_ids == []:
         numbers = []
     if response_ids is None:
