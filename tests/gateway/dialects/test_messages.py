@@ -13,6 +13,13 @@ def chat(**asked):
     return to_chat({"model": "m", "max_tokens": 10, "messages": HI, **asked})
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "c"}
+
+
+def said(role, *blocks):
+    return {"messages": [{"role": role, "content": list(blocks)}, *HI]}
+
+
 def answer(message, reason="stop", **response):
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
     return from_chat({"id": "msg_1", "model": "m", "choices": [choice], **response}, {})
@@ -244,6 +251,9 @@ def test_an_empty_answer_has_a_block_that_clients_can_read():
         ({"stream": "yes"}, "stream='yes'"),
         ({"n": 0}, "n=0"),
         ({"n": 2}, "n=2: a message is one answer"),
+        (said("user", RESULT, {"type": "x"}), "messages[0].content[1].type='x'"),
+        (said("user", {"type": "text", "text": "t"}, {"type": "x"}, RESULT), "messages[0].content[1].type='x'"),
+        (said("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
     ],
 )
 def test_a_malformed_request_says_what_is_wrong(asked, named):

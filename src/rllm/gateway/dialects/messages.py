@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -84,24 +85,20 @@ def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
     blocks = objects(content, f"{where}.content")
     if role == "assistant":
         return [_assistant(blocks, where)]
+    if not blocks:
+        return [{"role": role, "content": ""}]
     found: list[Message] = []
-    run: list[dict[str, Any]] = []
-    for position, block in enumerate(blocks):
-        if block.get("type") == "tool_result":
-            if run:
-                found.append({"role": role, "content": _content(run, where)})
-                run = []
-            found.append(_tool_result(block, f"{where}.content[{position}]"))
+    placed = ((block, f"{where}.content[{position}]") for position, block in enumerate(blocks))
+    for is_result, run in groupby(placed, key=lambda item: item[0].get("type") == "tool_result"):
+        if is_result:
+            found += [_tool_result(block, place) for block, place in run]
         else:
-            run.append(block)
-    if run or not blocks:
-        found.append({"role": role, "content": _content(run, f"{where}.content")})
+            found.append({"role": role, "content": _joined([_part(block, place) for block, place in run])})
     return found
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
-    texts = [block for block in blocks if block.get("type") == "text"]
-    message: Message = {"role": "assistant", "content": _content(texts, f"{where}.content") or None}
+    texts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for position, block in enumerate(blocks):
@@ -111,16 +108,17 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
                 thoughts.append(field(block, "thinking", str, place))
             case "tool_use":
                 calls.append(_tool_call(block, place))
-            case "text" | "redacted_thinking":
+            case "text":
+                texts.append(_part(block, place))
+            case "redacted_thinking":
                 pass
             case other:
                 raise invalid(f"{place}.type={other!r}: an assistant's message has text, thinking or tool_use", place)
+    message: Message = {"role": "assistant", "content": _joined(texts) or (None if calls else "")}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    elif message["content"] is None:
-        message["content"] = ""
     return message
 
 
@@ -138,10 +136,14 @@ def _tool_result(block: Mapping[str, Any], where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """Blocks as a chat message's content: one text as a string, anything else as parts."""
+    """A text or blocks as a chat message's content."""
     if isinstance(value, str):
         return value
-    parts = [_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))]
+    return _joined([_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))])
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text as a string, anything else as parts."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
