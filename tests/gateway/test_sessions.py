@@ -1,3 +1,4 @@
+import asyncio
 import http.client
 import json
 import threading
@@ -333,6 +334,32 @@ def test_a_number_of_answers_that_no_call_may_ask_for_is_not_imposed(refusing, n
     refused = refusing.http.post("/sessions", json={"id": "many", "sampling": {"n": n}})
     assert refused.status_code == 400
     assert "use a whole number from 1 to 128" in refused.json()["error"]["message"]
+
+
+class SlowlyDeleted(MemoryTraceStore):
+    """Deletes at once, and says so one deletion after another, as it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Semaphore(0)
+
+    def delete(self, session_id):
+        num_traces = super().delete(session_id)
+        self.go.acquire(timeout=60)
+        return num_traces
+
+
+async def test_a_session_that_begins_between_two_deletions_of_its_name_stays_known():
+    store = SlowlyDeleted()
+    sessions = Sessions(store)
+    sessions.open("a", metadata=None, sampling=None).result(60)
+    deletions = {asyncio.create_task(sessions.delete("a")) for _ in range(2)}
+    store.go.release()
+    _, deletions = await asyncio.wait(deletions, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+    later = await sessions.get("a")
+    store.go.release()
+    await asyncio.gather(*deletions)
+    assert await sessions.get("a") is later
 
 
 class Undeletable(MemoryTraceStore):

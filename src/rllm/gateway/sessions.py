@@ -190,8 +190,7 @@ class Sessions:
         finally:
             self._num_deleted += 1
             if ended.deleted or in_use is None:
-                self._in_use.pop(session_id, None)
-                self._known.pop(session_id, None)
+                self._forget(ended)
 
     async def _still_known(self, session_id: str) -> Session | None:
         """The session, if it is known and in the store still, as far as that is not doubtful."""
@@ -212,9 +211,7 @@ class Sessions:
             session.ref.is_gone = info is None or info.number != session.ref.number
         if session.ref.is_gone:
             session.deleted = True
-            for sessions in (self._known, self._in_use):
-                if sessions.get(session.id) is session:
-                    sessions.pop(session.id, None)
+            self._forget(session)
         return not session.ref.is_gone
 
     def _know(self, session: Session) -> Session:
@@ -224,6 +221,12 @@ class Sessions:
         if len(self._known) > _MAX_IN_MEMORY:
             self._known.popitem(last=False)
         return session
+
+    def _forget(self, session: Session) -> None:
+        """Leave its name to another session, which may have it by now."""
+        for sessions in (self._known, self._in_use):
+            if sessions.get(session.id) is session:
+                sessions.pop(session.id, None)
 
     async def _read(self, session_id: str) -> Session:
         # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
