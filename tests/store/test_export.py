@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, StoreError
 from rllm.store.export import export_traces
 from rllm.types import Trace
 
@@ -50,6 +50,16 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
     assert path.read_text() == "old"
     with pytest.raises(ConfigError, match="No such file or directory"):
         export_traces(TRACES, tmp_path / "nowhere" / "out.jsonl", "jsonl")
+
+
+def test_an_export_of_what_cannot_be_read_leaves_nothing(tmp_path: Path):
+    def damaged():
+        yield TRACES[0]
+        raise StoreError("damaged")
+
+    with pytest.raises(StoreError, match="damaged"):
+        export_traces(damaged(), tmp_path / "out.jsonl", "jsonl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -39,10 +39,11 @@ def export_traces(traces: Iterable[Trace], path: Path, kind: Format) -> int:
         flush(new)
         new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise ConfigError(
             f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
         ) from error
+    finally:
+        new.unlink(missing_ok=True)
     return count
 
 
