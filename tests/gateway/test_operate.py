@@ -237,7 +237,7 @@ def test_without_an_admin_key_the_api_key_is_the_operators(pooled):
         ("POST", "/upstreams", {"url": "file:///etc/passwd"}, 400, "base URL"),
         ("POST", "/upstreams", {"url": 1}, 400, "url=1"),
         ("POST", "/upstreams", {"uri": "http://h"}, 400, "'uri'"),
-        ("POST", "/upstreams", [], 400, "not a JSON object"),
+        ("POST", "/upstreams", [], 400, "a JSON array: send an object with url"),
         ("DELETE", "/upstreams/9", None, 404, "there are 1"),
         ("POST", "/upstreams/pause", {"id": 9}, 404, "there are 1"),
         ("POST", "/upstreams/pause", {"drain_s": -1}, 400, "drain_s=-1"),

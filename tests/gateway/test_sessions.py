@@ -151,7 +151,7 @@ def test_a_session_without_an_id_gets_one(serve):
     ("body", "named"),
     [
         ('{"id": 3}', "id=3"),
-        ("[]", "not a JSON object"),
+        ("[]", "a JSON array: send an object with id, metadata, sampling"),
         ("{", "not valid JSON"),
         ('{"name": "x"}', "'name'"),
         ('{"sampling": {"temprature": 1}}', "temprature"),

@@ -17,7 +17,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.admission import caller_of, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects.fields import check_depth
+from rllm.gateway.dialects.fields import members
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import session_key
 from rllm.gateway.limits import CallLimits
@@ -99,22 +99,7 @@ class Admin:
         raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
-        body = await request.body()
-        try:
-            wanted = orjson.loads(body or b"{}")
-        except ValueError as error:
-            raise GatewayError(400, f"the request body is not valid JSON: {error}") from error
-        if not isinstance(wanted, dict):
-            raise GatewayError(400, "the request body is not a JSON object: send {id?, metadata?, sampling?}")
-        check_depth(body, wanted, "the request body")
-        unknown = sorted(wanted.keys() - {"id", "metadata", "sampling"})
-        if unknown:
-            raise GatewayError(
-                400, f"{unknown[0]!r} is not a field of a session: use id, metadata, sampling", param=unknown[0]
-            )
-        for name, kind in (("id", str), ("metadata", dict), ("sampling", dict)):
-            if wanted.get(name) is not None and not isinstance(wanted[name], kind):
-                raise GatewayError(400, f"{name}={repr(wanted[name])[:80]}: its type is wrong", param=name)
+        wanted = members(await request.body(), id=str, metadata=dict, sampling=dict)
         session_id = wanted.get("id") or new_session_id()
         if self._limits is not None:
             await self._limits.admit_session(session_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.dialects.fields import members
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of
 from rllm.gateway.upstream.pool import UpstreamPool
@@ -73,7 +74,7 @@ class Operator:
         return self._state()
 
     async def _add(self, request: Request) -> Response:
-        wanted = await _fields(request, url=str)
+        wanted = members(await request.body(), url=str)
         if "url" not in wanted:
             raise GatewayError(400, "'url' is missing: send {url}, the base URL of an inference server", param="url")
         return self._state(201, added=self._replicas.add(wanted["url"]).id)
@@ -85,7 +86,7 @@ class Operator:
 
     async def _pause(self, request: Request) -> Response:
         """Hold new calls, and wait for those under way for as long as `drain_s` says."""
-        wanted = await _fields(request, id=int, drain_s=(int, float))
+        wanted = members(await request.body(), id=int, drain_s=(int, float))
         replica_id = wanted.get("id")
         self._check_known(replica_id)
         drain_s = wanted.get("drain_s", 0.0)
@@ -96,7 +97,7 @@ class Operator:
 
     async def _resume(self, request: Request) -> Response:
         """Let calls go again, with new weights if `version` says so."""
-        wanted = await _fields(request, id=int, version=int)
+        wanted = members(await request.body(), id=int, version=int)
         replica_id = wanted.get("id")
         self._check_known(replica_id)
         if "version" in wanted:
@@ -106,7 +107,7 @@ class Operator:
         return self._state()
 
     async def _publish(self, request: Request) -> Response:
-        wanted = await _fields(request, id=int, version=int)
+        wanted = members(await request.body(), id=int, version=int)
         if "version" not in wanted:
             raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
         _check_version(wanted["version"])
@@ -127,19 +128,3 @@ class Operator:
 def _check_version(version: int) -> None:
     if not 0 <= version <= _MAX_VERSION:
         raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
-
-
-async def _fields(request: Request, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
-    """The members of the request's JSON object, those that are `null` left out; an empty body has none."""
-    try:
-        given = orjson.loads(await request.body() or b"{}")
-    except ValueError as error:
-        raise GatewayError(400, f"the request body is not valid JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise GatewayError(400, f"the request body is not a JSON object: use {', '.join(kinds)}")
-    for name, value in given.items():
-        if name not in kinds:
-            raise GatewayError(400, f"{name!r} is not a field of this request: use {', '.join(kinds)}", param=name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
-            raise GatewayError(400, f"{name}={repr(value)[:80]}: its type is wrong", param=name)
-    return {name: value for name, value in given.items() if value is not None}

@@ -46,6 +46,25 @@ def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
     return request
 
 
+def members(body: bytes, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """The members of the JSON object that a body is, those that are `null` left out; an empty body has none.
+
+    Args:
+        body: of the request.
+        kinds: the types of all the members that there may be.
+
+    Raises:
+        GatewayError: 400, if it is no object, or has another member, or one of another type.
+    """
+    given = parse_object(body or b"{}", needs=", ".join(kinds))
+    for name, value in given.items():
+        if name not in kinds:
+            raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
+            raise invalid(f"{name}={repr(value)[:80]}: its type is wrong", name)
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def check_depth(written: bytes, value: Any, what: str) -> None:
     """Check that what was read of some JSON can be written again; `what` names it in the error.
 
