@@ -1,13 +1,13 @@
 """Run Python code that nobody has read, in a process with limits: `run_python(code)`, or `await arun_python(code)`.
 
 What it protects from: endless loops and sleeps, memory and output floods, fork bombs (but see below), processes left behind,
-secrets in the parent's environment, and the network.
+signals to other processes, secrets in the parent's environment, and the network.
 
 What it does not protect from: the code reads every file that this user may read and writes wherever this user may write;
-it can reach services that listen on a Unix socket in the file system; it can fill the disk with many files; a process that
-it moves to a session of its own outlives it; the kernel does not bound the number of root's processes, nor the memory of
-several processes together. Where the kernel permits no network namespace (`SandboxResult.network` says so), the network is
-refused by Python alone, which hostile code can undo, and the parent's environment can be read through `/proc`. Against
+it can reach services that listen on a Unix socket in the file system; it can fill the disk with many files; the kernel does
+not bound the number of root's processes, nor the memory of several processes together. Where the kernel permits no namespaces
+(`SandboxResult.network` says so), network, programs and signals are refused by Python alone, which hostile code can undo, and
+the parent's environment can be read through `/proc`. Against
 hostile code rather than careless code, run the whole program in a container or a virtual machine. macOS has no
 namespaces and does not enforce the memory limit.
 """
@@ -239,6 +239,6 @@ def _kill_group(leader: int) -> None:
 @functools.cache
 def _warn_of_weak_isolation() -> None:
     logger.warning(
-        "this machine permits no network namespace: sandboxed code is kept off the network by Python alone, "
+        "this machine permits no namespaces: sandboxed code is kept off network and processes by Python alone, "
         "which hostile code can undo; allow user namespaces, or run in a container without network"
     )
