@@ -236,6 +236,19 @@ async def test_the_tokens_of_all_turns_together_are_limited() -> None:
         assert [len(step.response_ids) for step in cut.trajectories[0].steps] == lengths
 
 
+async def test_the_lengths_may_bound_each_step_by_itself() -> None:
+    # Prompts of 25 and 58 tokens, and answers of 7.
+    each = {"start": 9, "max_steps": 2, "enforce_max_prompt_length": True}
+    for limits, reason, lengths in [
+        ({"max_prompt_length": 58, "max_response_length": 7}, TerminationReason.MAX_TURNS_EXCEEDED, [7, 7]),
+        ({"max_prompt_length": 57}, TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, [7]),
+        ({"max_response_length": 6}, TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED, [6]),
+    ]:
+        episode = await one(**each, **limits)
+        assert episode.termination_reason is reason
+        assert [len(step.response_ids) for step in episode.trajectories[0].steps] == lengths
+
+
 async def test_an_answer_that_runs_out_of_room_decides_nothing() -> None:
     episode = await one(start=1, max_response_length=3)
     (step,) = episode.trajectories[0].steps

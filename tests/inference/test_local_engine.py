@@ -541,6 +541,24 @@ async def test_where_longer_sequences_have_other_positions_the_context_ends_befo
         make_engine("Phi3", model_options=options, max_length=33)
 
 
+async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_something(
+    make_engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine()
+    neutral = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_p": 0.0,
+        "logit_bias": {},
+    }
+    await engine.complete(prompt_of(4), max_tokens=1, **neutral, response_format={"type": "text"})
+    assert "has no effect" not in caplog.text
+    for _ in range(2):
+        await engine.complete(prompt_of(4), max_tokens=1, presence_penalty=1.0)
+    assert caplog.text.count("presence_penalty=1.0 has no effect: the embedded sampler does not have it") == 1
+
+
 def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:
     with pytest.raises(ConfigError, match="max_concurrent=0"):
         make_engine(max_concurrent=0)

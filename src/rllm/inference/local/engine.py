@@ -36,7 +36,15 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
 """The context length of a model that does not state one."""
-_UNSUPPORTED = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "response_format")
+_UNSUPPORTED: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+}
+"""Parameters that there are not here, and with which value that changes nothing."""
 
 
 class LocalEngine:
@@ -324,7 +332,7 @@ _warned: set[str] = set()
 
 
 def _warn_unsupported(params: Mapping[str, Any]) -> None:
-    for name in _UNSUPPORTED:
-        if params.get(name) not in (None, 0, 0.0, 1.0, {}, {"type": "text"}) and name not in _warned:
+    for name, neutral in _UNSUPPORTED.items():
+        if params.get(name) not in (None, neutral) and name not in _warned:
             _warned.add(name)
             logger.warning("%s=%r has no effect: the embedded sampler does not have it", name, params[name])
