@@ -396,7 +396,7 @@ def test_wrong_settings_are_refused(config):
 async def test_an_id_that_nobody_has_is_refused():
     async with pool_of(RawServer()) as pool:
         for operate in (pool.replicas.remove, pool.replicas.pause, pool.replicas.resume):
-            with pytest.raises(ConfigError, match="there are 1"):
+            with pytest.raises(GatewayError, match="there is no upstream 9: there are 1"):
                 operate(9)
 
 

@@ -133,7 +133,7 @@ class ReplicaSet:
         """Send no more calls to a replica. Those that it has go on; its connections close with the last of them.
 
         Raises:
-            ConfigError: if there is none of this id.
+            GatewayError: 404, if there is none of this id.
         """
         [replica] = self._chosen(replica_id)
         replica.removed = True
@@ -151,7 +151,7 @@ class ReplicaSet:
         """Hold new calls, of all replicas or to one of them; those under way go on.
 
         Raises:
-            ConfigError: if there is none of this id.
+            GatewayError: 404, if there is none of this id.
         """
         if replica_id is None:
             self.paused = True
@@ -163,7 +163,7 @@ class ReplicaSet:
         """Let calls go again that were held by `pause`, in the order in which they came.
 
         Raises:
-            ConfigError: if there is none of this id.
+            GatewayError: 404, if there is none of this id.
         """
         if replica_id is None:
             self.paused = False
@@ -175,7 +175,7 @@ class ReplicaSet:
         """Wait until no call is under way, at all or at one replica; returns how many are, if the time is over.
 
         Raises:
-            ConfigError: if there is none of this id.
+            GatewayError: 404, if there is none of this id.
         """
         self._idle = self._idle or asyncio.Event()
         self._chosen(replica_id)
@@ -193,7 +193,7 @@ class ReplicaSet:
         """Note which weights the replicas have from now on; every trace says which ones answered it.
 
         Raises:
-            ConfigError: if there is none of this id.
+            GatewayError: 404, if there is none of this id.
         """
         if replica_id is None:
             self.weight_version = weight_version
@@ -349,13 +349,13 @@ class ReplicaSet:
         )
 
     def _chosen(self, replica_id: int | None) -> list[Replica]:
-        """All replicas, or the one of this id."""
+        """All replicas, or the one of this id; raises `GatewayError` if there is none."""
         if replica_id is None:
             return self._replicas
         chosen = [replica for replica in self._replicas if replica.id == replica_id]
         if not chosen:
             known = ", ".join(str(replica.id) for replica in self._replicas) or "none"
-            raise ConfigError(f"there is no upstream of id {replica_id}: there are {known}")
+            raise GatewayError(404, f"there is no upstream {replica_id}: there are {known}", code="upstream_not_found")
         return chosen
 
     def _num_in_flight(self, replica_id: int | None) -> int:
