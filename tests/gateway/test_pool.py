@@ -107,7 +107,7 @@ async def test_the_only_replica_is_asked_again_when_it_said_it_could_be():
 
 
 async def test_a_replica_that_asks_to_be_left_alone_for_a_day_is_asked_again_within_a_minute():
-    async with pool_of(RawServer(refusal(429, "retry-after: 86400"))) as pool:
+    async with pool_of(RawServer(refusal(429, "retry-after: 86400")), hold_timeout_s=0.2) as pool:
         with pytest.raises(UpstreamError) as refused:
             await ask(pool)
         [replica] = pool.replicas

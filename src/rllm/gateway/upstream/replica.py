@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.25
 """Between the first failed check of a server and the second, and after its first refusal; doubled by each that follows."""
+_LONGEST_REST_S = 60.0
+"""However long a server asks to be left alone: its reason may be over sooner, which nobody would notice."""
 _CHECK_TIMEOUT_S = 5.0
 _MAX_SLOW_CHECKS = 3
 """A busy server may be slow to answer a check: so many in a row mean that it hangs."""
@@ -72,7 +74,7 @@ class Replica:
     def refused(self, error: UpstreamError) -> float:
         """Note that it is there and cannot answer now; returns after how many seconds it is asked again."""
         if self.up:  # Of many calls that are refused together, the first one counts.
-            pause_s = error.retry_after_s or self._pause_s(self._num_refusals)
+            pause_s = min(error.retry_after_s or self._pause_s(self._num_refusals), _LONGEST_REST_S)
             self._num_refusals += 1
             self._usable_from = time.monotonic() + pause_s
             self.problem = str(error)
