@@ -353,7 +353,10 @@ def test_a_url_that_would_show_a_password_is_refused_without_showing_it():
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), (b"7", 7.0), (b"soon", None), (b"Wed, 21 Oct 2015 07:28:00 GMT", 0.0), (b"9" * 30, 86_400.0)],
+    [
+        *((None, None), (b"7", 7.0), (b"soon", None), (b"9" * 400, 86_400.0)),
+        *((b"Wed, 21 Oct 2015 07:28:00 GMT", 0.0), (b"Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0)),
+    ],
 )
 async def test_a_busy_server_says_when_to_ask_again(header, seconds):
     busy = b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n"

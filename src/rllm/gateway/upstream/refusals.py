@@ -16,6 +16,7 @@ _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_n
 """How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""
 _BUSY = (429, 502, 503, 504)
 """What servers, and proxies before them, answer while they cannot do what was asked."""
+_DAY_S = 86_400.0
 _FOR_GOOD = ("insufficient_quota", "billing_hard_limit_reached")
 """Codes that come with status 429 and that no waiting helps against."""
 
@@ -67,17 +68,14 @@ def _error_in(answer: dict[str, Any]) -> Any:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """The `Retry-After` header in seconds, which may be a number of them or a date (RFC 9110, section 10.2.3)."""
+    """The `Retry-After` header in seconds, which may be a number of them or a date (RFC 9110, section 10.2.3); a day at most."""
     if header is None:
         return None
     try:
-        return float(min(int(header), 86_400)) if header.isdecimal() else _seconds_until(header)
+        seconds = float(header) if header.isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
     except ValueError:
         return None
-
-
-def _seconds_until(date: str) -> float:
-    return max(parsedate_to_datetime(date).timestamp() - time.time(), 0.0)
+    return min(max(seconds, 0.0), _DAY_S)
 
 
 def _reported(error: Any, status: int) -> UpstreamError:
