@@ -5,7 +5,7 @@ from rllm.capture.conversations import Conversations, Prior, Said
 from rllm.capture.sampled import trace_from_output
 from rllm.capture.side_calls import side_call, side_calls
 from rllm.capture.stream import ChatStream, SSEDecoder
-from rllm.capture.strip import strip_chunk, strip_token_fields
+from rllm.capture.strip import strip_chunk
 from rllm.capture.tokens import has_labels
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "side_call",
     "side_calls",
     "strip_chunk",
-    "strip_token_fields",
     "trace_from_output",
     "traces_from_chat",
 ]

@@ -9,20 +9,13 @@ _ID_FIELDS = ("prompt_token_ids", "token_ids")
 """Asked for with `return_token_ids: true`; the first stands in the response or in each choice."""
 
 
-def strip_token_fields(response: Mapping[str, Any], *, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a chat completion (or of one chunk of a stream) as this request would have got it from the server.
+def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
+    """Leave of a chat completion, or of one chunk of a stream, what this request would have got from the server.
 
     Args:
-        response: the server's answer, left unchanged.
+        chunk: the server's answer, whose own dictionaries are changed, because this is the hot path.
         asked: the agent's own request; `logprobs: true` keeps log-probabilities, `return_token_ids: true` keeps ids.
     """
-    stripped = {**response, "choices": [{**choice} for choice in response.get("choices") or ()]}
-    strip_chunk(stripped, asked=asked)
-    return stripped
-
-
-def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
-    """`strip_token_fields` in place, for the hot path of a stream: the chunk's own dictionaries are changed."""
     keep_ids, keep_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
     if not keep_ids:
         for name in _ID_FIELDS:
