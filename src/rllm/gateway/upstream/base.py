@@ -10,8 +10,8 @@ from rllm.capture import Prior
 from rllm.gateway.upstream.route import Route
 
 FACTS_KEY = "rllm"
-"""A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind"}`, as far as they
-are known; `weight_updates` is a list with one entry for each choice.
+"""A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind", "sampling"}`, as
+far as they are known; `weight_updates` has an entry for each choice, and `sampling` is what was really used.
 `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
 
 
