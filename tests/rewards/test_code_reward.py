@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,10 @@ CHEATS = {
     "prints what a harness might": "def add(a, b):\n    print('{\"result\": 3}', 'OK', 'passed')",
     "equals everything": "class Any(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Any()",
     "equals everything, inside": "class Any:\n    __eq__ = lambda self, other: True\ndef add(a, b):\n    return [Any()]",
+    "equals everything, as a library's": "from unittest.mock import ANY\ndef add(a, b):\n    return ANY",
+    "equals everything, from a callable": "class Same:\n    def __call__(self, a, b):\n        return self\n    __eq__ = lambda self, other: True\nadd = Same()",
+    "equals everything, behind a cache": "class Same:\n    __eq__ = lambda self, other: True\n@functools.cache\ndef add(a, b):\n    return Same()",
+    "equals everything, made of text": "names = {}\nexec('class Same:\\n    __eq__ = lambda self, other: True', names)\ndef add(a, b):\n    return names['Same']()",
     "defines the tests": "def add(a, b):\n    return 0\ndef check(candidate):\n    pass\ndef test_small():\n    pass",
     "reads the job": "import sys\nprint(sys.stdin.read(), sys.argv)\ndef add(a, b):\n    return sys.stdin.read()",
     "replaces the harness": "import __main__\n__main__._attempt = __main__._refuse_own_equality = lambda *a: {'result': None}\ndef add(a, b):\n    return 0",
@@ -165,6 +170,24 @@ def test_a_class_that_the_tests_know_may_define_equality() -> None:
     code = "class Vector:\n    def __init__(self, x):\n        self.x = x\n    def __eq__(self, other):\n        return self.x == other.x\ndef make(x):\n    return Vector(x)"
     tests = "from solution import Vector, make\n\ndef test_make():\n    assert make(1) == Vector(1)\n    assert make(1) != Vector(2)"
     assert judged(tests, code).reward == 1.0
+
+
+def test_what_a_method_returns_is_compared_honestly_too() -> None:
+    code = "class Same:\n    __eq__ = lambda self, other: True\nclass Solution:\n    def add(self, a, b):\n        return {}"
+    tests = ["assert Solution().add(1, 2) == 3", "assert Solution().add(1, 2) in (3, 4)"]
+    assert judged(tests, code.format("a + b")).reward == 1.0
+    assert judged(tests, code.format("Same()")).reward == 0.0
+    assert judged(tests[1:], code.format("Same()")).reward == 0.0
+
+
+@pytest.mark.parametrize("tests", [ADD, CHECK])
+def test_no_verdict_waits_for_a_thread_that_goes_on(tests: Any, tmp_path: Path) -> None:
+    code = (
+        "import threading\ndef work():\n    threading.main_thread().join()\n"
+        f"    open({str(tmp_path / 'waited')!r}, 'w')\nthreading.Thread(target=work).start()\ndef add(a, b):\n    return a + b"
+    )
+    assert judged(tests, code).reward == 1.0
+    assert not (tmp_path / "waited").exists()
 
 
 @pytest.mark.parametrize("tests", [DOUBLE, ADD, CHECK], ids=["program", "calls", "assertions"])

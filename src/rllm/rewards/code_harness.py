@@ -5,18 +5,21 @@ reported, because what was expected must stay outside; or `tests`, `functions` a
 each call or function. It imports nothing of ours.
 
 A solution cannot pass by leaving early, by printing, by redefining tests or by returning what equals everything. One that
-searches the interpreter's frames for the harness could pass tests that are Python; where that matters, use calls.
+searches the interpreter's frames for the harness, or replaces a function that the tests call, such as `math.isclose`, could
+pass tests that are Python; where that matters, use calls.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
-import functools
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 SOLUTION_FILE = "solution.py"
@@ -66,7 +69,7 @@ def _reporter(secret: str) -> Callable[[dict[str, Any]], None]:
     return report
 
 
-def _execute(code: str, file_name: str, namespace: dict[str, Any]) -> None:
+def _execute(code: str | ast.Module, file_name: str, namespace: dict[str, Any]) -> None:
     exec(compile(code, file_name, "exec"), namespace)
 
 
@@ -93,44 +96,55 @@ def _call(solution: types.ModuleType, fn_name: str, arguments: list[Any]) -> Any
 
 
 def _report_tests(solution: types.ModuleType, job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-    honest = functools.partial(_honest, tests=job["tests"])
-    seen = types.ModuleType("solution")  # what the tests see; the solution's own calls stay as they are
-    for name, value in vars(solution).items():
-        own = isinstance(value, types.FunctionType) and value.__code__.co_filename == SOLUTION_FILE
-        setattr(seen, name, honest(value) if own else value)
-    sys.modules["solution"] = seen
-    namespace = dict(vars(seen), __name__="tests")
-    loaded = _attempt(_execute, job["tests"], "tests.py", namespace)
+    compared = ast.fix_missing_locations(_Comparisons().visit(ast.parse(job["tests"])))
+    known = set(re.findall(r"\w+", job["tests"]))
+    namespace = dict(vars(solution), __name__="tests", **{_HONEST: lambda value: _honest(value, known)})
+    loaded = _attempt(_execute, compared, "tests.py", namespace)
     if "error" in loaded or not job["functions"]:
         report({"error": loaded["error"]} if "error" in loaded else {"result": None})
         return
     for name in job["functions"]:
-        arguments = [honest(eval(job["candidate"], {**vars(seen), "__builtins__": {}}))] if name == "check" else []
+        arguments = [eval(job["candidate"], {**vars(solution), "__builtins__": {}})] if name == "check" else []
         outcome = _attempt(namespace[name], *arguments)
         report({"error": outcome["error"]} if "error" in outcome else {"result": None})
 
 
-def _honest(function: Callable[..., Any], tests: str) -> Callable[..., Any]:
-    """The function, whose results may not decide for themselves what they are equal to, unless the tests know their class."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        _refuse_own_equality(result, tests)
-        return result
-
-    return call
+_HONEST = "__honest__"
 
 
-def _refuse_own_equality(value: Any, tests: str) -> None:
+class _Comparisons(ast.NodeTransformer):
+    """Lets no value that the tests compare decide for itself what it is equal to."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        self.generic_visit(node)
+        honest = ast.Name(_HONEST, ast.Load())
+        node.left = ast.Call(honest, [node.left], [])
+        node.comparators = [ast.Call(honest, [operand], []) for operand in node.comparators]
+        return node
+
+
+def _honest(value: Any, known: set[str]) -> Any:
+    """The value.
+
+    Raises:
+        TypeError: if it or one in it has an equality of the solution's, or equals all, and is of a class that the tests do not
+            name.
+    """
+    kind = type(value)
+    if kind in (bool, int, float, complex, str, bytes, type(None)) or kind.__name__.strip("_") in known:
+        return value
     if isinstance(value, list | tuple | set | frozenset | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            _refuse_own_equality(item, tests)
-    kind = type(value)
+            _honest(item, known)
     code = getattr(kind.__eq__, "__code__", None)
-    if code is not None and code.co_filename == SOLUTION_FILE and kind.__name__ not in tests:
-        raise TypeError(f"the solution returned a {kind.__name__}, which has an __eq__ of its own")
+    is_own = code is not None and code.co_filename == SOLUTION_FILE
+    with suppress(Exception):
+        is_own = is_own or (value == object()) is True
+    if is_own:
+        raise TypeError(f"the solution made a {kind.__name__}, which has an equality of its own")
+    return value
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # whatever threads the solution has started
