@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.25
 """Between the first failed check of a server and the second, and after its first refusal; doubled by each that follows."""
-_LONGEST_REST_S = 60.0
-"""However long a server asks to be left alone: its reason may be over sooner, which nobody would notice."""
+_LONGEST_REST_S = 30.0
+"""However long a server asks to be left alone: its reason may be over sooner, and calls are held for a minute only, unless a
+pool is told otherwise; they would fail a moment before it is asked again."""
 _CHECK_TIMEOUT_S = 5.0
 _MAX_SLOW_CHECKS = 3
 """A busy server may be slow to answer a check: so many in a row mean that it hangs."""
