@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import CaptureError, TokenMismatchError
+from rllm.ids import new_id
 from rllm.types import LogprobsKind, Trace
 
 SAMPLING_FIELDS = (
@@ -80,7 +80,7 @@ def traces_from_chat(
     sampling = sampling_of(request)
     requested = (requested_sampling or {}).items()
     shared: dict[str, Any] = {
-        "call_id": response.get("id") or f"call-{uuid.uuid4().hex}",
+        "call_id": response.get("id") or f"call-{new_id()}",
         "session_id": session_id,
         "parent_id": parent_id,
         "model": response.get("model") or request.get("model") or "",
@@ -100,20 +100,12 @@ def traces_from_chat(
         "metadata": dict(metadata),
     }
     choices = response.get("choices")
-    if choices:
-        traces = [_trace_of_choice(response, choice, position, shared) for position, choice in enumerate(choices)]
-        if weight_updates:
-            if len(weight_updates) != len(choices):
-                raise TokenMismatchError(
-                    f"the answer has {len(choices)} choices and weight_updates of {len(weight_updates)}"
-                )
-            pairs = zip(traces, weight_updates, strict=True)
-            traces = [replace(trace, weight_updates=updates) for trace, updates in pairs]
-    else:
-        problem = f"the server's chat completion (OpenAI format) has choices={choices!r}: there is no answer to capture"
-        prompt_ids = response.get("prompt_token_ids") or []
-        outcome: dict[str, Any] = {"prompt_ids": prompt_ids, "response": {}, "finish_reason": "error", "error": problem}
-        traces = [Trace(id=shared["call_id"], **outcome, **shared)]
+    if choices and weight_updates and len(weight_updates) != len(choices):
+        raise TokenMismatchError(f"the answer has {len(choices)} choices and weight_updates of {len(weight_updates)}")
+    traces = [
+        _trace_of_choice(response, choice, place, shared, weight_updates[place] if weight_updates else [])
+        for place, choice in enumerate(choices or ())
+    ] or [_trace_of_no_choice(response, shared)]
     if require_tokens:
         for trace in traces:
             if trace.error is not None:
@@ -122,9 +114,13 @@ def traces_from_chat(
 
 
 def _trace_of_choice(
-    response: Mapping[str, Any], choice: Mapping[str, Any], position: int, shared: Mapping[str, Any]
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    place: int,
+    shared: Mapping[str, Any],
+    weight_updates: list[list[int]],
 ) -> Trace:
-    index = choice.get("index", position)
+    index = choice.get("index", place)
     tokens = tokens_of_choice(response, choice, index)
     return Trace(
         id=shared["call_id"] if index == 0 else f"{shared['call_id']}:{index}",
@@ -134,7 +130,20 @@ def _trace_of_choice(
         response_ids=tokens.response_ids,
         logprobs=tokens.logprobs,
         finish_reason=choice.get("finish_reason"),
+        weight_updates=weight_updates,
         error=tokens.problem,
+        **shared,
+    )
+
+
+def _trace_of_no_choice(response: Mapping[str, Any], shared: Mapping[str, Any]) -> Trace:
+    given = response.get("choices")
+    return Trace(
+        id=shared["call_id"],
+        response={},
+        prompt_ids=response.get("prompt_token_ids") or [],
+        finish_reason="error",
+        error=f"the server's chat completion (OpenAI format) has choices={given!r}: there is no answer to capture",
         **shared,
     )
 
