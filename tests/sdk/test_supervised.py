@@ -176,10 +176,12 @@ async def test_no_program_is_refused() -> None:
     [
         (["echo", "a\0b"], {}, r"argument 1 of 'echo' has a NUL character \('a\\x00b'\)"),
         (["echo"], {"TASK": "a\0b"}, "the variable TASK of 'echo' has a NUL character"),
+        (["sleep", 5], {}, "argument 1 of 'sleep' is 5: use a text or a path"),
+        (["echo"], {"PORT": 8000}, "the variable PORT of 'echo' is 8000: use a text or a path"),
         (["echo", "\ud800"], {}, "'echo' cannot be started: .* surrogates not allowed"),
         (["echo", "a" * 2_000_000], {}, "'echo' cannot be started: .*; hand long texts over on stdin or in a file"),
     ],
 )
-def test_what_no_program_can_be_given_is_named(command: list[str], env: dict[str, str], said: str) -> None:
+def test_what_no_program_can_be_given_is_named(command: list[Any], env: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run_supervised(command, Limits(), env=env)

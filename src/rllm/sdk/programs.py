@@ -26,7 +26,7 @@ def run_program(
     timeout_s: float | None = None,
     max_output_bytes: int = 1_000_000,
     cwd: Argument | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, Argument] | None = None,
     input: str = "",
     grace_s: float = 5.0,
 ) -> ProgramResult:
@@ -57,7 +57,7 @@ async def run_program_async(
     timeout_s: float | None = None,
     max_output_bytes: int = 1_000_000,
     cwd: Argument | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, Argument] | None = None,
     input: str = "",
     grace_s: float = 5.0,
 ) -> ProgramResult:
@@ -77,7 +77,7 @@ async def run_program_async(
 
 
 def _prepared(
-    command: Sequence[Argument], limits: Limits, *, cwd: Argument | None, env: Mapping[str, str] | None, input: str
+    command: Sequence[Argument], limits: Limits, *, cwd: Argument | None, env: Mapping[str, Argument] | None, input: str
 ) -> Callable[[Callable[[], bool]], ProgramResult]:
     """The program, to be run in the session that is open now, until a function says that it is cancelled."""
     frame = current_frame()
@@ -86,20 +86,20 @@ def _prepared(
         frame.note_program(_program(command))
         if led := program_environment(frame):
             variables = {**without_operators_keys(variables), **led}
-    variables |= env or {}
+    given = {**variables, **(env or {})}
 
     def run(is_cancelled: Callable[[], bool]) -> ProgramResult:
         def is_wanted() -> bool:
             return not is_cancelled() and _is_open(frame)
 
-        return run_supervised(command, limits, env=variables, cwd=cwd, stdin=input, is_wanted=is_wanted)
+        return run_supervised(command, limits, env=given, cwd=cwd, stdin=input, is_wanted=is_wanted)
 
     return run
 
 
 def _program(command: Sequence[Argument]) -> str:
     """What is started; empty for an empty command, which is refused when it is run."""
-    return os.fspath(command[0]) if command else ""
+    return str(command[0]) if command else ""
 
 
 def _is_open(frame: Frame | None) -> bool:

@@ -72,7 +72,7 @@ def run_supervised(
     command: Sequence[Argument],
     limits: Limits,
     *,
-    env: Mapping[str, str],
+    env: Mapping[str, Argument],
     cwd: Argument | None = None,
     stdin: str | int = "",
     on_output: Callable[[Stream, bytes], None] | None = None,
@@ -94,15 +94,18 @@ def run_supervised(
     Raises:
         ConfigError: if it cannot be started.
     """
-    arguments = [os.fspath(item) for item in command]
-    if isinstance(command, str) or not arguments:
+    if isinstance(command, str) or not command:
         raise ConfigError(f"command={command!r}: use a list of a program and its arguments")
     if cwd is not None and not Path(cwd).is_dir():
         raise ConfigError(f"cwd={os.fspath(cwd)!r}: there is no such folder")
-    _check_texts(arguments, env)
+    program = str(command[0])
+    arguments = [_text(item, f"argument {number} of {program!r}") for number, item in enumerate(command)]
+    variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}
+    if cwd is not None:
+        variables["PWD"] = str(Path(cwd).absolute())  # as a shell sets it
     ours, theirs = socket.socketpair()
     with ours:
-        with theirs, _startable(arguments[0]), _input(stdin) as source:
+        with theirs, _startable(program), _input(stdin) as source:
             process = Context().run(  # where no session is, which would change its environment
                 subprocess.Popen,
                 [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
@@ -110,24 +113,25 @@ def run_supervised(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=cwd,
-                env=env if cwd is None else {**env, "PWD": str(Path(cwd).absolute())},  # as a shell sets it
+                env=variables,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
         with process:
-            return _Watch(process, ours, limits, on_output, is_wanted).result(arguments[0])
+            return _Watch(process, ours, limits, on_output, is_wanted).result(program)
 
 
-def _check_texts(arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    given = {f"argument {number}": text for number, text in enumerate(arguments)} | {
-        f"the variable {name}": text for name, text in env.items()
-    }
-    for what, text in given.items():
-        if "\0" in text:
-            raise ConfigError(
-                f"{what} of {arguments[0]!r} has a NUL character ({text[:80]!r}), where a text ends for the system: leave it "
-                "out, or hand the text over on stdin or in a file"
-            )
+def _text(given: Any, what: str) -> str:
+    """What a program is given, as a text; `what` names it in errors."""
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} is {given!r}: use a text or a path")
+    if "\0" in text:
+        raise ConfigError(
+            f"{what} has a NUL character ({text[:80]!r}), where a text ends for the system: leave it out, or hand the text "
+            "over on stdin or in a file"
+        )
+    return text
 
 
 @contextlib.contextmanager
