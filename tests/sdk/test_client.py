@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -271,6 +272,18 @@ def test_a_client_goes_on_in_a_second_event_loop_and_leaves_no_connection_open(s
     for _ in range(3):
         assert asyncio.run(ask()) == ["hello"] * 4
     gc.collect()  # A connection that was left open would warn here, and warnings are errors.
+
+
+def test_a_client_keeps_no_event_loop_that_has_ended(server: ModelServer) -> None:
+    client = get_chat_client_async(base_url=server.base_url)
+
+    async def ask() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await client.chat.completions.create(model="m", messages=user("hello"))
+        return weakref.ref(asyncio.get_running_loop())
+
+    loops = [asyncio.run(ask()) for _ in range(3)]
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 3
 
 
 def test_a_client_serves_several_event_loops_at_once(server: ModelServer) -> None:

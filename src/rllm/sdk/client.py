@@ -223,21 +223,23 @@ class _AsyncTracker(_Tracker):
 
     async def on_request(self, request: Any) -> None:
         if self.is_ours and self._closing is None:
-            self._closing = _closed_with_the_loop(self._http_client)
+            self._closing = self._closed_with_the_loop()
             await anext(self._closing)
         super().on_request(request)
 
     async def on_response(self, response: Any) -> None:
         super().on_response(response)
 
-
-async def _closed_with_the_loop(http_client: weakref.ref[Any]) -> AsyncIterator[None]:
-    """An event loop that ends finishes the asynchronous generators that were begun in it, such as this one."""
-    try:
-        yield
-    finally:
-        if (left := http_client()) is not None:
-            await left.aclose()
+    async def _closed_with_the_loop(self) -> AsyncIterator[None]:
+        """An event loop that ends finishes the asynchronous generators that were begun in it, such as this one."""
+        try:
+            yield
+        finally:
+            self._closing = (
+                None  # which has a hold of the loop, and would keep it for as long as the model client is used
+            )
+            if (left := self._http_client()) is not None:
+                await left.aclose()
 
 
 def _lead_to(base_url: str, request: Any) -> None:
