@@ -236,7 +236,7 @@ class _AsyncTracker(_Tracker):
             yield
         finally:
             self._closing = (
-                None  # which has a hold of the loop, and would keep it for as long as the model client is used
+                None  # It has a hold of the loop, and would keep it for as long as the model client is used.
             )
             if (left := self._http_client()) is not None:
                 await left.aclose()
