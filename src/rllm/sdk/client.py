@@ -235,9 +235,8 @@ class _AsyncTracker(_Tracker):
         try:
             yield
         finally:
-            self._closing = (
-                None  # It has a hold of the loop, and would keep it for as long as the model client is used.
-            )
+            # It has a hold of the loop, and would keep it for as long as the model client is used.
+            self._closing = None
             if (left := self._http_client()) is not None:
                 await left.aclose()
 
