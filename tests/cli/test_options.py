@@ -29,6 +29,13 @@ def test_help_names_no_value_of_an_option_that_takes_none(work):
         assert "bool" not in shown.lower()
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+@pytest.mark.parametrize("command", [[], ["eval"], ["gateway"], ["traces", "export"]])
+def test_help_cuts_no_name_on_a_narrow_terminal(work, monkeypatch, columns, command):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "…" not in here(*command, "--help", cwd=work).stdout
+
+
 @pytest.mark.parametrize(("named", "said"), [("--split", "--data is missing"), ("--val-split", "--val is missing")])
 def test_a_part_of_nothing_is_refused(work, fails, named, said):
     (work / "my_reward.py").write_text("def reward(task, answer):\n    return 1.0\n")

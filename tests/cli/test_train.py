@@ -146,6 +146,17 @@ def test_missing_data_is_named(work, fails):
     assert "'none.jsonl' cannot be read" in errors
 
 
+def test_bad_data_is_named_before_anything_heavy_is_imported(work):
+    program = (
+        "import sys\nfrom rllm.cli import main\n"
+        "sys.argv = ['rllm', 'train', 'my_agent.py:agent', '--data', 'nowhere.jsonl']\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "'nowhere.jsonl' cannot be read" in done.stderr
+
+
 def test_bad_held_out_data_is_told_from_the_training_data(work, fails):
     (work / "held_out.jsonl").write_text('{"question": "a"}\n')
     code, errors = fails(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -40,5 +41,5 @@ def init(
                     f"{str(target)!r} cannot be written ({error.strerror or error}): name another folder"
                 ) from error
             print(target)
-    where = "" if folder == Path() else f"cd {folder} && "
+    where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     print(f"\nNext: {where}python -m pytest (pip install pytest), then {command()} doctor; README.md says the rest.")

@@ -1,7 +1,10 @@
-"""Help in which nothing stands behind an option that takes no value: newer versions of Typer print `<bool>` there."""
+"""Help in which nothing stands behind an option that takes no value, where newer versions of Typer print `<bool>`, and long
+names are broken, where Typer cuts them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -14,11 +17,37 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+@contextmanager
+def _folding() -> Iterator[None]:
+    from rich import columns
+    from rich.table import Table
+    from typer import rich_utils
+
+    class FoldingTable(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*cells, **options)
+            for column in self.columns:
+                column.overflow = "fold"
+
+    modules: list[Any] = [columns, rich_utils]
+    for module in modules:
+        module.Table = FoldingTable
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.Table = Table
+
+
 class PlainCommand(TyperCommand):
     """A command with such help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _folding():
+            super().format_help(ctx, formatter)
 
 
 class PlainGroup(TyperGroup):
@@ -26,3 +55,7 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _folding():
+            super().format_help(ctx, formatter)

@@ -82,17 +82,17 @@ def train(
     )
     port = lead_to_gateway(chosen.config)
     function = load_agent(begun["agent"], begun.get("reward"))
-    quiet_libraries()
+    tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")
+    held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
+    quiet_libraries()  # which takes its time, as does what follows
     from rllm.trainer.agent_trainer import AgentTrainer
     from rllm.trainer.config.load import naming_places
 
     with as_typed(train_dataset="--data", val_dataset="--val"), naming_places(chosen.layers):
         trainer = AgentTrainer(
             agent_run_func=function,
-            train_dataset=tasks_for(function, begun["data"], begun.get("split"), option="--data"),
-            val_dataset=tasks_for(function, begun["val"], begun.get("val_split"), option="--val")
-            if "val" in begun
-            else None,
+            train_dataset=tasks,
+            val_dataset=held_out,
             config=chosen.config,
             resume=resume is not None,
         )
