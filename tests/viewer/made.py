@@ -138,6 +138,7 @@ def hostile_run(parent: Path) -> Path:
     outcome["error"] = {"type": ATTACK, "message": ATTACK, "traceback": ATTACK}
     outcome["ended"] = ATTACK
     outcome["trajectories"][0] |= {"tools": [ATTACK], "dropped": ATTACK}
+    outcome["trajectories"].append({**outcome["trajectories"][0], "dropped": " "})
     outcome["trajectories"][0]["steps"] = [{"id": first.id, "reward": 1.0}, {"id": second.id, "drift": ATTACK}]
     with SqliteTraceStore(folder / "traces.db") as store:
         for name, task in (("bad", f"{ATTACK}@0.0.0"), ("worse", f"{ATTACK}@0.0.0")):
