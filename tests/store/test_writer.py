@@ -1,5 +1,7 @@
 import sqlite3
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -172,3 +174,17 @@ def test_neighbouring_jobs_of_one_kind_are_handed_over_together(writer: GroupCom
     pause.release()
     assert [job.result(60) for job in [*first, last]] == [10, 20, 30]
     assert together == [[1, 2], [3]]
+
+
+def test_what_was_written_is_let_go_of_while_nothing_is_waiting(writer: GroupCommitWriter):
+    class Payload:
+        pass
+
+    payload = Payload()
+    there = weakref.ref(payload)
+    writer.submit(lambda connection, payloads: [None for _ in payloads], payload).result(60)
+    del payload
+    deadline = time.monotonic() + 60
+    while there() is not None:
+        assert time.monotonic() < deadline, "the writer still holds it"
+        time.sleep(0.005)

@@ -106,6 +106,7 @@ class GroupCommitWriter(Generic[C]):
     def _run(self) -> None:
         while batch := self._take_all():
             self._commit(batch)
+            del batch  # while it waits, it keeps nothing alive
         self._database.close()
 
     def _take_all(self) -> list[_Job]:
