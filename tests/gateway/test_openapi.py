@@ -35,3 +35,11 @@ async def test_the_description_is_served_and_says_whether_a_key_is_needed():
             described = (await client.get("/openapi.json")).json()
         assert described["openapi"] == "3.1.0"
         assert ("security" in described) is (key is not None)
+
+
+def test_an_upstream_that_is_added_is_answered_as_described(serve):
+    served = serve(upstream="pool", config=GatewayConfig(api_key="k", shutdown_timeout_s=1.0))
+    key = {"authorization": "Bearer k"}
+    added = served.http.post("/upstreams", json={"url": "http://127.0.0.1:9"}, headers=key)
+    described = served.http.get("/openapi.json").json()["paths"]["/upstreams"]["post"]["responses"]
+    assert described.keys() == {str(added.status_code), "default"}

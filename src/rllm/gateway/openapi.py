@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _ANY = {"type": "object", "additionalProperties": True}
@@ -73,6 +73,7 @@ _BODIES: dict[str, dict[str, Any]] = {
 }
 _BODIES["responses/input_tokens"] = _BODIES["responses"]
 _BODIES["messages/count_tokens"] = {**_BODIES["messages"], "required": ["messages"]}
+_WHOLE_OR_STREAMED = ("application/json", "text/event-stream")
 _SESSION_BODY = {
     "properties": {
         "id": {"type": "string", "minLength": 1, "maxLength": 256},
@@ -105,7 +106,8 @@ def openapi(*, needs_key: bool, has_upstreams: bool = False) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for prefix, session in (("", []), ("/sessions/{session_id}", [_SESSION])):
         for call, body in _BODIES.items():
-            paths[f"{prefix}/v1/{call}"] = {"post": _operation(session, body={"type": "object", **body})}
+            posted = _operation(session, body={"type": "object", **body}, media_types=_WHOLE_OR_STREAMED)
+            paths[f"{prefix}/v1/{call}"] = {"post": posted}
         stored = _operation([*session, _RESPONSE])
         paths[f"{prefix}/v1/responses/{{response_id}}"] = {"get": stored, "delete": stored}
         paths[f"{prefix}/v1/models"] = {"get": _operation(session)}
@@ -114,15 +116,14 @@ def openapi(*, needs_key: bool, has_upstreams: bool = False) -> dict[str, Any]:
         "/sessions": {"get": _operation(_PAGE), "post": _operation(body={"type": "object", **_SESSION_BODY})},
         "/sessions/{session_id}": {"get": _operation([_SESSION]), "delete": _operation([_SESSION])},
         "/sessions/{session_id}/traces": {"get": _operation([_SESSION])},
-        "/metrics": {"get": _operation(media_type="text/plain")},
+        "/metrics": {"get": _operation(media_types=("text/plain",))},
         "/healthz": {"get": _operation()},
         "/readyz": {"get": _operation()},
     }
     if has_upstreams:
         for end, body in _UPSTREAM_BODIES.items():
-            paths[f"/upstreams{end}"] = {
-                "post": _operation(body={"type": "object", "additionalProperties": False, **body})
-            }
+            told = {"type": "object", "additionalProperties": False, **body}
+            paths[f"/upstreams{end}"] = {"post": _operation(body=told, status=200 if end else 201)}
         paths["/upstreams"]["get"] = _operation()
         paths["/upstreams/{replica_id}"] = {"delete": _operation([_REPLICA])}
     described: dict[str, Any] = {
@@ -140,14 +141,12 @@ def _operation(
     parameters: list[dict[str, Any]] | None = None,
     *,
     body: Mapping[str, Any] | None = None,
-    media_type: str = "application/json",
+    status: int = 200,
+    media_types: Sequence[str] = ("application/json",),
 ) -> dict[str, Any]:
     error = {"description": "why not", "content": {"application/json": {"schema": _ERROR}}}
-    operation: dict[str, Any] = {
-        "parameters": parameters or [],
-        "responses": {"200": {"description": "the answer", "content": {media_type: {}}}, "default": error},
-    }
+    answer = {"description": "the answer", "content": {media_type: {} for media_type in media_types}}
+    operation: dict[str, Any] = {"parameters": parameters or [], "responses": {str(status): answer, "default": error}}
     if body is not None:
-        operation["responses"]["200"]["content"]["text/event-stream"] = {}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation
