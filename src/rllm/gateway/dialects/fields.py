@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import orjson
@@ -160,10 +160,10 @@ def objects(values: Any, where: str) -> list[dict[str, Any]]:
     return values
 
 
-@cache
+@lru_cache(maxsize=64)
 def note_left_out(tool_type: str) -> None:
-    """Say once that a tool is left out which only the servers of a provider can run."""
-    logger.warning("tools of type %r run on their provider's servers; the model is not told of them", tool_type)
+    """Say once that a tool is left out which only the servers of a provider can run; there are few types, and clients send any."""
+    logger.warning("tools of type %.80r run on their provider's servers; the model is not told of them", tool_type)
 
 
 def invalid(message: str, param: str | None = None, *, code: str | None = None) -> GatewayError:
