@@ -1,6 +1,7 @@
 """`rllm traces` and `rllm store`."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -51,6 +52,15 @@ def run(*arguments):
     done = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_a_terminal_cannot_show_is_shown_as_its_escape(store, encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "rllm", "traces", "show", "first", "a"],
+        env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "half \\ud83e, whole" in done.stdout
 
 
 def test_sessions_are_listed_newest_first(store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from html import escape
@@ -12,10 +13,12 @@ from urllib.parse import quote
 
 import pytest
 
+from rllm.store.sqlite import SqliteTraceStore
+from rllm.types import OUTCOME_KEY
 from rllm.viewer.export import export_report
 
 from .conftest import Client
-from .made import ATTACK, hostile_run
+from .made import ATTACK, hostile_run, outcome_of, trace_of, write_metrics
 
 
 class Elements(HTMLParser):
@@ -105,6 +108,28 @@ def test_an_attack_in_a_report_is_text_too(folder: Path, tmp_path: Path) -> None
     check(html)
     assert "<script" not in html
     assert "default-src &#39;none&#39;" in html
+
+
+def test_half_a_character_is_shown_as_its_escape(look: Client, tmp_path: Path) -> None:
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "say\ud83d", "arguments": json.dumps({"x": "\ud83d" * 20})},
+    }
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_metrics(folder, 1)
+    with SqliteTraceStore(folder / "traces.db") as store:
+        trace = trace_of("half", response={"role": "assistant", "content": "\ud83d", "tool_calls": [call]})
+        outcome = outcome_of(trace, name="\ud83d", warnings=["\ud83d"])
+        about = {"task_id": "half@0.0.0", "split": "train", "training_step": 0, OUTCOME_KEY: outcome}
+        store.open_session("half", about).result(60)
+        store.add([trace]).result(60)
+    client = look(folder)
+    for path in ("", "/step/1", "/rollouts", "/episode/half", "/tokens/half", "/tokens/half/data.json"):
+        assert client.get(f"/run/run{path}").status_code == 200
+    assert "say\\ud83d" in client.get("/run/run/episode/half").text
+    assert export_report(str(folder), tmp_path / "report.html") == 1
 
 
 def test_json_cannot_be_taken_for_a_page(look: Client, folder: Path) -> None:

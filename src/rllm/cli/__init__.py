@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -103,6 +104,8 @@ def main() -> None:
 
         rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
     allow_many()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # models write halves of characters, and what a terminal may not know
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with signals_like_ctrl_c():
             _run()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from rllm.errors import MissingDependencyError, counted
+from rllm.store.codec import plain_text
 from rllm.viewer import charts
 from rllm.viewer.messages import said
 from rllm.viewer.spans import blocks, one_line, plain
@@ -63,14 +64,14 @@ def environment() -> Environment:
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """The HTML of a page."""
-    return environment().get_template(template).render(context)
+    """The HTML of a page, in text that can be encoded whatever a model wrote."""
+    return plain_text(environment().get_template(template).render(context))
 
 
 def url(*parts: object, **query: object) -> str:
     """A path of the viewer; parts may hold anything, and query fields without a value are left out."""
-    path = "/" + "/".join(quote(str(part), safe="") for part in parts)
-    given = {name.rstrip("_"): value for name, value in query.items() if value not in (None, "")}
+    path = "/" + "/".join(quote(plain_text(str(part)), safe="") for part in parts)
+    given = {name.rstrip("_"): plain_text(str(value)) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given)}" if given else path
 
 
