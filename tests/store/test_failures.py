@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from rllm.errors import StoreError
 from rllm.store import open_store
 from rllm.store.sqlite import SqliteTraceStore
+from rllm.types import StepCredit
 
 from .sample_traces import trace_of, turn_of
 
@@ -188,6 +190,20 @@ def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
         SqliteTraceStore(path, read_only=True) as store,
     ):
         store.by_session("s")
+
+
+def test_metadata_and_credits_that_were_changed_by_hand_are_named(tmp_path: Path):
+    credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": 1.0, "trainer_logprobs": [-0.5]}
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        store.open_session("s", {"of": "me"}).result()
+        store.annotate([StepCredit(session_id="s", trace_id="a", training_step=1, **credit)]).result()
+        with sqlite3.connect(store.path) as other:
+            other.execute("UPDATE sessions SET metadata = x'00ff'")
+            other.execute("UPDATE credits SET trainer_logprobs = x''")
+        other.close()
+        for read in (store.sessions, partial(store.session, "s"), partial(store.credits, "s")):
+            with pytest.raises(StoreError, match=r"session 's': .*: it was changed by hand, or damaged"):
+                read()
 
 
 def test_a_blob_that_was_changed_by_hand_is_no_trace(tmp_path: Path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -113,7 +114,7 @@ class SqlTraceStore(ABC):
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._read(f"{rows.SELECT_SESSIONS} WHERE id = ?", session_id)
-        return rows.row_to_session(found[0]) if found else None
+        return self._infos(found)[0] if found else None
 
     def sessions(
         self,
@@ -131,7 +132,7 @@ class SqlTraceStore(ABC):
         found = self._read(
             f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?", *asked.values(), limit, offset
         )
-        return [rows.row_to_session(row) for row in found]
+        return self._infos(found)
 
     def by_session(self, session_id: str) -> list[Trace]:
         return self._traces(self._read(rows.select_traces(self._schema), session_id), session_id)
@@ -148,17 +149,31 @@ class SqlTraceStore(ABC):
         found = self._read(rows.SELECT_SESSION_OF, trace_id)
         return found[0][0] if found else None
 
+    def credits(self, session_id: str) -> list[StepCredit]:
+        found = self._read(rows.select_credits(self._schema), session_id)
+        with self._damage_named(session_id):
+            return [rows.row_to_credit(row, session_id) for row in found]
+
+    def _infos(self, found: list[Any]) -> list[SessionInfo]:
+        infos = []
+        for row in found:
+            with self._damage_named(row[0]):
+                infos.append(rows.row_to_session(row))
+        return infos
+
     def _traces(self, found: list[Any], session_id: str) -> list[Trace]:
-        try:
+        with self._damage_named(session_id):
             return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
+
+    @contextmanager
+    def _damage_named(self, session_id: str) -> Iterator[None]:
+        """Say whose rows they are that cannot be read."""
+        try:
+            yield
         except UNREADABLE as error:
             raise StoreError(
                 f"trace store {self._name}, session {session_id!r}: {error}: it was changed by hand, or damaged: restore a copy"
             ) from error
-
-    def credits(self, session_id: str) -> list[StepCredit]:
-        found = self._read(rows.select_credits(self._schema), session_id)
-        return [rows.row_to_credit(row, session_id) for row in found]
 
     def close(self) -> None:
         self._closed = True
