@@ -28,7 +28,7 @@ _MAX_SLOW_CHECKS = 3
 
 
 class Replica:
-    """Calls go to it unless it is paused, removed, full, down (until a check succeeds) or resting (for a time)."""
+    """Calls go to it unless it is paused, removed, full, down (until it answers a check) or resting (for a time)."""
 
     def __init__(self, id: int, upstream: HTTPUpstream, *, max_in_flight: int, check_interval_s: float) -> None:
         self.id = id
