@@ -26,6 +26,8 @@ from rllm.tools.calculator import evaluate
         ("max(3, 7) - min(3, 7)", 4),
         ("factorial(5)", 120),
         ("round(2.6)", 3),
+        ("round(1/3, 2)", Fraction(33, 100)),
+        ("round(1234, -2)", 1200),
         ("(-1) ** 1000000007", -1),
         ("2 ** 2000 // 2 ** 1999", 2),
         (" 7 ", 7),
@@ -75,6 +77,8 @@ def test_what_is_no_arithmetic_says_why(expression: str, reason: str) -> None:
         "*".join(["9**9**4"] * 40),
         "factorial(10**6)",
         "factorial(factorial(20))",
+        "round(5, -10**9)",
+        "round(1/3, 10**9)",
         "exp(10**9)",
         "10.0 ** 400",
         "1.0 * 9**3000",
@@ -84,7 +88,7 @@ def test_what_is_no_arithmetic_says_why(expression: str, reason: str) -> None:
     ],
 )
 def test_what_would_take_long_is_refused(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"large|deeply|nested|characters|factorial"):
+    with pytest.raises(ValueError, match=r"large|deeply|nested|characters|factorial|places"):
         evaluate(expression)
 
 

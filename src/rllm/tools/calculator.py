@@ -16,6 +16,8 @@ Number: TypeAlias = int | float | Fraction
 MAX_CHARS = 1_000
 MAX_BITS = 10_000
 """Of a number, its numerator and denominator together: some 3,000 digits."""
+MAX_PLACES = 1_000
+"""That a number can be rounded to."""
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 _CONSTANTS: dict[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
@@ -101,6 +103,12 @@ def _factorial(number: Number) -> Number:
     return math.factorial(number)
 
 
+def _round(number: Any, *places: Any) -> Any:
+    if places and not -MAX_PLACES <= places[0] <= MAX_PLACES:  # their power of ten is worked out, whatever the number
+        raise ValueError(f"the places must be from {-MAX_PLACES} to {MAX_PLACES}")
+    return round(number, *places)
+
+
 def _root(number: Number) -> Number:
     if number < 0:
         raise ValueError(f"sqrt({number}) is not real")
@@ -140,7 +148,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": math.log2,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _round,
     "sin": math.sin,
     "sqrt": _root,
     "tan": math.tan,
