@@ -200,7 +200,9 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": "bug", "answer": ""}])
     code, errors = fails(*arguments(server))
     assert code == 1
-    assert "the only rollout failed, so this says nothing about the model: 1 x AgentError: agent raised" in errors
+    assert "the only rollout failed, so this says nothing about the model:\n  1 x AgentError: agent raised" in errors
+    assert "\nWhere each of them ended: " in errors
+    assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, of what was never done
 
 
 def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):

@@ -311,7 +311,7 @@ def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> N
 
     run = run_trainer(agent=silent, raises=RolloutError)
     assert (
-        "6 x not scored: no reward was returned for 'agent'; return a number from the agent function, its environment, or a "
+        "6 x not scored: no reward was returned for 'agent': return a number, give the trajectory a reward, or name the "
         "function that judges it (--reward)" in str(run.error)
     )
 

@@ -79,7 +79,7 @@ def evaluate(
     from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.cli.task_source import tasks_for
     from rllm.cli.training import lead_to_gateway
-    from rllm.errors import ConfigError
+    from rllm.errors import ConfigError, RolloutError
     from rllm.evaluation.evaluate import Evaluation
 
     started = time.perf_counter()
@@ -107,14 +107,17 @@ def evaluate(
         _complete(evaluation, function, source, config, again=again, **limits)
         report = evaluation.report()
     console = terminal.console(stderr=as_json)
-    show_report(console, f"{agent} on {dataset} with {source.name}", report)
-    if report.num_failed:
-        look = shlex.join(["explain", str(folder)])
-        console.print(f"Where each of them ended: {terminal.command()} {look}", soft_wrap=True, markup=False)
+    where = f"Where each of them ended: {terminal.command()} {shlex.join(['explain', str(folder)])}"
+    all_failed = report.num_failed == report.num_rollouts
+    if not all_failed:
+        show_report(console, f"{agent} on {dataset} with {source.name}", report)
+        if report.num_failed:
+            console.print(where, soft_wrap=True, markup=False)
     if as_json:
         seconds = time.perf_counter() - started
         terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
-    _fail_if_all_did(report)
+    if all_failed:
+        raise RolloutError(f"{_why_all_failed(report)}\n{where}")
 
 
 def _complete(
@@ -177,13 +180,11 @@ def _make_missing(
         run_to_its_end(_quiet_when_stopped(work))
 
 
-def _fail_if_all_did(report: Report) -> None:
-    from rllm.errors import RolloutError, all_of
+def _why_all_failed(report: Report) -> str:
+    from rllm.errors import all_of
 
-    if report.num_failed == report.num_rollouts:
-        raise RolloutError(
-            f"{all_of(report.num_rollouts, 'rollout')} failed, so this says nothing about the model: {report.failures[0]}"
-        )
+    head = f"{all_of(report.num_rollouts, 'rollout')} failed, so this says nothing about the model:"
+    return "\n  ".join([head, *map(str, report.failures[:3])])
 
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:

@@ -44,7 +44,8 @@ def _identify(episode: Episode, attempt: Attempt) -> None:
         trajectory.trainable = trajectory.trainable and attempt.trainable
     unscored = [trajectory.name for trajectory in episode.trajectories if trajectory.final_reward() is None]
     if unscored:
-        episode.info.setdefault("unscored", f"no reward was returned for {', '.join(map(repr, unscored))}")
+        remedy = "return a number, give the trajectory a reward, or name the function that judges it (--reward)"
+        episode.info.setdefault("unscored", f"no reward was returned for {', '.join(map(repr, unscored))}: {remedy}")
 
 
 def _drop_repeated(episode: Episode) -> None:

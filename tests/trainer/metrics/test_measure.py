@@ -152,10 +152,12 @@ def test_the_wait_for_rollouts_that_were_begun_before_is_no_measure_of_them() ->
     assert "tokens/per_second_rollout" not in told
 
 
-def test_an_unscored_rollout_is_no_use_and_says_what_to_do() -> None:
+def test_an_unscored_rollout_is_no_use_and_says_why() -> None:
     assert why_unusable(episode(0.0)) is None
     assert why_unusable(FAILED) == "AgentError: f raised ValueError: 3"
-    assert "return a number" in (why_unusable(episode(None)) or "")
+    assert why_unusable(episode(None)) == "not scored: it has no reward"
+    silent = Episode(info={"unscored": "reward silent returned None"})
+    assert why_unusable(silent) == "not scored: reward silent returned None"
 
 
 def test_the_report_names_the_most_frequent_reasons_first() -> None:
@@ -167,3 +169,4 @@ def test_the_report_names_the_most_frequent_reasons_first() -> None:
         "  1 x C",
     ]
     assert failure_report("evaluate", ["A"]).startswith("evaluate: the only rollout failed, so")
+    assert failure_report("evaluate", ["A", None]) == "evaluate: 1 of 2 rollouts failed or were not scored:\n  1 x A"

@@ -118,11 +118,7 @@ def why_unusable(episode: Episode) -> str | None:
     """Why an episode says nothing about the policy; `None` if it does."""
     if not episode.failed and any(path.final_reward() is not None for path in episode.trajectories):
         return None
-    said = episode.info.get("unscored", "it has no reward")
-    return (
-        why_failed(episode)
-        or f"not scored: {said}; return a number from the agent function, its environment, or a function that judges it (--reward)"
-    )
+    return why_failed(episode) or f"not scored: {episode.info.get('unscored', 'it has no reward')}"
 
 
 def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
@@ -132,7 +128,7 @@ def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
     if len(unusable) == len(reasons):
         head = f"{all_of(len(reasons), 'rollout')} failed, so there is nothing to learn from:"
     else:
-        head = f"{len(unusable)} of {len(reasons)} rollouts failed or were not scored, and are left out:"
+        head = f"{len(unusable)} of {len(reasons)} rollouts failed or were not scored:"
     return "\n".join([f"{phase}: {head}", *lines])
 
 
