@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,16 @@ def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
 
 def test_a_signal_that_ended_it_is_told() -> None:
     assert python("import os, signal; os.kill(os.getpid(), signal.SIGABRT)").exit_code == -signal.SIGABRT
+
+
+def test_whoever_starts_it_may_have_more_files_open_than_select_takes() -> None:
+    with ExitStack() as files:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(2048, before[1])), before[1]))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1024):
+            files.enter_context(Path(os.devnull).open("rb"))
+        assert run("echo", "hi").stdout == "hi\n"
 
 
 def test_one_that_hangs_is_ended_at_its_time_limit() -> None:

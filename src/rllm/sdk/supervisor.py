@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -31,7 +31,13 @@ _POLL_S = 0.02
 
 def main(control_fd: int, grace_s: float, command: list[str]) -> None:
     """Run the command to its end, or to that of CONTROL_FD."""
-    with socket.socket(fileno=control_fd) as control, _woken_by_children() as woken:
+    with (
+        socket.socket(fileno=control_fd) as control,
+        _woken_by_children() as woken,
+        selectors.DefaultSelector() as selector,  # takes any number: whoever starts us may have thousands of files open
+    ):
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
         _adopt_orphans()
         try:
             process = subprocess.Popen(command, start_new_session=True)
@@ -40,7 +46,7 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
             return
         leader = process.pid  # `process` is kept: it would wait for its child as it is forgotten, before us
         exits: dict[int, int] = {}
-        while leader not in exits and control not in select.select([control, woken], [], [])[0]:
+        while leader not in exits and control not in [key.fileobj for key, _ in selector.select()]:
             with contextlib.suppress(BlockingIOError):
                 woken.recv(4096)
             _reap(exits)
