@@ -9,6 +9,7 @@ import pytest
 
 from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
 from rllm.errors import ConfigError
+from rllm.rewards.reward_types import RewardOutput
 from rllm.testing.scripted import ScriptedEngine, decode
 from rllm.types import Episode, TerminationReason
 from rllm.workflows.cumulative_workflow import CumulativeWorkflow
@@ -64,6 +65,15 @@ async def test_a_commit_copies_what_is_plain_data_and_shares_the_rest() -> None:
     (step,) = path.steps
     assert path.task["client"] is client
     assert (len(step.chat_completions), step.info) == (1, {"turns": [1]})
+
+
+async def test_a_reward_that_is_no_number_is_named_where_it_is_committed() -> None:
+    def do(workflow: Workflow) -> None:
+        workflow.commit("solver", trajectory=Trajectory(steps=[Step()], reward=RewardOutput(reward=1.0)))  # type: ignore[arg-type]
+
+    error = (await run(Scripted(), do)).info["error"]
+    assert error["message"].startswith("Scripted.commit was given RewardOutput")
+    assert error["message"].endswith(" as the reward of 'solver': use a number, or None for 'not scored'")
 
 
 async def test_agents_in_public_attributes_are_collected_unless_they_were_committed() -> None:

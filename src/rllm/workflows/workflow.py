@@ -33,9 +33,11 @@ from rllm.errors import (
     RolloutTimeout,
     StoreError,
     TokenMismatchError,
+    shown,
     ungrouped,
 )
 from rllm.inference.engine import InferenceEngine
+from rllm.rewards.scoring import is_number
 from rllm.threads import in_thread
 from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
 
@@ -178,6 +180,9 @@ class Workflow(ABC):
             agent: the agent whose trajectory it is.
             trajectory: or the trajectory itself.
             reset: then reset the agent, for its next try.
+
+        Raises:
+            AgentError: if its reward is no number, which what is done with rewards later would trip over.
         """
         if (agent is None) == (trajectory is None):
             raise ValueError("commit: give an agent or a trajectory, one of them")
@@ -193,6 +198,11 @@ class Workflow(ABC):
         assert source is not None
         kept = _as_it_is_now(source)
         kept.name = name or kept.name
+        if is_scored(kept.reward) and not is_number(kept.reward):
+            raise AgentError(
+                f"{type(self).__name__}.commit was given {shown(kept.reward)} as the reward of {kept.name!r}: "
+                "use a number, or None for 'not scored'"
+            )
         if kept.steps:
             self._completed.append(kept)
         else:
