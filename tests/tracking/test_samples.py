@@ -41,3 +41,9 @@ def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
         [7, "figs:3", "agent", None, False, "AgentError", ""],
         [7, "figs:2", "buyer", 1.0, True, "env_done", said],
     ]
+
+
+def test_half_a_character_stops_no_tracker() -> None:
+    step = Step(chat_completions=[{"role": "user", "content": "A \ud83d?"}])
+    [row] = sample_rows(1, [Episode(id="figs:2", trajectories=[Trajectory(steps=[step])])])
+    assert row[-1] == "user: A \\ud83d?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm.store.codec import plain_text
 from rllm.types import Episode, Message, Trajectory, text_of
 
 COLUMNS = ["step", "episode", "role", "reward", "correct", "ended", "conversation"]
@@ -49,9 +50,9 @@ def _row(step: int, episode: Episode, path: Trajectory) -> Row:
 
 
 def conversation_text(path: Trajectory) -> str:
-    """The messages of a trajectory's last call and its answer, each behind its role."""
+    """The messages of a trajectory's last call and its answer, each behind its role, in text that can be encoded."""
     messages = path.steps[-1].chat_completions if path.steps else []
-    return "\n\n".join(f"{message.get('role', '')}: {_said(message)}" for message in messages)
+    return plain_text("\n\n".join(f"{message.get('role', '')}: {_said(message)}" for message in messages))
 
 
 def _said(message: Message) -> str:
