@@ -46,7 +46,7 @@ def test_an_empty_corpus_has_no_hits() -> None:
 
 def test_a_file_is_a_corpus_too(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(json.dumps(document) for document in CORPUS) + "\n\n", encoding="utf-8")
+    path.write_text("\n".join(json.dumps(document) for document in CORPUS) + "\n\n", encoding="utf-8-sig")
 
     assert LocalSearch(path)(query="programming").output[0]["title"] == "Python"
 
@@ -54,14 +54,15 @@ def test_a_file_is_a_corpus_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "corpus.jsonl:2 is not JSON"),
-        ("[]", "corpus.jsonl:2 must be a JSON object"),
+        ("{", "local_search: .*corpus.jsonl, line 2, column 2 is not valid JSON"),
+        ("[]", "corpus.jsonl, line 2 is a list"),
+        ("\udcff", "corpus.jsonl, line 2 cannot be read: .*; save the file as UTF-8"),
         ("{}", "document 2 has no 'text'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "corpus.jsonl"
-    path.write_text('{"text": "fine"}\n' + line)
+    path.write_bytes(b'{"text": "fine"}\n' + line.encode(errors="surrogateescape"))
 
     with pytest.raises(ConfigError, match=reason):
         LocalSearch(path)
@@ -71,7 +72,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
     ("settings", "reason"),
     [
         ({}, "pass `corpus`"),
-        ({"corpus": "/nowhere.jsonl"}, "no corpus at"),
+        ({"corpus": "/nowhere.jsonl"}, "local_search: '/nowhere.jsonl' cannot be read"),
         ({"corpus": [], "top_k": 0}, "top_k=0"),
         ({"corpus": ["rivers"]}, r"document 1 is 'rivers': use \{\"text\": ...\}"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -13,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rllm.errors import ConfigError, shown
+from rllm.data.files import read_file
+from rllm.errors import ConfigError, concerning, shown
 from rllm.tools.tool_base import Tool
 
 __all__ = ["LocalSearch", "WordIndex"]
@@ -59,11 +59,12 @@ class LocalSearch(Tool):
     """Search the documents for words, and get the best matching ones.
 
     Args:
-        corpus: documents, or the path of a `.jsonl` file of them; each has a `text`, and whatever else is to be shown.
+        corpus: documents, or the path of a file of them, such as a `.jsonl`; each has a `text`, and whatever else is to be shown.
         top_k: how many documents a search gives.
 
     Raises:
         ConfigError: if there is no corpus, or a document has no text; the message names the line.
+        MissingDependencyError: if the file needs `pyarrow`.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class LocalSearch(Tool):
         if top_k < 1:
             raise ConfigError(f"local_search: top_k={top_k}: a search gives at least 1 document")
         self.top_k = top_k
-        documents = _read(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)
+        with concerning("local_search"):
+            documents: Any = read_file(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)
         self._index = WordIndex([_searchable(item, number) for number, item in enumerate(documents, 1)])
         self.documents = [dict(item) for item in documents]
 
@@ -102,20 +104,3 @@ def _searchable(document: Mapping[str, Any], number: int) -> str:
     if not isinstance(text, str):
         raise ConfigError(f"local_search: document {number} has no 'text', only {sorted(document)}")
     return f"{document.get('title', '')}\n{text}"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"local_search: there is no corpus at {str(path)!r}")
-    with path.open(encoding="utf-8") as file:
-        return [_parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.strip()]
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"local_search: {where} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"local_search: {where} must be a JSON object with a 'text', not {line[:80]!r}")
-    return document
