@@ -391,6 +391,10 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
         ({"val_dataset": "absent.jsonl"}, "val_dataset: 'absent.jsonl' cannot be read"),
         ({"val_dataset": [{"tone": 1}]}, "val_dataset: row 0 of the dataset: .* needs 'word'"),
         ({"train_dataset": [{"question": "?"}]}, "word"),
+        (
+            {"train_dataset": [{"id": 1, "word": "fig"}, {"id": 1, "word": "lime"}]},
+            "train_dataset: rows 0 and 1 of the dataset have the same id '1': make ids unique",
+        ),
         ({"train_dataset": "absent.jsonl"}, "absent.jsonl"),
         ({"agent_run_func": 7}, "agent_run_func=7: use a function"),
         ({"config": ["model.path=x", "trackers=[jsnl]"]}, "did you mean 'jsonl'"),

@@ -10,7 +10,9 @@ from typing import IO, Any
 
 import orjson
 
+from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
+from rllm.errors import ConfigError
 from rllm.files import lines_of, whole_lines
 from rllm.types import Episode
 
@@ -74,6 +76,20 @@ def task_of(folder: Path, split: str, task_id: str) -> Any:
             if row["task_id"] == wanted and row.get("split", split) == split:
                 return row["task"]
     return None
+
+
+def check_ids(data: Dataset, limit: int | None = None) -> None:
+    """Rows of one id are one task, since a task is found again by its id.
+
+    Raises:
+        ConfigError: naming two of the first `limit` rows that have an id in common, and not all else.
+    """
+    first_row: dict[str, int] = {}
+    for row, task in enumerate(data[:limit]):
+        task_id = data.task_id(row)
+        first = first_row.setdefault(task_id, row)
+        if first != row and to_json(data[first], sort_keys=True) != to_json(task, sort_keys=True):
+            raise ConfigError(f"rows {first} and {row} of the dataset have the same id {task_id!r}: make ids unique")
 
 
 def plain_task_id(task_id: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EpisodeLog, to_json
 from rllm.engine.runner import Attempt, Rollout, RolloutRunner
+from rllm.engine.task_file import check_ids
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.outcome import Outcome, with_costs
@@ -200,14 +201,11 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
         raise ConfigError(f"limit={limit}: use at least 1 task, or leave it out")
     if not len(dataset):
         raise ConfigError("the dataset is empty: give it at least one task")
+    check_ids(dataset, limit)
     next_index: Counter[str] = Counter()
-    first_row: dict[str, int] = {}
     attempts = []
     for row, task in enumerate(dataset[:limit]):
         task_id = dataset.task_id(row)
-        first = first_row.setdefault(task_id, row)
-        if first != row and to_json(dataset[first], sort_keys=True) != to_json(task, sort_keys=True):
-            raise ConfigError(f"rows {first} and {row} of the dataset have the same id {task_id!r}: make ids unique")
         for _ in range(num_rollouts):
             index = next_index[task_id]
             attempts.append(

@@ -20,7 +20,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
-from rllm.engine.task_file import TaskFile
+from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning
@@ -137,6 +137,8 @@ class AgentTrainer:
             door=door,
         )
         check_fit(self.config, demonstrates=self.door.demonstrates)
+        if not self.door.demonstrates:
+            _check_ids(self.train_data, self.val_data)
         check_sizes(self.config, len(self.train_data))
         _check_evaluations(self.config, self.val_data)
         self.algorithm = make_algorithm(self.config)
@@ -327,6 +329,14 @@ def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
         often = ["every"] if config.eval.every else []
         why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
         refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
+
+
+def _check_ids(train_data: Dataset, val_data: Dataset | None) -> None:
+    with concerning("train_dataset"):
+        check_ids(train_data)
+    if val_data is not None:
+        with concerning("val_dataset"):
+            check_ids(val_data)
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:
