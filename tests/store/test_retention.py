@@ -65,6 +65,16 @@ def test_the_oldest_go_until_the_rest_has_room(store: TraceStore):
     assert names(store) == [f"{number:02}" for number in range(pruned.num_sessions, 12)]
 
 
+@pytest.mark.parametrize("retention", [Retention(keep_days=7), Retention(max_gb=1e-9)])
+def test_it_ends_soon_for_whoever_stops(store: TraceStore, retention: Retention):
+    for number in range(300):
+        store.open_session(f"{number}", {}, created_at=1.0)
+    store.add([trace_of(session_id="299", started_at=1.0)]).result()
+    asked = iter([False, True])
+    assert prune(store, retention, is_over=lambda: next(asked)).num_sessions == 256
+    assert len(store.sessions(limit=300)) == 44
+
+
 def test_what_is_in_use_stays_whatever_room_it_takes(store: TraceStore):
     begin(store, "in use", days_ago=3, last_call_days_ago=0)
     begin(store, "unused", days_ago=2)

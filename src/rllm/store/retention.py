@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,13 +56,14 @@ class Pruned:
         )
 
 
-def prune(store: TraceStore, retention: Retention) -> Pruned:
-    """Delete the sessions that are too old, and the oldest ones while the rest takes too much room."""
+def prune(store: TraceStore, retention: Retention, *, is_over: Callable[[], bool] = lambda: False) -> Pruned:
+    """Delete the sessions that are too old, and the oldest ones while the rest takes too much room; as far as it has come once
+    `is_over` says so, which is asked after every few hundred."""
     pruned = Pruned()
     if retention.keep_days is not None:
-        pruned += _delete_unused_since(store, time.time() - retention.keep_days * _DAY_S)
+        pruned += _delete_unused_since(store, time.time() - retention.keep_days * _DAY_S, is_over)
     if retention.max_gb is not None:
-        pruned += _make_room(store, int(retention.max_gb * _GB))
+        pruned += _make_room(store, int(retention.max_gb * _GB), is_over)
     if pruned.num_sessions:
         logger.info("deleted %s: %s", pruned, retention)
     return pruned
@@ -79,7 +80,7 @@ def pruning(store: TraceStore, retention: Retention, *, every_s: float = 600.0) 
     def run() -> None:
         while True:
             try:
-                prune(store, retention)
+                prune(store, retention, is_over=done.is_set)
             except RLLMError as error:
                 logger.warning("old traces could not be deleted, which is tried again: %s", error)
             if done.wait(every_s):
@@ -104,19 +105,21 @@ def _unused_since(store: TraceStore, sessions: Sequence[SessionInfo], moment: fl
     return [info.id for info in sessions if max(info.created_at, store.last_call_at(info.id) or 0.0) < moment]
 
 
-def _delete_unused_since(store: TraceStore, moment: float) -> Pruned:
+def _delete_unused_since(store: TraceStore, moment: float, is_over: Callable[[], bool]) -> Pruned:
     pruned = Pruned()
     for page in session_pages(store, oldest_first=True, created_before=moment):
+        if is_over():
+            break
         pruned += delete_sessions(store, _unused_since(store, page, moment))
     return pruned
 
 
-def _make_room(store: TraceStore, max_bytes: int) -> Pruned:
+def _make_room(store: TraceStore, max_bytes: int, is_over: Callable[[], bool]) -> Pruned:
     used, pruned, num_kept = store.num_bytes(), Pruned(), 0
     if used <= max_bytes:
         return pruned
     num_sessions = sum(1 for _ in every_session(store, oldest_first=True))
-    while used > max_bytes:
+    while used > max_bytes and not is_over():
         page = store.sessions(limit=_PAGE, offset=num_kept, oldest_first=True)
         if not page:
             logger.warning("the store takes %d bytes, above the limit of %d: the rest is in use", used, max_bytes)
