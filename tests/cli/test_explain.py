@@ -58,6 +58,20 @@ def test_the_episodes_of_a_split_and_of_a_step(run):
     assert "--step list others" in here("explain", run, "--limit", "1", cwd=run).stdout
 
 
+def test_a_store_of_calls_that_are_no_rollouts_says_how_to_see_them(tmp_path):
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("first", {}).result()
+    told = here("explain", "traces.db", cwd=tmp_path).stdout
+    assert told.startswith("traces.db has no episodes yet; ")
+    look = told.partition("traces list ")[2].removesuffix(" lists other calls.\n")
+    assert "first" in here("traces", "list", *look.split(), cwd=tmp_path).stdout
+    assert "tokens in the batch" not in here("explain", "traces.db", "first", cwd=tmp_path).stdout
+    missing = here("explain", "traces.db", "0:0", cwd=tmp_path).stderr
+    assert "episode='0:0' is not in the store, which has no episodes\n" in missing
+    here("traces", "delete", "first", cwd=tmp_path)
+    assert "session='first' is not in the store, which is empty" in here("traces", "show", "first", cwd=tmp_path).stderr
+
+
 def test_the_list_as_json(run):
     [one] = json.loads(here("explain", run / "traces.db", "--limit", "1", "--json", cwd=run).stdout)["episodes"]
     assert (one["episode_id"], one["split"], one["step"]) == (episode_of(run), "train", 1)

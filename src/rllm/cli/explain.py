@@ -75,6 +75,8 @@ def _list(console: Console, run: Path, episodes: Sequence[ListedEpisode], *, lim
 
     if not episodes:
         which = "such episodes; without --split and --step all are listed" if chosen else "episodes yet"
+        if run.is_file() and not chosen:
+            which += f"; {terminal.command()} {shlex.join(['traces', 'list', '--store', str(run)])} lists other calls"
         console.print(f"{run} has no {which}.", soft_wrap=True, markup=False)
         return
     table = Table("episode", "split", "step", "reward")
@@ -125,7 +127,8 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
         )
     console.print(table)
     trained = sum(step.num_trained_tokens for step in episode.steps)
-    console.print(f"{trained} tokens in the batch, their advantages sum to {sum(_sums(episode)):.6g}")
+    if trained:
+        console.print(f"{trained} tokens in the batch, their advantages sum to {sum(_sums(episode)):.6g}")
     if episode.error is not None:
         failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
         console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)

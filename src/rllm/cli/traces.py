@@ -126,7 +126,8 @@ def _known(store: TraceStore, session_id: str) -> SessionInfo:
     found = store.session(session_id)
     if found is None:
         some = ", ".join(info.id for info in store.sessions(limit=5))
-        raise ConfigError(f"session={session_id!r} is not in the store; the latest there are {some or 'none'}")
+        others = f"; the latest there are {some}" if some else ", which is empty"
+        raise ConfigError(f"session={session_id!r} is not in the store{others}")
     return found
 
 

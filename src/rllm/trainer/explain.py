@@ -160,9 +160,10 @@ def explain(
         asked = {"split": split, "step": step}
         wanted = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
         which = f" ({wanted})" if wanted else ""
-        raise ConfigError(
-            f"episode={episode!r}{which} is not in the store; the latest there are {some or 'none'}, and `rllm explain RUN` lists more"
+        others = (
+            f"; the latest there are {some}, and `rllm explain RUN` lists more" if some else ", which has no episodes"
         )
+        raise ConfigError(f"episode={episode!r}{which} is not in the store{others}")
     outcome = session.metadata.get(OUTCOME_KEY)
     credits_of = credits_by_trace(store.credits(session.id))
     traces = [trace for trace in store.by_session(session.id) if trace.error is None]
