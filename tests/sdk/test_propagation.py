@@ -19,6 +19,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.identity import session_key
 from rllm.sdk import environment, get_chat_client, propagation
 from rllm.sdk.context import Session, session
+from rllm.sdk.variables import gateway_variables
 
 from .conftest import ModelServer
 
@@ -147,6 +148,21 @@ def test_the_environment_of_another_process(suffix: str) -> None:
     assert variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000/sessions/a%3Ab"
     assert variables["OPENAI_API_KEY"] == "rllm-a:b"
     assert "127.0.0.1" in variables["NO_PROXY"].split(",")
+
+
+@pytest.mark.parametrize(
+    ("inherited", "named"),
+    [
+        ({}, "gw"),
+        ({"NO_PROXY": "a, b"}, "a,b,gw"),
+        ({"no_proxy": "a"}, "a,gw"),
+        ({"NO_PROXY": "a,gw", "no_proxy": "b"}, "a,gw,b"),
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_hosts_that_needed_no_proxy_need_none_still(inherited: dict[str, str], named: str) -> None:
+    variables = gateway_variables("http://gw:1", inherited=inherited)
+    assert (variables["NO_PROXY"], variables["no_proxy"]) == (named, named)
 
 
 def test_the_key_of_a_gateway_that_has_one() -> None:

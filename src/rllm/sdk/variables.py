@@ -55,7 +55,7 @@ def gateway_variables(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
     key = _key_for(parts.path, api_key)
-    no_proxy = ",".join(dict.fromkeys(filter(None, [*inherited.get("NO_PROXY", "").split(","), parts.hostname])))
+    no_proxy = _without_proxy(parts.hostname, inherited)
     variables = {
         "OPENAI_BASE_URL": f"{root}/v1",
         "OPENAI_API_BASE": f"{root}/v1",  # LlamaIndex reads only this one
@@ -70,6 +70,13 @@ def gateway_variables(
     if inherited.get("ANTHROPIC_AUTH_TOKEN"):  # Clients send it besides the key, and it would be the one that counts.
         variables["ANTHROPIC_AUTH_TOKEN"] = key
     return {**variables, **{name: value for name, value in QUIET.items() if name not in inherited}}
+
+
+def _without_proxy(host: str, inherited: Mapping[str, str]) -> str:
+    """The hosts that no proxy is asked for: this one, and those of either spelling; `*` is all hosts only where it is alone."""
+    named = ",".join([inherited.get("NO_PROXY", ""), inherited.get("no_proxy", ""), host])
+    hosts = dict.fromkeys(filter(None, map(str.strip, named.split(","))))
+    return "*" if "*" in hosts else ",".join(hosts)
 
 
 def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
