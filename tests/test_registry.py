@@ -8,7 +8,7 @@ import pytest
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.base import BACKENDS
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.registry import load_object, resolve
+from rllm.registry import did_you_mean, load_object, resolve
 from rllm.tracking import TRACKERS
 
 KNOWN = {"ordered": "collections:OrderedDict", "counter": "collections:Counter"}
@@ -42,6 +42,10 @@ def test_a_name_that_cannot_be_resolved(name: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(name, KNOWN, kind="thing")
     assert told in str(caught.value)
+
+
+def test_two_letters_that_were_swapped_are_swapped_back() -> None:
+    assert did_you_mean("gpro", ["grpo", "gspo"], "algorithm") == "did you mean 'algorithm.grpo'?"  # gspo is as close
 
 
 def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
@@ -29,9 +29,13 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
     return load_object(path, kind=kind)
 
 
-def did_you_mean(name: str, known: Iterable[str], section: str = "") -> str | None:
-    """A question that names the closest of the known names, with the section they are in; `None` if none is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+def did_you_mean(name: str, known: Collection[str], section: str = "") -> str | None:
+    """A question that names the closest of the known names, with the section they are in; `None` if none is close.
+
+    One with the same letters comes first: the commonest slip swaps two of them.
+    """
+    swapped = [item for item in known if sorted(item) == sorted(name)]
+    close = swapped or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
 
 

@@ -233,6 +233,7 @@ def test_an_algorithm_of_ones_own() -> None:
     [
         (["algorithm.name=grp0"], "algorithm.name='grp0' is not known: did you mean 'grpo'?"),
         (["algorithm.name=collections:OrderedDict"], "is no algorithm: name a subclass of"),
+        (["algorithm.nam=ppo"], "algorithm.nam is not a setting of grpo; did you mean 'algorithm.name'?"),
         (["algorithm.clip_lo=0.1"], "algorithm.clip_lo is not a setting of grpo; did you mean 'algorithm.clip_low'?"),
         (
             ["algorithm.epsilon=0.1"],

@@ -74,7 +74,7 @@ def _typed(kind: type[Algorithm], settings: Mapping[str, Any], name: str, sectio
     typed = {}
     for key, value in settings.items():
         if key not in known:
-            meant = did_you_mean(key, known, section) or f"known here: {', '.join(known)}"
+            meant = did_you_mean(key, ["name", *known], section) or f"known here: {', '.join(known)}"
             raise ConfigError(f"{section}.{key} is not a setting of {name}; {meant}")
         if isinstance(value, bool) and types[key] is not bool:
             raise ConfigError(f"{section}.{key}={value!r}: this setting is neither true nor false")

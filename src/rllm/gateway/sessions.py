@@ -22,6 +22,7 @@ from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
+from rllm.registry import did_you_mean
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
 from rllm.types import RESERVED_PREFIX, Trace
@@ -299,7 +300,8 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """
     unknown = sorted(sampling.keys() - set(SAMPLING_FIELDS))
     if unknown:
-        raise ConfigError(f"sampling.{unknown[0]}={sampling[unknown[0]]!r}: use only {', '.join(SAMPLING_FIELDS)}")
+        meant = did_you_mean(unknown[0], SAMPLING_FIELDS, "sampling") or f"use only {', '.join(SAMPLING_FIELDS)}"
+        raise ConfigError(f"sampling.{unknown[0]}={sampling[unknown[0]]!r}: {meant}")
     if problem := problem_of_n(sampling.get("n")):
         raise ConfigError(f"sampling.{problem}")
     SamplingParams.from_request(sampling)
