@@ -53,8 +53,10 @@ class Call:
         """What the prompt says beyond the call that it goes on from."""
         if self.parent is None:
             return list(self.trace.messages)
-        alike = num_alike([*self.parent.essences, hash(_essence(self.parent.trace.response))], self.essences)
-        return list(self.trace.messages[alike:])
+        prior, messages = [*self.parent.trace.messages, self.parent.trace.response], self.trace.messages
+        alike = num_alike(prior, messages)  # to the letter, as most are
+        alike += num_alike(list(map(_essence, prior[alike:])), list(map(_essence, messages[alike:])))
+        return list(messages[alike:])
 
     @cached_property
     def essences(self) -> list[int]:
@@ -127,10 +129,9 @@ def _link(calls: Sequence[Call]) -> None:
     lines: dict[str, int] = {}
     for place, call in enumerate(calls):
         earlier = [item for item in calls[:place] if item.role == call.role]
-        exact = [item for item in earlier if is_prefix(item.trace, call.trace)]
-        if exact:
-            call.parent = max(exact, key=lambda item: len(item.trace.prompt_ids) + len(item.trace.response_ids))
-        elif earlier:
+        longest_first = sorted(earlier, key=_num_ids, reverse=True)
+        call.parent = next((item for item in longest_first if is_prefix(item.trace, call.trace)), None)
+        if call.parent is None and earlier:
             best = max(earlier, key=lambda item: num_alike(item.essences, call.essences))
             num_messages = len(best.trace.messages)
             if num_alike(best.essences, call.essences) == num_messages < len(call.trace.messages):
@@ -143,6 +144,10 @@ def _link(calls: Sequence[Call]) -> None:
             is_fork = bool(call.parent.children)
             call.branch = max(item.branch for item in earlier) + 1 if is_fork else call.parent.branch
             call.parent.children.append(call)
+
+
+def _num_ids(call: Call) -> int:
+    return len(call.trace.prompt_ids) + len(call.trace.response_ids)
 
 
 def _overlaps(earlier: Sequence[Call], call: Call) -> bool:
