@@ -175,8 +175,10 @@ async def test_a_seed_gives_the_same_answer_whatever_else_is_decoded(make_engine
     assert alone.sampling["seed"] == 7
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(make_engine: Any, autocast: bool) -> None:
+@pytest.mark.parametrize(("autocast", "head_dim"), [(False, 8), (True, 8), (False, 128)])
+async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
+    make_engine: Any, autocast: bool, head_dim: int
+) -> None:
     async def talk(engine: Any, number: int, length: int) -> list[tuple[list[int], list[float]]]:
         await asyncio.sleep(0.003 * (number % 4))  # some come when others are half done
         system = prompt_of(64, start=4) if length in (90, 310) else []  # two that share a prefix
@@ -188,9 +190,10 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(make_engine:
         return said
 
     lengths = (1, 2, 5, 310, 90, 9, 10, 33, 33, 34, 120, 130, 170, 190, 220, 230, 300, 300, 300, 420)
-    engine = make_engine(autocast=autocast)
+    options = {"autocast": autocast, "model_options": {"head_dim": head_dim}}
+    engine = make_engine(**options)
     alone = [await talk(engine, number, length) for number, length in enumerate(lengths)]
-    engine = make_engine(autocast=autocast)
+    engine = make_engine(**options)
     among = await asyncio.gather(*(talk(engine, number, length) for number, length in enumerate(lengths)))
     assert among == alone
 

@@ -11,6 +11,7 @@ from rllm.inference.local.decoder import plain_logits
 from rllm.inference.local.decoders import _cache_shape
 from rllm.inference.local.short_forward import ShortForward
 from rllm.inference.local.slot_decoder import SlotDecoder
+from rllm.inference.local.stems import ROWS
 
 LENGTH = 40
 
@@ -54,3 +55,21 @@ def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(mod
     logits = decoder.step([sequence[-1] for sequence in sequences])
     expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, ROWS, 4 * ROWS])
+def test_attention_comes_out_the_same_however_long_the_longest_row_of_the_batch_is(model: Any, queries: int) -> None:
+    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=False)
+    widths = sorted({-(-decoder._read_width(length, queries) // 32) * 32 for length in range(1, 1100)})
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(1, 2, size, 16, generator=generator) for size in (queries, 1100, 1100))
+    for length in (20, 150, 193, 215, 241, 257, 300, 390, 500, 600):
+        hidden = torch.zeros(1100).index_fill_(0, torch.arange(length, 1100), -torch.inf)
+        found = [
+            torch.nn.functional.scaled_dot_product_attention(
+                query, keys[:, :, :width], values[:, :, :width], attn_mask=hidden[None, None, None, :width]
+            )
+            for width in widths
+            if width >= length
+        ]
+        assert all(outcome.equal(found[0]) for outcome in found)

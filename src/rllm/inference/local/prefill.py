@@ -70,6 +70,6 @@ def last_column(batch: list[Run]) -> int:
     return max(run.start for run in batch) + even(max(run.length for run in batch))
 
 
-def even(rows: int) -> int:
-    """The next multiple of `ROWS`."""
-    return max(-(-rows // ROWS), 1) * ROWS
+def even(number: int, step: int = ROWS) -> int:
+    """The next multiple of `step`."""
+    return max(-(-number // step), 1) * step

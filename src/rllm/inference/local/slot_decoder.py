@@ -24,11 +24,13 @@ _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix to be computed if it then saves at least this many tokens."""
 STEM_TOKENS = 256
 """Shorter prompts are copied to each row: reading them again costs less than an operation more."""
-_SUMMED, _NARROW, _WIDE = 512, 192, 384
-"""On a CPU, products of a multiple of `ROWS` rows are computed in the same order whatever else is in the batch; and so are sums
-over columns, which are taken 512 at a time, where the last of these blocks has at most 192 of them or at least 384. So what is
-sampled follows from weights, prompt and seed, to the last bit; a single rounding of another kind would choose another token
-about once in a million."""
+_STEP_ROWS = 4
+"""On a CPU, products of a multiple of so many rows are computed in the same order whatever else is in the batch."""
+_SUMMED = 512
+"""So are sums over columns there, which are taken so many at a time, if the last of these blocks has at most half of them, or all:
+it depends on the CPU and on its length whether a block is cut in two, and where. For a single query it never is. So what is
+sampled follows from weights, prompt and seed, to the last bit; a single rounding of another kind would choose another token about
+once in a million."""
 
 
 _WITH_STEMS, _WITHOUT = (3, 3, 2), (1, 5, 2)
@@ -245,7 +247,7 @@ class SlotDecoder:
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         self._part(tokens)
-        count, rows = len(self._rows), even(len(self._rows))
+        count, rows = len(self._rows), even(len(self._rows), _STEP_ROWS)
         width = self._read_width(max(row.length for row in self._rows) + 1, self._queries)
         self._reserve(rows, width)
         if self._is_new:
@@ -303,10 +305,10 @@ class SlotDecoder:
 
     def _read_width(self, columns: int, queries: int) -> int:
         """How many columns attention reads so that a row's result does not depend on the lengths of the others."""
-        if self._device.type != "cpu" or queries < ROWS:
+        if self._device.type != "cpu" or queries == 1:
             return columns
         blocks, rest = divmod(columns, _SUMMED)
-        return blocks * _SUMMED + (_WIDE if _NARROW < rest < _WIDE else rest)
+        return blocks * _SUMMED + (rest if rest <= _SUMMED // 2 else _SUMMED)
 
     def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
         rows = {number: self._sequences[number] for number in ended}
