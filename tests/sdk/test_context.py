@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
@@ -161,6 +162,19 @@ def test_threads_and_executors_inherit_the_session_of_their_starter() -> None:
     executor.shutdown()
     assert {item.id for item in first.llm_calls} == {"thread", "job"}
     assert [item.id for item in second.llm_calls] == ["same worker, other session"]
+
+
+def test_the_jobs_of_a_pool_of_threads_belong_to_whoever_gives_them() -> None:
+    with session() as first, ThreadPool(2) as pool:
+        pool.map(call, ["one"])
+        with session() as second:
+            pool.map(call, ["a", "b"], chunksize=1)
+            pool.starmap(call, [["c"]])
+            pool.apply(call, ["d"])
+            list(pool.imap(call, ["e"]))
+            list(pool.imap_unordered(call, ["f"], chunksize=2))
+    assert sorted(item.id for item in second.llm_calls) == ["a", "b", "c", "d", "e", "f"]
+    assert len(first.llm_calls) == 7
 
 
 async def test_run_in_executor_inherits_the_session() -> None:

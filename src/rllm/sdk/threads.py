@@ -1,7 +1,7 @@
-"""Let new threads and executor jobs see the session of whoever started them.
+"""Let new threads and the jobs of executors and pools see the session of whoever started them.
 
 Python (before 3.14) gives a new thread an empty context, and an executor's worker the context of nobody in particular, so
-a model call made there would belong to no session.
+a model call made there would belong to no session; or, in a pool that outlives the rollout which began it, to that one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,30 @@ def _submit_with_context(submit: Callable[..., Future[Any]]) -> Callable[..., Fu
     return submit_with_context
 
 
+def _give_with_context(give: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `multiprocessing.pool.Pool` that takes a function first; its threads, and not its processes, are ours to mind."""
+    from multiprocessing.pool import ThreadPool
+
+    def give_with_context(self: Any, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not isinstance(self, ThreadPool):
+            return give(self, func, *args, **options)
+        context = copy_context()
+
+        def run(*items: Any, **named: Any) -> Any:
+            return context.copy().run(func, *items, **named)  # a copy, because several threads may be at it at once
+
+        return give(self, run, *args, **options)
+
+    return give_with_context
+
+
 def _replacements() -> Iterator[Replacement]:
+    from multiprocessing.pool import Pool  # when a session begins: it takes as long to load as a third of this package
+
     yield Replacement(threading.Thread, "start", _start_with_context)
     yield Replacement(ThreadPoolExecutor, "submit", _submit_with_context)
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # on which all its other methods stand
+        yield Replacement(Pool, name, _give_with_context)
 
 
 context_in_threads = Patch(_replacements)
