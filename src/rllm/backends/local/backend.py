@@ -33,7 +33,7 @@ from rllm.backends.sampling.serving import open_server
 from rllm.backends.updates import Progress, aligned, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, load_model, save_model, tokenizer_in
+from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, check_tokenizer_in, load_model, save_model
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ class LocalBackend:
         try:
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]
-            self._check_tokenizer(folder)
+            check_tokenizer_in(folder, self.tokenizer)
             with self._sampler.still():
                 self._load_weights(folder)
                 self.optimizer.load_state_dict(state["optimizer"])
@@ -287,14 +287,6 @@ class LocalBackend:
                 f"({type(error).__name__}: {error})"
             ) from error
         self._sampler.hand_over(version)
-
-    def _check_tokenizer(self, folder: Path) -> None:
-        """Weights know tokens by their ids, so with other ids they are those of another model."""
-        saved = tokenizer_in(folder)
-        if saved.get_vocab() != self.tokenizer.get_vocab() or saved.chat_template != self.tokenizer.chat_template:
-            raise ValueError(
-                "its tokenizer or chat template is not the one in model.path: has that model been replaced?"
-            )
 
     def _load_weights(self, folder: Path) -> None:
         if self.adapter is not None:

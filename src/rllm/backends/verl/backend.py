@@ -31,7 +31,7 @@ from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import load_tokenizer, tokenizer_in
+from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -293,9 +293,7 @@ class VerlBackend:
         """
         try:
             counts = Counts(**json.loads((folder / RECOVERY_FILE).read_text()))
-            saved = tokenizer_in(folder)
-            if saved.get_vocab() != self._tokenizer.get_vocab() or saved.chat_template != self._tokenizer.chat_template:
-                raise ValueError("its tokenizer is not the one in model.path: has that model been replaced?")
+            check_tokenizer_in(folder, self._tokenizer)
             self._group.ask("load", str(folder.absolute()))
         except (OSError, ValueError, TypeError, WorkerError) as error:
             raise ConfigError(

@@ -183,13 +183,17 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer that lies in a folder, beside a model or an adapter.
+def check_tokenizer_in(folder: Path, tokenizer: Any) -> None:
+    """Hold the tokenizer in a folder against another one: weights know tokens by their ids, so with other ids they are those of
+    another model.
 
     Raises:
         ConfigError: if there is none.
+        ValueError: if its ids or its chat template are others.
     """
-    return _loaded(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
+    saved = _loaded(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
+    if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
+        raise ValueError("its tokenizer or chat template is not the one in model.path: has that model been replaced?")
 
 
 def check_source(path_or_id: str | Path) -> None:

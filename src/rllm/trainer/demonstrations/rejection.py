@@ -64,7 +64,7 @@ def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
     """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
     rollout that failed. Without `run_id` that is every run of the store.
 
-    Of a run with algorithm.level=step every step is a row, with what was earned from it on.
+    Of a run with algorithm.level=step, steps that did not earn the same from there on are rows of their own.
     """
     sessions = [*_sessions(store, run_id)]
     return [row for session in reversed(sessions) for row in _rows_of_session(store, session)]
