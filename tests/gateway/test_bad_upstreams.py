@@ -178,6 +178,18 @@ async def test_an_answer_that_was_said_to_its_end_is_whole_however_its_connectio
     assert [trace.error for trace in store.by_session("s")] == [None, None]
 
 
+@pytest.mark.parametrize("created", [1_700_000_000_000, -1e20, None])
+async def test_a_model_is_listed_whenever_it_was_made(created):
+    async with RawServer() as server:
+        server.models = http(200, {"data": [{"id": "m", "created": created}]})
+        upstream = HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(MemoryTraceStore(), upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            listed = await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        await upstream.close()
+    assert [model["id"] for model in listed.json()["data"]] == ["m"]
+
+
 async def test_answers_of_one_index_are_all_kept():
     choice = ANSWER["choices"][0]
     async with RawServer(http(200, {**ANSWER, "choices": [choice, {**choice, "token_ids": [8]}]})) as server:

@@ -27,6 +27,8 @@ from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
 
 _MAX_PAGE = 1000
+_LATEST = 253_402_300_799
+"""The last second that a date has a year of four digits for; some servers tell milliseconds."""
 
 
 class Admin:
@@ -180,7 +182,7 @@ def is_anthropic(request: Request) -> bool:
 
 
 def _anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
-    created = datetime.fromtimestamp(model.get("created") or 0, UTC)
+    created = datetime.fromtimestamp(min(max(model.get("created") or 0, 0), _LATEST), UTC)
     model_id = model.get("id")
     return {"type": "model", "id": model_id, "display_name": model_id, "created_at": created.isoformat()}
 
