@@ -24,6 +24,12 @@ def test_an_agent_that_asked_for_no_tokens_sees_a_standard_response():
     }
 
 
+def test_ids_are_left_out_under_sglangs_name_too():
+    answer = {"choices": [{"index": 0, "message": {"content": "4"}, "response_token_ids": [7]}]}
+    strip_chunk(answer, asked={})
+    assert answer == {"choices": [{"index": 0, "message": {"content": "4"}}]}
+
+
 def test_what_the_agent_asked_for_stays():
     assert stripped(logprobs=True, return_token_ids=True) == response()
     assert stripped(logprobs=True)["choices"][0]["logprobs"] == LOGPROBS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_ID_FIELDS = ("prompt_token_ids", "token_ids")
-"""Asked for with `return_token_ids: true`; the first stands in the response or in each choice."""
+_ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
+"""Asked for with `return_token_ids: true`; the first stands in the response or in each choice, and the last is SGLang's."""
 
 
 def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
