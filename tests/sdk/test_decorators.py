@@ -104,6 +104,17 @@ def test_nested_trajectories_and_the_session_around_them() -> None:
     assert [item.name for item in sess.trajectories] == ["outer", "inner"]
 
 
+def test_a_session_that_is_entered_inside_itself_has_its_trajectories_once() -> None:
+    @trajectory
+    def solve() -> str:
+        return "4"
+
+    sess = session()
+    with sess, sess:
+        solved = solve()
+    assert sess.trajectories == [solved]
+
+
 def test_an_exception_travels_and_takes_the_trajectory_along() -> None:
     @trajectory(name="fails")
     def fails() -> None:

@@ -150,23 +150,28 @@ class Frame:
             yield frame
             frame = frame.parent
 
+    @property
+    def sessions(self) -> set[Session]:
+        """Those of the whole chain; one that was entered inside itself counts once."""
+        return {frame.session for frame in self}
+
     def reserve_call(self) -> Call:
         """A place among the calls of every session of the chain, taken in the order in which requests leave."""
         call = Call()
-        for session in {frame.session for frame in self}:  # a session entered inside itself counts once
+        for session in self.sessions:
             session._calls.append(call)
         return call
 
     def note_elsewhere(self, url: str) -> None:
         """Remember, for error messages, that a model call went past the gateway; queries may hold keys and are left out."""
         url = url.partition("?")[0]
-        for session in {frame.session for frame in self}:
+        for session in self.sessions:
             if url not in session.elsewhere:
                 session.elsewhere.append(url)
 
     def note_program(self, name: str) -> None:
         """Remember, for error messages, that a program was to make calls here."""
-        for session in {frame.session for frame in self}:
+        for session in self.sessions:
             if name not in session.programs:
                 session.programs.append(name)
 

@@ -82,8 +82,9 @@ def _begun(name: str, metadata: Mapping[str, Any]) -> tuple[Session, Trajectory]
     """A session for one call of the function, and its trajectory, which the sessions around know from now on."""
     session = Session({"trajectory_name": name, **metadata})
     did = Trajectory(name=name, info={**metadata, SESSION_UID: session._uid})
-    for frame in current_frame() or ():
-        frame.session.trajectories.append(did)
+    if frame := current_frame():
+        for around in frame.sessions:
+            around.trajectories.append(did)
     return session, did
 
 
