@@ -76,6 +76,8 @@ def test_several_calls(name: str, text: str) -> None:
         ("llama3_json", '{"name": "f", "parameters": {}} and more'),
         ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g"'),
         ("llama3_json", '{"name": "f", "parameters": [1]}'),
+        ("llama3_json", r'{"name": "f\ud83d", "parameters": {}}'),  # half a character, which cannot be sent
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"x\": \"\ud83d\"}"}</tool_call>'),
         ("llama3_json", 'Like {"name": "f", "parameters": {}}'),
         ("llama3_json", "<|python_tag|>print(1)"),
         ("mistral", "[TOOL_CALLS]"),

@@ -10,6 +10,7 @@ from typing import Any
 
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
+_surrogate = re.compile("[\ud800-\udfff]")
 _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
@@ -21,7 +22,8 @@ def new_call(name: str, arguments: str) -> dict[str, Any]:
 def call_of_object(text: str, *, arguments_keys: Sequence[str] = ("arguments",)) -> dict[str, Any] | None:
     """The call that a JSON object of a name and arguments states; `None` if it states none.
 
-    Arguments may be absent, and they may be an object that the model has quoted itself.
+    Arguments may be absent, and they may be an object that the model has quoted itself. Half of a surrogate pair, which only an
+    escape can say, is no text that could be sent on.
     """
     spans = object_values(text)
     if spans is None or "name" not in spans:
@@ -30,7 +32,7 @@ def call_of_object(text: str, *, arguments_keys: Sequence[str] = ("arguments",))
     arguments = next((spans[key] for key in arguments_keys if key in spans), "{}")
     if arguments.startswith('"'):
         arguments = json.loads(arguments)
-    if not isinstance(name, str) or not name or not is_object(arguments):
+    if not isinstance(name, str) or not name or _surrogate.search(name + arguments) or not is_object(arguments):
         return None
     return new_call(name, arguments)
 
