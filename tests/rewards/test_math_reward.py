@@ -100,6 +100,9 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         ("x=3, y=4", "(x,y)=(3,4)"),
         ("x=3, x=4", "4, 3"),
         ("10", r"10 \text{ kg} \cdot \text{m}/\text{s}^{-2}"),
+        ("18", "18 eggs"),
+        ("18", r"\text{18 eggs}"),
+        (r"\frac{1}{2}", "1/2 miles per hour"),
         ("2516_8", "2516"),
         (r"6 \text{ p.m.}", r"6 \text{ PM}"),
     ],
@@ -143,6 +146,9 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         (r"3 \text{ feet } 4 \text{ inches}", r"3 \text{ feet } 5 \text{ inches}"),
         (r"3 \text{ feet } 4 \text{ inches}", "3"),
         ("2", r"2 \text{ cm} + \sqrt{3}"),
+        ("18", "18 thousand dollars"),
+        ("18", "18 eggs and 3 hens"),
+        ("18 dollars", "19 dollars"),
         ("2516_8", "2516_7"),
         (r"6:00 \text{ p.m.}", r"6:00 \text{ a.m.}"),
         ("1e3", "1000.5"),
@@ -172,7 +178,8 @@ def test_without_a_box_the_answer_is_wrong_and_says_why(text: str, reason: str) 
 
 
 @pytest.mark.parametrize(
-    "answer", [r"\{" + "," * 50_000, "1" + r"\quad" * 20_000 + "x", "1 " * 50_000, r"\frac" * 20_000]
+    "answer",
+    [r"\{" + "," * 50_000, "1" + r"\quad" * 20_000 + "x", "1 " * 50_000, "1 eggs " * 20_000, r"\frac" * 20_000],
 )
 def test_long_answers_are_read_in_linear_time(answer: str) -> None:
     assert reward_of("12", answer) == 0.0

@@ -33,6 +33,10 @@ _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
 _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
+_UNIT_WORDS = re.compile(r"(?<=[0-9}])\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)$")
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|not|plus|minus|times|over|(?:hundred|thousand|million|billion|trillion|dozen)s?|half|halves|squared|cubed|mod)\b"
+)
 _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
 _SMALL, _CLOSE = Fraction(1, 10**4), Fraction(1, 10**6)
 """Of numbers below the first, math-verify's six places are too few; they may differ by the second, relative to the gold."""
@@ -82,7 +86,7 @@ class RewardMathFn:
 
     def _matches_any(self, golds: list[str], answer: str) -> bool | None:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
-        golds, answer = [_digits_apart(gold) for gold in golds], _digits_apart(answer)
+        answer, *golds = [_digits_apart(_with_units_marked(text)) for text in (answer, *golds)]
         quick = [_quickly_equal(gold, answer) for gold in golds]
         if any(quick):
             return True
@@ -128,6 +132,14 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
     kinds = [_SET if _SET.fullmatch(text) else _TUPLE.fullmatch(text) and _TUPLE for text in (plain_gold, plain_answer)]
     return False if kinds in ([_SET, _TUPLE], [_TUPLE, _SET]) else None
+
+
+def _with_units_marked(text: str) -> str:
+    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`: to math-verify, most words are products of letters."""
+    whole = _TEXT.fullmatch(text.strip())
+    text = whole[1].strip() if whole and whole[1][:1].isdigit() else text.strip()
+    words = _UNIT_WORDS.search(text)
+    return rf"{text[: words.start()]}\text{{ {words[1]}}}" if words and not _NO_UNIT.search(words[1]) else text
 
 
 def _digits_apart(text: str) -> str:
