@@ -54,6 +54,16 @@ def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path
         assert served.http.get("/readyz").status_code == 200
 
 
+def test_a_request_is_refused_for_what_it_asks_while_nothing_can_be_kept(serve, tmp_path, caplog):
+    with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
+        served = serve(["one"], store=store)
+        with locked(store.path):
+            refused = ask(served, temperature="hot")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "temperature='hot': use a number")
+        assert store.by_session("s") == []
+    assert "its trace was not stored" in caplog.text
+
+
 GATEWAY = """
 import json, resource, sys
 import httpx

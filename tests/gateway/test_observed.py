@@ -133,7 +133,7 @@ def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     served.post("/v1/messages", json={**SAID, "max_tokens": 9})
     served.upstream.fault = "error"
     served.post("/v1/responses", json={"model": "m", "input": "a"})
-    served.post(json={"messages": []})
+    served.post(json={"messages": []}, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
     served.server.stop()
     whole, message, failed, refused = collector.spans()
     assert (whole.name, whole.attributes["rllm.dialect"]) == ("text_completion scripted", "completions")
@@ -142,6 +142,7 @@ def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     assert message.attributes["rllm.dialect"] == "messages"
     assert (failed.attributes["error.type"], failed.status) == ("500", "ERROR")
     assert (refused.attributes["error.type"], refused.status) == ("400", "ERROR")
+    assert (refused.trace_id, refused.parent_id) == (TRACE_ID, PARENT_ID)
 
 
 def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):

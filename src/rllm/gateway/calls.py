@@ -127,7 +127,7 @@ class CallEndpoint:
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except (GatewayError, ConfigError) as error:
             if self.render_count is None:
-                answer.call = await self._refused(asked, named, metadata, error)
+                answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
         return call, asked, attempt_of(headers, call.session if named else None, body)
 
@@ -163,7 +163,12 @@ class CallEndpoint:
         return call
 
     async def _refused(
-        self, asked: Mapping[str, Any], named: str | None, metadata: Mapping[str, Any], error: Exception
+        self,
+        asked: Mapping[str, Any],
+        named: str | None,
+        headers: Mapping[bytes, bytes],
+        metadata: Mapping[str, Any],
+        error: Exception,
     ) -> ModelCall:
         """A call in the place of a request that cannot be one, with the trace of its failure."""
         model = asked.get("model")
@@ -171,6 +176,7 @@ class CallEndpoint:
             asked={"model": model if isinstance(model, str) else "", "messages": []},
             session=await self.sessions.get(named) if named and is_session_id(named) else self.sessions.fresh(),
             metadata=metadata,
+            trace_context=trace_context_of(headers),
             id=new_call_id(self.dialect.id_prefix),
         )
         await self.gateway.refuse(call, error)

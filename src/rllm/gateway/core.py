@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rllm.capture import ChatStream, traces_from_chat
-from rllm.errors import RLLMError, TokenMismatchError
+from rllm.errors import RLLMError, StoreError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
@@ -26,6 +27,8 @@ from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
 from rllm.types import Trace
+
+logger = logging.getLogger(__name__)
 
 ABORTED = "the client disconnected before the answer was complete"
 
@@ -116,9 +119,12 @@ class Gateway:
         yield encoder.finish()
 
     async def refuse(self, call: ModelCall, error: Exception) -> None:
-        """Keep that the agent asked for what is not asked of the upstream."""
+        """Keep that the agent asked for what is not asked of the upstream. It is told that in any case, since it may mend it."""
         said = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
-        await self._keeper.keep(call, self._failed(call, said, _reason(error)))
+        try:
+            await self._keeper.keep(call, self._failed(call, said, _reason(error)))
+        except StoreError as failure:
+            logger.error("a call was refused (%s), and its trace was not stored: %s", error, failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
         """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
