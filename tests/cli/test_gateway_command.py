@@ -52,17 +52,26 @@ def test_it_says_where_it_listens_serves_and_ends_on_a_signal(tmp_path):
 
 def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
     arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "rllm", "gateway", *arguments], stdout=subprocess.PIPE, text=True
-    ) as process:
-        lines = [process.stdout.readline() for _ in range(7)]
-        assert "WARNING" in lines[6]
-        assert "http://127.0.0.1:9/v1" in lines[6]
-        url = re.search(r"http://\S+", lines[0]).group()
+    command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = re.search(r"http://\S+", process.stdout.readline()).group()
         assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == 0
+    assert errors.startswith("upstream http://127.0.0.1:9/v1 is down, and gets no calls until it answers: ")
+    assert (output + errors).count("see whether the inference server is running") == 1
+
+
+def test_an_upstream_that_does_not_tell_its_models_is_a_warning(tmp_path):
+    with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
+        arguments = ["--upstream", f"{upstream.base_url}/nothing", "--store", str(tmp_path / "t.db"), "--port", "0"]
+        command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            lines = [process.stdout.readline() for _ in range(7)]
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert lines[6].startswith(f"  WARNING    {upstream.base_url}/nothing")
 
 
 def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path):

@@ -359,7 +359,7 @@ async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
 
 
 @pytest.mark.parametrize("status", [401, 404])
-async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status):
+async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status, caplog):
     server = RawServer()
     server.models = refusal(status)
     async with pool_of(server, check_interval_s=0.02) as pool:
@@ -369,6 +369,8 @@ async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status):
         await server.start()
         await call
     assert len(server.requests) == 1
+    assert "is down, and gets no calls until it answers" in caplog.text
+    assert "answers again" in caplog.text  # who was told the one is told the other
 
 
 async def test_models_come_from_any_replica_that_says():

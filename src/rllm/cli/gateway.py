@@ -163,13 +163,11 @@ def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None
         f"  Ctrl-C ends it; calls in flight are finished first."
     )
     for problem in _problems_of(pool):
-        say(
-            f"  WARNING    {problem}\n             (no call goes there until it answers; /readyz says whether any does)"
-        )
+        say(f"  WARNING    {problem}")
 
 
 def _problems_of(pool: UpstreamPool) -> list[str]:
-    """Why replicas cannot be used now, those that cannot."""
+    """What is wrong with replicas that calls go to all the same; those that are down are told of by the log."""
     import asyncio
 
     from rllm.errors import InferenceError
@@ -180,4 +178,9 @@ def _problems_of(pool: UpstreamPool) -> list[str]:
         finally:
             await pool.close()  # The server opens its own connections, in its own event loop.
 
-    return [str(problem) for problem in asyncio.run(check()) if isinstance(problem, InferenceError)]
+    found = zip(pool.replicas, asyncio.run(check()), strict=True)
+    return [
+        f"{replica.address} says: {problem}"
+        for replica, problem in found
+        if replica.up and isinstance(problem, InferenceError)
+    ]

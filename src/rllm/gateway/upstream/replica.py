@@ -88,7 +88,7 @@ class Replica:
         self.is_lost = isinstance(error, UpstreamError) and error.fault == "lost"
         if self._usable_from < math.inf:
             self._usable_from = math.inf
-            logger.warning("upstream %s is down: %s", self.address, error)
+            logger.warning("upstream %s is down, and gets no calls until it answers: %s", self.address, error)
             self.suspect()
 
     def suspect(self) -> None:
@@ -162,7 +162,7 @@ class Replica:
         return pause_s * random.uniform(0.75, 1.0)
 
     def _recover(self) -> None:
-        logger.info("upstream %s answers again", self.address)
+        logger.warning("upstream %s answers again", self.address)  # as loud as what said that it is down
         self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
 
     def to_dict(self) -> dict[str, Any]:
