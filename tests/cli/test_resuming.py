@@ -83,9 +83,9 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     [
         (
             ["train", "--resume", "nowhere"],
-            "--resume nowhere: that is no run, which has a config.yaml; there are no runs in",
+            "--resume nowhere: no run is there (it would have a config.yaml); there are no runs in",
         ),
-        (["demo", "--resume", "nowhere"], "--resume nowhere: that is no run"),
+        (["demo", "--resume", "nowhere"], "--resume nowhere: no run is there"),
         (
             ["train", "a.py:f", "--data", "d.jsonl", "--val-split", "test"],
             "--val-split test: there is no held-out data to take",
@@ -103,8 +103,8 @@ def test_what_is_missing_is_named(work, fails, arguments, said):
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        (["second"], "--resume second: that is no run, which has a config.yaml; {}runs/second"),
-        (["absent"], "--resume absent: that is no run, which has a config.yaml; {}runs/first"),
+        (["second"], "--resume second: no run is there (it would have a config.yaml); {}runs/second"),
+        (["absent"], "--resume absent: no run is there (it would have a config.yaml); {}runs/first"),
         ([], "--resume names no run; {}runs/first"),
     ],
 )

@@ -86,7 +86,7 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
     ("arguments", "said"),
     [
         (["train", "my_agent.py"], "use FILE.py:function"),
-        (["train", "no_agent.py:agent"], "no_agent.py' does not exist"),
+        (["train", "no_agent.py:agent"], "no_agent.py' does not exist: run this in its folder"),
         (["train", "my_agent.py:agnet"], "defines no 'agnet'; it has agent"),
         (
             ["train", "my_agent.py:agent", "optim.weight_deca=1"],
@@ -202,7 +202,7 @@ def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", ".")
     assert code == 2
     assert errors == (
-        "rllm: --resume .: that is no run, which has a config.yaml; "
+        "rllm: --resume .: no run is there (it would have a config.yaml); "
         f"there are no runs in {work / 'runs'}; name one by its path, such as /path/to/runs/NAME\n"
     )
 

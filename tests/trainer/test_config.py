@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"num_steps": 0, "seeed": 1, "optim": {"beta1": 1.0}})
     assert len(str(caught.value).splitlines()) == 3
+    assert "ValidationError" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(

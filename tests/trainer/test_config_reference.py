@@ -49,6 +49,10 @@ def test_the_file_that_is_printed_sets_the_defaults() -> None:
     assert "  # Learning rate after the warm-up. [number > 0]\n  lr: 1.0e-06\n" in printed
 
 
+def test_no_value_is_broken_at_its_hyphen() -> None:
+    assert not [line for line in as_yaml(ALL, section_docs()).splitlines() if "#" in line and line.endswith("-")]
+
+
 def test_its_comments_are_settings_too() -> None:
     lines = as_yaml(
         [item for item in settings("ppo") if item.key.startswith("algorithm.")], section_docs()

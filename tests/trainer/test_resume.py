@@ -273,8 +273,8 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("length", "told"),
     [
-        ({"num_steps": 2}, "num_steps=2: the run in .* has already done the 2 steps .* raise num_steps to go on"),
-        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done the 2 steps .* raise num_epochs to go on"),
+        ({"num_steps": 2}, "num_steps=2: the run in .* has already done 2 steps; raise num_steps to go on"),
+        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done 2 steps; raise num_epochs to go on"),
     ],
 )
 def test_a_run_that_is_done_says_what_to_raise(run_trainer: RunTrainer, length: Mapping[str, Any], told: str) -> None:
@@ -428,7 +428,7 @@ def test_a_run_that_is_stopped_in_its_last_evaluation_can_be_resumed_for_it(run_
     run = run_trainer(agent=agent, val=True, resume=True)
     assert [line["step"] for line in run.lines if "eval/accuracy" in line] == [0, 2]
     assert run.steps == [1, 2]
-    with pytest.raises(ConfigError, match="has already done the 2 steps"):
+    with pytest.raises(ConfigError, match="has already done 2 steps"):
         run_trainer(agent=agent, val=True, resume=True)
 
 

@@ -66,7 +66,7 @@ def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Calla
 
 def _module_of(path: Path, what: str, *, anew: bool) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"{what} file {str(path)!r} does not exist")
+        raise ConfigError(f"{what} file {str(path)!r} does not exist: run this in its folder, or give its whole path")
     known = sys.modules.get(path.stem)
     if not anew and known is not None and getattr(known, "__file__", None) == str(path):
         return known

@@ -55,7 +55,7 @@ def _beginning(run: Path, command: str) -> dict[str, str]:
     from rllm.trainer.run_folder import beginning_of, way_to_a_run
 
     if not (run / "config.yaml").is_file():
-        raise ConfigError(f"--resume {run}: that is no run, which has a config.yaml; {way_to_a_run(run)}")
+        raise ConfigError(f"--resume {run}: no run is there (it would have a config.yaml); {way_to_a_run(run)}")
     before = beginning_of(run)
     by = before.pop("command", command)
     if by != command:

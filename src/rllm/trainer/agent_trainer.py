@@ -23,7 +23,7 @@ from rllm.engine.runner import RolloutRunner
 from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import ConfigError, concerning
+from rllm.errors import ConfigError, concerning, counted
 from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
@@ -238,8 +238,8 @@ class AgentTrainer:
         if self._start.has_done(self.config.num_steps):
             decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
             raise ConfigError(
-                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done the "
-                f"{self._start.steps_done} steps that it makes; raise {decides} to go on"
+                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done "
+                f"{counted(self._start.steps_done, 'step')}; raise {decides} to go on"
             )
 
     def _loop(self, stack: ExitStack) -> TrainingLoop:

@@ -151,7 +151,7 @@ def _validated(translated: Translated, layers: Sequence[Layer]) -> TrainConfig:
         return TrainConfig.model_validate(translated.values)
     except ValidationError as error:
         explained = (_explain(item, translated.origins, layers) for item in error.errors())
-        raise ConfigError("\n".join(explained)) from error
+        raise ConfigError("\n".join(explained)) from None  # which says all of it, without pydantic's words
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:

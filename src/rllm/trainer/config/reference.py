@@ -188,7 +188,8 @@ def _in_one_line(allowed: str) -> str:
 
 def _comment(text: str, depth: int) -> list[str]:
     indent = "  " * depth
-    return [f"{indent}# {line.replace(_NO_BREAK, ' ')}" for line in textwrap.wrap(text, _WIDTH - len(indent))]
+    lines = textwrap.wrap(text, _WIDTH - len(indent), break_on_hyphens=False)  # a value such as all-linear is one word
+    return [f"{indent}# {line.replace(_NO_BREAK, ' ')}" for line in lines]
 
 
 def _value(value: Any) -> str:
