@@ -369,6 +369,10 @@ def silent(self: Any, response: str) -> Action:
     return Action(response)
 
 
+def undecided(self: Any, response: str) -> None:
+    self.path.steps.append(Step())
+
+
 def raising(self: Any, *args: Any) -> Any:
     raise KeyError("thought")
 
@@ -387,6 +391,7 @@ def adding(**fields: Any) -> Any:
         ({"update_from_model": raising}, "Broken.update_from_model raised KeyError: 'thought'"),
         ({"update_from_env": raising}, "Broken.update_from_env raised KeyError: 'thought'"),
         ({"update_from_model": silent}, "Broken.update_from_model added no step: append one Step"),
+        ({"update_from_model": undecided}, "Broken.update_from_model returned None: return the Action"),
         (
             {"update_from_model": adding(chat_completions=5)},
             "completing the step of Broken raised TypeError: 'int' object",

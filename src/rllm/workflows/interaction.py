@@ -149,6 +149,10 @@ class Interaction:
             raise AgentError(
                 f"{self._agent_name}.update_from_model added no step: append one Step to the trajectory for each answer"
             )
+        if action is None:
+            raise AgentError(
+                f"{self._agent_name}.update_from_model returned None: return the Action that the environment is to take"
+            )
         with boundary(AgentError, f"completing the step of {self._agent_name}"):
             step.fill_from_output(output)
             # A copy, because many agents put in the one list that they go on with.
