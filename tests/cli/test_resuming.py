@@ -104,6 +104,7 @@ def test_what_is_missing_is_named(work, fails, arguments, said):
     ("named", "said"),
     [
         (["second"], "--resume second: no run is there (it would have a config.yaml); {}runs/second"),
+        (["runs/secnod"], "--resume runs/secnod: no run is there (it would have a config.yaml); {}runs/second"),
         (["absent"], "--resume absent: no run is there (it would have a config.yaml); {}runs/first"),
         ([], "--resume names no run; {}runs/first"),
     ],

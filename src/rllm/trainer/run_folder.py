@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def way_to_a_run(named: Path) -> str:
         runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
         names = [path.parent.name for path in runs]
         if names:
-            meant = folder / (named.name if named.name in names else names[0])
+            meant = folder / next(iter(difflib.get_close_matches(named.name, names, n=1)), names[0])
             more = ", ..." if len(names) > _MAX_NAMED else ""
             return f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as {meant}"
     return f"there are no runs in {Path('runs').absolute()}; name one by its path, such as /path/to/runs/NAME"
