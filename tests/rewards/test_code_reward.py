@@ -141,7 +141,7 @@ CHEATS = {
     "equals everything, made of text": "names = {}\nexec('class Same:\\n    __eq__ = lambda self, other: True', names)\ndef add(a, b):\n    return names['Same']()",
     "defines the tests": "def add(a, b):\n    return 0\ndef check(candidate):\n    pass\ndef test_small():\n    pass",
     "reads the job": "import sys\nprint(sys.stdin.read(), sys.argv)\ndef add(a, b):\n    return sys.stdin.read()",
-    "replaces the harness": "import __main__\n__main__._attempt = __main__._refuse_own_equality = lambda *a: {'result': None}\ndef add(a, b):\n    return 0",
+    "replaces the harness": "import __main__\n__main__._attempt = __main__._honest = lambda *a: {'result': None}\ndef add(a, b):\n    return 0",
     "writes no text": "def add(a, b):\n    return '\\ud800'",
     "raises": "raise KeyboardInterrupt",
     "hides the end": "import sys\nsys.setrecursionlimit(10**5)\ndef add(a, b):\n    x = []\n    for _ in range(5000):\n        x = [x]\n    return x",
@@ -178,6 +178,22 @@ def test_what_a_method_returns_is_compared_honestly_too() -> None:
     assert judged(tests, code.format("a + b")).reward == 1.0
     assert judged(tests, code.format("Same()")).reward == 0.0
     assert judged(tests[1:], code.format("Same()")).reward == 0.0
+
+
+def test_what_is_in_a_list_is_compared_honestly_where_the_tests_name_lists() -> None:
+    code = "class Same:\n    __eq__ = lambda self, other: True\ndef both(a, b):\n    return {}"
+    tests = ["assert list(both(1, 2)) == [1, 2]", "assert isinstance(both(1, 2), list) and 2 in both(1, 2)"]
+    assert judged(tests, code.format("[a, b]")).reward == 1.0
+    for test in tests:
+        assert judged([test], code.format("[Same(), Same()]")).reward == 0.0
+
+
+def test_tests_may_ask_a_large_set_for_each_of_its_items() -> None:
+    counting = (
+        "seen, least = {}, {}\nfor number in range(30_000):\n    if number not in seen and number not in least:\n"
+    )
+    tests = f"{counting.format('set()', '{}')}        seen.add(number)\n        least[number] = number\nassert add(1, 2) == 3"
+    assert judged(tests, "def add(a, b):\n    return a + b").reward == 1.0
 
 
 @pytest.mark.parametrize("tests", [ADD, CHECK])

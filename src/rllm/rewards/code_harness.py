@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import json
 import os
 import re
@@ -98,7 +99,7 @@ def _call(solution: types.ModuleType, fn_name: str, arguments: list[Any]) -> Any
 def _report_tests(solution: types.ModuleType, job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
     compared = ast.fix_missing_locations(_Comparisons().visit(ast.parse(job["tests"])))
     known = set(re.findall(r"\w+", job["tests"]))
-    namespace = dict(vars(solution), __name__="tests", **{_HONEST: lambda value: _honest(value, known)})
+    namespace = dict(vars(solution), __name__="tests", **{_HONEST: functools.partial(_honest, known)})
     loaded = _attempt(_execute, compared, "tests.py", namespace)
     if "error" in loaded or not job["functions"]:
         report({"error": loaded["error"]} if "error" in loaded else {"result": None})
@@ -119,23 +120,35 @@ class _Comparisons(ast.NodeTransformer):
         self.generic_visit(node)
         honest = ast.Name(_HONEST, ast.Load())
         node.left = ast.Call(honest, [node.left], [])
-        node.comparators = [ast.Call(honest, [operand], []) for operand in node.comparators]
+        node.comparators = [
+            ast.Call(honest, [operand, ast.Constant(isinstance(operator, ast.In | ast.NotIn))], [])
+            for operator, operand in zip(node.ops, node.comparators, strict=True)
+        ]
         return node
 
 
-def _honest(value: Any, known: set[str]) -> Any:
+def _honest(known: set[str], value: Any, is_searched: bool = False) -> Any:
     """The value.
+
+    Args:
+        known: words of the tests.
+        value: what they compare.
+        is_searched: whether they ask what is in it. What is found by its hash is not looked through then: tests may ask a large
+            set for each of its items.
 
     Raises:
         TypeError: if it or one in it has an equality of the solution's, or equals all, and is of a class that the tests do not
             name.
     """
     kind = type(value)
-    if kind in (bool, int, float, complex, str, bytes, type(None)) or kind.__name__.strip("_") in known:
+    if kind in (bool, int, float, complex, str, bytes, type(None)):
         return value
-    if isinstance(value, list | tuple | set | frozenset | dict):
+    hashed = isinstance(value, set | frozenset | dict)
+    if isinstance(value, list | tuple) or (hashed and not is_searched):
         for item in value.values() if isinstance(value, dict) else value:
-            _honest(item, known)
+            _honest(known, item)
+    if kind.__name__.strip("_") in known:
+        return value
     code = getattr(kind.__eq__, "__code__", None)
     is_own = code is not None and code.co_filename == SOLUTION_FILE
     with suppress(Exception):
