@@ -142,6 +142,7 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         ("x=3, y=4", "(4,3)"),
         ("x=3, y=4", "4, 3"),
         ("x=3, y=4", "(x,y)=(4,3)"),
+        ("(3,4)", "(x,y,x)=(5,6)"),
         (r"x=3 \text{ and } y=4", "(4,3)"),
         (r"3 \text{ feet } 4 \text{ inches}", r"3 \text{ feet } 5 \text{ inches}"),
         (r"3 \text{ feet } 4 \text{ inches}", "3"),
@@ -179,7 +180,14 @@ def test_without_a_box_the_answer_is_wrong_and_says_why(text: str, reason: str) 
 
 @pytest.mark.parametrize(
     "answer",
-    [r"\{" + "," * 50_000, "1" + r"\quad" * 20_000 + "x", "1 " * 50_000, "1 eggs " * 20_000, r"\frac" * 20_000],
+    [
+        r"\{" + "," * 50_000,
+        "1" + r"\quad" * 20_000 + "x",
+        "1 " * 50_000,
+        "1 eggs " * 20_000,
+        r"\frac" * 20_000,
+        "x" + " " * 50_000 + "y",
+    ],
 )
 def test_long_answers_are_read_in_linear_time(answer: str) -> None:
     assert reward_of("12", answer) == 0.0

@@ -52,7 +52,7 @@ _NAMED = re.compile(rf"({_LISTED})|([a-j])[\s.)*_`$}}\]\"'”]*$")
 _LABELLED = re.compile(
     rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
 )
-_ANOTHER_LABEL = re.compile(r"(?:\n\s*|[,;.]\s+)[*_]*\(?[A-J][*_]*[):]|\n\s*[*_]*\(?[A-J][*_]*\.")
+_ANOTHER_LABEL = re.compile(r"(?:\n[^\S\n]*|[,;.]\s+)[*_]*\(?[A-J][*_]*[):]|\n[^\S\n]*[*_]*\(?[A-J][*_]*\.")
 _LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\s*\{([^{}]*)\}")
 
 

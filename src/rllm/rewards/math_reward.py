@@ -24,7 +24,7 @@ _POWER_OF_TEN = re.compile(
 )
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
 _ASSIGNED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\(([^()]+)\)")
-_AND = re.compile(r",?\s*(?:\\text\{\s*and\s*\}|\band\b)\s*")
+_AND = re.compile(r"(?:,\s*)?(?:\\text\{\s*and\s*\}|\band\b)")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _IGNORED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
@@ -173,7 +173,7 @@ def _by_name(text: str) -> str:
         values = [part[2] for part in parts if part]
         if len(names) < len(parts):
             return text
-    if not len(set(names)) == len(values) > 1:
+    if not len(set(names)) == len(names) == len(values) > 1:
         return text
     return f"({','.join(value for _, value in sorted(zip(names, values, strict=True)))})"
 
