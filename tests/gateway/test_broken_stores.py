@@ -64,6 +64,14 @@ def test_a_request_is_refused_for_what_it_asks_while_nothing_can_be_kept(serve, 
     assert "its trace was not stored" in caplog.text
 
 
+def test_a_request_is_refused_for_what_it_asks_while_no_session_can_be_looked_up(serve, tmp_path):
+    store = SqliteTraceStore(tmp_path / "traces.db")
+    served = serve(["one"], store=store)
+    store.close()
+    refused = served.post("/sessions/new/v1/chat/completions", json={"model": "m"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+
+
 GATEWAY = """
 import json, resource, sys
 import httpx

@@ -118,3 +118,12 @@ def test_a_hook_is_found_by_its_name():
 def test_a_name_without_a_function_is_refused(path):
     with pytest.raises(ConfigError, match="redact="):
         load_redact(path)
+
+
+def test_a_request_is_refused_for_what_it_asks_though_the_hook_fails(serve, caplog):
+    served = redacting(serve, fail)
+    refused = served.post(json={"model": "m"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    assert "no rule for this" in caplog.text
+    (trace,) = served.store.by_session("s")
+    assert "redaction hook failed" in trace.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from rllm.capture.side_calls import is_own
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.gateway.admission import caller_of
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -127,7 +127,10 @@ class CallEndpoint:
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except (GatewayError, ConfigError) as error:
             if self.render_count is None:
-                answer.call = await self._refused(asked, named, headers, metadata, error)
+                with suppress(
+                    StoreError
+                ):  # its session cannot be looked up, and it is refused for what it asks all the same
+                    answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
         return call, asked, attempt_of(headers, call.session if named else None, body)
 

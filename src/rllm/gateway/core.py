@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rllm.capture import ChatStream, traces_from_chat
-from rllm.errors import RLLMError, StoreError, TokenMismatchError
+from rllm.errors import RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
@@ -123,8 +123,8 @@ class Gateway:
         said = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
         try:
             await self._keeper.keep(call, self._failed(call, said, _reason(error)))
-        except StoreError as failure:
-            logger.error("a call was refused (%s), and its trace was not stored: %s", error, failure)
+        except RLLMError as failure:
+            logger.error("a call was refused (%s), and its trace was not stored as it is: %s", error, failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
         """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
