@@ -225,6 +225,15 @@ def test_a_fork_begins_a_line_of_its_own() -> None:
     assert graph.num_forks == 1
 
 
+def test_nothing_goes_on_from_a_request_that_was_refused() -> None:
+    refused = trace_of(
+        "s", 0, messages=[], response={}, prompt_ids=[], response_ids=[], logprobs=[], error="n=0: use 1 or more"
+    )
+    rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2))
+    graph = graph_of(rollout, [refused, trace_of("s", 1)], [])
+    assert [call.parent for call in graph.calls] == [None, None]
+
+
 def test_ids_become_text_without_a_tokenizer(tmp_path: Path) -> None:
     write_vocabulary(tmp_path, ["a", " fig", "\n", "Ã", "©"])
     known = vocabulary_of(tmp_path, None)

@@ -134,7 +134,7 @@ def _link(calls: Sequence[Call]) -> None:
         if call.parent is None and earlier:
             best = max(earlier, key=lambda item: num_alike(item.essences, call.essences))
             num_messages = len(best.trace.messages)
-            if num_alike(best.essences, call.essences) == num_messages < len(call.trace.messages):
+            if 0 < num_messages == num_alike(best.essences, call.essences) < len(call.trace.messages):
                 call.parent, call.is_exact = best, False
         if call.parent is None:
             call.branch = lines.get(call.role, 0) if earlier else 0
