@@ -97,6 +97,7 @@ def test_a_list_of_all_choices_is_none() -> None:
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", CHOICES, strict=True))
     assert chosen_letter(listed, CHOICES) is None
     assert chosen_letter(f"{listed}\n\nI think:\nB. Paris", CHOICES) == "B"
+    assert chosen_letter(f"{listed}\n\nB. Paris", CHOICES) == "B"
 
 
 @pytest.mark.parametrize(

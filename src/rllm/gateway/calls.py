@@ -127,9 +127,7 @@ class CallEndpoint:
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except (GatewayError, ConfigError) as error:
             if self.render_count is None:
-                with suppress(
-                    StoreError
-                ):  # its session cannot be looked up, and it is refused for what it asks all the same
+                with suppress(StoreError):  # its session cannot be looked up
                     answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
         return call, asked, attempt_of(headers, call.session if named else None, body)

@@ -130,8 +130,9 @@ def _whole(text: str, choices: Sequence[str]) -> str | None:
     if "\n" not in text:
         return _choice_in(text, choices)
     before, line = [line for line in text.splitlines() if line.strip()][-2:]
-    letter = _choice_with_text(line, choices)
-    return None if _choice_with_text(before, choices) not in (None, letter) else letter  # they are only listed
+    letter, letter_before = _choice_with_text(line, choices), _choice_with_text(before, choices)
+    is_listed = letter is not None and letter_before is not None and letter_before < letter
+    return None if is_listed else letter
 
 
 def _choice_with_text(line: str, choices: Sequence[str]) -> str | None:
