@@ -10,7 +10,7 @@ from rllm.inference.local.packed import PackedLinear, PackedModel, can_pack
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
-SHAPES = [(256, 1024), (300, 32), (2, 7), (1, 64)]
+SHAPES = [(256, 1024), (300, 32), (896, 896), (2, 7), (1, 64)]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -30,7 +30,7 @@ def test_products_are_those_of_the_layer(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES[:2])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES[:3])
 def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     packed = PackedLinear(nn.Linear(inputs, outputs), dtype)
     packed.pack()
