@@ -114,5 +114,5 @@ def test_a_training_joins_it(sglang: SGLang, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "policy/loss" in line]
     assert [step["policy/weight_version"] for step in steps] == [1, 2]
-    assert max(step["policy/sampler_gap_max"] for step in steps) < ROUNDING
+    assert max(step["policy/sampler_gap_max"] for step in steps if "policy/loss" in step) < ROUNDING
     assert sum(value for step in steps for name, value in step.items() if name.startswith("tokens/drift/")) == 0

@@ -111,7 +111,7 @@ def test_the_demos_agent_learns_as_well_as_with_the_embedded_sampler(
     steps = [json.loads(line) for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in steps if "timing/step_s" in line]
     assert [line["policy/weight_version"] for line in steps] == list(range(1, NUM_STEPS + 1))
-    assert max(line["policy/sampler_gap_max"] for line in steps) < ROUNDING
+    assert max(line["policy/sampler_gap_max"] for line in steps if "policy/loss" in line) < ROUNDING
     assert sum(line["tokens/drift"] for line in steps) == 0
     assert sum(line.get("rollout/num_failed", 0) for line in steps) == 0, "calls waited for the server to come back"
     assert len(killer.killed) == 1
