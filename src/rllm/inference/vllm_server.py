@@ -19,6 +19,8 @@ from rllm.inference.vllm.process import ServerProcess
 
 logger = logging.getLogger(__name__)
 
+_ENDING_S = 5.0
+"""How long a process may take to end that no longer answers at its port."""
 _START_POLL_S = 0.1
 _SLOW_S = 30.0
 _MAX_SLOW = 5
@@ -216,9 +218,7 @@ class VLLMServer:
         Raises:
             InferenceError: if it was started as often as it may be.
         """
-        problem = "it was restarted, or cannot be reached"
-        if self._process is not None and self._process.exit_code is not None:
-            problem = f"it has ended. {self._process.why_it_ended()}"
+        problem = self._why_it_is_gone()
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
             logger.warning("vLLM at %s is gone (%s): start %d of %d", *self._names(problem))
@@ -235,6 +235,16 @@ class VLLMServer:
             f"vLLM at {self.url} was gone more often than vllm.max_restarts={self._max_restarts}; the last time: {problem}",
             status_code=503,
         )
+
+    def _why_it_is_gone(self) -> str:
+        if self._process is not None:
+            deadline = time.monotonic() + _ENDING_S
+            while self._process.exit_code is None and time.monotonic() < deadline:
+                if self._closing.wait(_START_POLL_S):
+                    break
+            if self._process.exit_code is not None:
+                return f"it has ended. {self._process.why_it_ended()}"
+        return "it was restarted, or cannot be reached"
 
     def _give_up(self, error: Exception) -> None:
         if not self._closing.is_set():

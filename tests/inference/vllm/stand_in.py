@@ -46,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/collective_rpc":
             said = {"results": [{"backend": BEHAVIOUR.get("backend", "rllm_file")}]}
         elif path == "/die":
+            self.server.socket.close()
+            time.sleep(BEHAVIOUR.get("takes_s_to_end", 0.0))
             os._exit(9)
         data = json.dumps(said).encode()
         self.send_response(200)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,12 @@ def test_a_server_that_has_forgotten_its_weights_is_given_them_again(start: Star
     assert ours.control.is_healthy(), "a server that was joined is not ours to stop"
 
 
-def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, tmp_path: Path) -> None:
-    server = start(max_restarts=0, says=["all was well"])
+@pytest.mark.parametrize("takes_s_to_end", [0.0, 0.5])
+def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, takes_s_to_end: float) -> None:
+    server = start(max_restarts=0, says=["all was well"], takes_s_to_end=takes_s_to_end)
     server.watch(lambda: None)
-    os.kill(starts(tmp_path)[0], signal.SIGKILL)
+    with pytest.raises(OSError, match=r"closed|reset|disconnected"):
+        urllib.request.urlopen(f"{server.url.removesuffix('/v1')}/die")
     eventually(lambda: server.failure is not None)
     with pytest.raises(
         InferenceError, match=r"the last time: it has ended\. The end of its log .*vllm\.log\):\nall was well"
