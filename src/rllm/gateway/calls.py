@@ -94,7 +94,6 @@ class CallEndpoint:
             mode=mode,
             status=answer.status,
             seconds=seconds,
-            session_id=answer.session_id,
             call=call,
             headers=headers_of(scope),
         )
@@ -272,12 +271,9 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.call: ModelCall | None = None
+        """Whose session its head names, once that is known."""
         self.status = 500
         self.began = False
-
-    @property
-    def session_id(self) -> str | None:
-        return self.call.session.id if self.call is not None else None
 
     async def whole(self, status: int, body: bytes, *, more: Mapping[str, str] = MappingProxyType({})) -> None:
         """`more` are further headers."""

@@ -21,10 +21,13 @@ class ObservedCall:
     """`json`, `stream` or `count`."""
     status: int
     seconds: float
-    session_id: str | None
-    """`None` for a request that was refused for who asks, or how often."""
     call: ModelCall | None
+    """`None` for a request that was refused for who asks, or how often."""
     headers: Mapping[bytes, bytes]
+
+    @property
+    def session_id(self) -> str | None:
+        return self.call.session.id if self.call is not None else None
 
     @property
     def traces(self) -> list[Trace]:
