@@ -59,6 +59,9 @@ def test_path_and_header_must_agree(serve):
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "conflicting_session"
     assert served.engine.num_calls == 1
+    _, trace = served.store.by_session("a")  # the URL's, which comes first wherever a session is named
+    assert (trace.error, trace.finish_reason) == (refused.json()["error"]["message"], "error")
+    assert served.store.by_session("b") == []
 
 
 def test_a_call_without_a_session_gets_one_of_its_own(serve):

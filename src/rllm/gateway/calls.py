@@ -23,7 +23,7 @@ from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
-from rllm.gateway.identity import SESSION_HEADER, headers_of, metadata_of, session_named
+from rllm.gateway.identity import SESSION_HEADER, check_one_named, headers_of, metadata_of, session_named
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.model_call import ModelCall, new_call_id
@@ -123,6 +123,7 @@ class CallEndpoint:
             body = await read_body(scope, receive, self.config)
             metadata = metadata_of(headers)
             asked = self.dialect.parse(body)
+            check_one_named(path, headers)
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except (GatewayError, ConfigError) as error:
             if self.render_count is None:

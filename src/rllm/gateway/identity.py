@@ -111,8 +111,18 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
     """The session that a request names, or `None`: then it gets a fresh one.
 
     Raises:
-        GatewayError: 400, if path and header name different sessions (a key is often shared, so the others overrule it);
-            403, if the key is another session's.
+        GatewayError: 403, if the key is another session's.
+    """
+    openly = openly_named(path, headers)
+    named = openly or session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
+    caller.check(named)
+    return named
+
+
+def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
+    """
+    Raises:
+        GatewayError: 400, if path and header name different sessions (a key is often shared, so the others overrule it).
     """
     header = _text(headers, SESSION_HEADER)
     if path and header and path != header:
@@ -121,9 +131,6 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
             f"the URL names the session {path!r} and the header {SESSION_HEADER} names {header!r}: send one of them",
             code="conflicting_session",
         )
-    named = path or header or session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
-    caller.check(named)
-    return named
 
 
 def openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:

@@ -22,7 +22,7 @@ from rllm.gateway.core import ABORTED, Gateway
 from rllm.gateway.dialects.responses import asked_of
 from rllm.gateway.dialects.responses_output import broken_off, from_chat
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import session_named
+from rllm.gateway.identity import check_one_named, session_named
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 
@@ -77,6 +77,7 @@ class StoredResponses:
         in_path = request.path_params.get("session_id")
         caller = await caller_of(in_path, headers, self._config, self._sessions)
         response_id = request.path_params["response_id"]
+        check_one_named(in_path, headers)
         session_id = session_named(in_path, headers, caller)
         session_id = session_id or self._sessions.session_of_answer(response_id)
         trace = None
