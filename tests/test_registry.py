@@ -55,6 +55,14 @@ def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch:
         resolve("users_module:Thing", KNOWN)
 
 
+def test_a_module_that_is_no_python_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_draft.py").write_text("x = 1\nclass Thing(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = rf"thing='users_draft:Thing': {tmp_path}/users_draft\.py, line 2: SyntaxError: invalid syntax"
+    with pytest.raises(ConfigError, match=told):
+        resolve("users_draft:Thing", KNOWN, kind="thing")
+
+
 OF_EXTRAS = {"mlflow", "tensorboard", "trackio", "wandb"}
 
 

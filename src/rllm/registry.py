@@ -43,7 +43,7 @@ def load_object(path: str, *, kind: str = "name") -> Any:
     """Import `package.module:Attribute`.
 
     Raises:
-        ConfigError: if the module is not found or lacks the attribute. An error *inside* the module travels unchanged.
+        ConfigError: if the module is not found, is no Python, or lacks the attribute. What it *raises* travels unchanged.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -52,6 +52,10 @@ def load_object(path: str, *, kind: str = "name") -> Any:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise
         raise ConfigError(f"{kind}={path!r}: there is no module {module_name!r} on the Python path") from error
+    except SyntaxError as error:
+        raise ConfigError(
+            f"{kind}={path!r}: {error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise ConfigError(f"{kind}={path!r}: module {module_name!r} has no {attribute!r}")

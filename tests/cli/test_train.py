@@ -175,6 +175,18 @@ def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
     assert "agent_file.py" not in errors
 
 
+def test_an_agent_file_that_is_no_python_is_a_mistake_of_its_line(work, fails):
+    (work / "my_agent.py").write_text(
+        "import math\n\ndef agent(question, answer):\n    return float(answer in (question\n"
+    )
+    code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
+    assert code == 2
+    [head, place, *_, told] = errors.splitlines()
+    assert head == f"rllm: {work / 'my_agent.py'} cannot be imported:"
+    assert place == f'  File "{work / "my_agent.py"}", line 4'
+    assert told == "SyntaxError: '(' was never closed"
+
+
 def test_an_agents_module_that_raises_shows_the_users_frames_only(work, fails):
     (work / "shop").mkdir()
     (work / "shop" / "prices.py").write_text("import json\n\ndef read():\n    return json.loads('{')\n")

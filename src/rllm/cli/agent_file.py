@@ -40,7 +40,7 @@ def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Calla
     """Import the function; `what` is what it is to be. With `anew` its file is run, also if it was before.
 
     Raises:
-        ConfigError: if the file or the function is not there.
+        ConfigError: if the file or the function is not there, or the file is no Python.
         AgentError: if the file raises on import, with the traceback of the user's own lines.
     """
     place, separator, name = spec.rpartition(":")
@@ -79,7 +79,7 @@ def _module_of(path: Path, what: str, *, anew: bool) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise AgentError(f"{path} cannot be imported:\n{_own_frames(error)}") from error
+        raise _not_importable(str(path), error) from error
     return module
 
 
@@ -92,7 +92,13 @@ def _imported(spec: str, what: str) -> Any:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise AgentError(f"{spec} cannot be imported:\n{_own_frames(error)}") from error
+        raise _not_importable(spec, error) from error
+
+
+def _not_importable(what: str, error: BaseException) -> ConfigError | AgentError:
+    """What is no Python is a mistake in what the user wrote; what raises has failed."""
+    kind = ConfigError if isinstance(error, SyntaxError) else AgentError
+    return kind(f"{what} cannot be imported:\n{_own_frames(error)}")
 
 
 def _own_frames(error: BaseException) -> str:
