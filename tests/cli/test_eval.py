@@ -205,6 +205,12 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, of what was never done
 
 
+def test_rollouts_that_nobody_scores_are_no_result(eval_work, server, fails):
+    write_tasks(eval_work, [{"question": text, "answer": ""} for text in ("unscored", "bug")])
+    code, errors = fails(*arguments(server))
+    assert (code, errors.splitlines()[-1]) == (1, "rllm: no rollout was scored, so this says nothing about the model")
+
+
 def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "bug", "question": "bug", "answer": ""}])
     assert "Where each of them ended: " in runs(*arguments(server, "--out", "out")).out

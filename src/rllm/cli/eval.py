@@ -118,6 +118,8 @@ def evaluate(
         terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
     if all_failed:
         raise RolloutError(f"{_why_all_failed(report)}\n{where}")
+    if report.num_failed + report.num_unscored == report.num_rollouts:
+        raise RolloutError("no rollout was scored, so this says nothing about the model")
 
 
 def _complete(
