@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlusBaseline
 from rllm.algorithms.remax import ReMax
 from rllm.algorithms.rloo import RLOO
 from rllm.errors import ConfigError
+from rllm.trainer.roles import Role
 from rllm.trainer.shares import Sample, Share, credit, discounted, grouped, rewards_by_step, shares_of
 from rllm.types import UNSCORED, Episode, Step, Trajectory, TrajectoryGroup
 
@@ -114,6 +116,29 @@ def test_groups_are_compared_each_with_itself() -> None:
     credit(groups, {}, MEAN_ONLY)
     assert [share.advantage for members in groups.values() for share in members] == [0.5, -0.5, 1.0, -1.0]
     assert [members[0].baseline for members in groups.values()] == [0.5, 4.0]
+
+
+def test_settings_of_an_algorithm_may_be_lists() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(GRPO):
+        bounds: list[float] = field(default_factory=list)
+
+    members = shares(1.0, 0.0)
+    credit({"g": members}, {}, Mine(normalize_std=False, bounds=[0.5]))
+    assert [share.advantage for share in members] == [0.5, -0.5]
+
+
+def test_roles_with_equal_estimators_are_measured_together() -> None:
+    groups = {"a": shares(1.0, 0.0, group_id="a"), "b": shares(4.0, 0.0, group_id="b")}
+    for name, members in groups.items():
+        for share in members:
+            share.trajectory.name = name
+            share.trajectory.steps = [step()]
+    roles = {name: Role(estimator=ReinforcePlusPlusBaseline()) for name in groups}
+    credit(groups, {}, MEAN_ONLY, roles)
+    # Distances 0.5, -0.5, 2 and -2 have mean 0 and deviation sqrt(8.5 / 4).
+    found = [share.advantage for members in groups.values() for share in members]
+    assert found == pytest.approx([value / (8.5 / 4) ** 0.5 for value in (0.5, -0.5, 2.0, -2.0)])
 
 
 def test_penalties_are_taken_off_before_rewards_are_compared() -> None:

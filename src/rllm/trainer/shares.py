@@ -141,16 +141,26 @@ def credit(
         ConfigError: if the algorithm does not give each one a number.
     """
     roles = roles or {}
-    by_estimator: dict[Algorithm, dict[str, list[Share]]] = {}
-    for name, members in groups.items():
-        estimator = roles.get(members[0].trajectory.name, PLAIN).estimator or algorithm
-        by_estimator.setdefault(estimator, {})[name] = members
-    for estimator, theirs in by_estimator.items():
+    for estimator, theirs in _by_estimator(groups, algorithm, roles):
         _credit(theirs, references, estimator, keeps_uniform=algorithm.learns_without_advantage)
     for members in groups.values():
         weight = roles.get(members[0].trajectory.name, PLAIN).weight
         for share in members:
             share.advantage = weight * (share.advantage or 0.0)
+
+
+def _by_estimator(
+    groups: Mapping[str, list[Share]], algorithm: Algorithm, roles: Roles
+) -> list[tuple[Algorithm, dict[str, list[Share]]]]:
+    """Each estimator with the groups that it credits; equal ones are one, so that groups of several roles are compared."""
+    found: list[tuple[Algorithm, dict[str, list[Share]]]] = []  # no dict: settings of a user's algorithm may be lists
+    for name, members in groups.items():
+        estimator = roles.get(members[0].trajectory.name, PLAIN).estimator or algorithm
+        theirs = next((theirs for known, theirs in found if known == estimator), None)
+        if theirs is None:
+            found.append((estimator, theirs := {}))
+        theirs[name] = members
+    return found
 
 
 def _credit(
