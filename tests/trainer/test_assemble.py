@@ -297,6 +297,13 @@ def test_divergence_in_the_loss_keeps_what_has_no_advantage() -> None:
     assert result.dropped == {}
 
 
+def test_a_critic_with_divergence_in_the_loss_needs_no_pass_of_the_policy_before_the_update() -> None:
+    batch = assembled(episodes_of(path(1.0)), PPO(kl_coef=0.1), TableScorer(reference={3: -2.0, 4: -3.0})).batch
+    assert batch.old_logprobs is None
+    assert batch.ref_logprobs is not None
+    assert batch.ref_logprobs.tolist() == [-2.0, -3.0]
+
+
 def test_a_critic_sees_each_reward_on_the_last_token_of_its_step() -> None:
     scorer = TableScorer(critic={3: 0.5, 4: 1.0, 6: 1.5})
     result = assembled(episodes_of(two_turns(1.0, 2.0)), TRUSTING, scorer)

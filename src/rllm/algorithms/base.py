@@ -143,9 +143,14 @@ class Algorithm:
         return self.needs_values
 
     @property
+    def penalises_divergence(self) -> bool:
+        """Whether the divergence from the reference is taken off rewards, so that it must be known before they are credited."""
+        return self.needs_reference and self.kl_in == "reward"
+
+    @property
     def needs_scores(self) -> bool:
         """Whether the batch must be scored before rewards become advantages."""
-        return self.needs_values or (self.needs_reference and self.kl_in == "reward")
+        return self.needs_values or self.penalises_divergence
 
     @property
     def learns_without_advantage(self) -> bool:

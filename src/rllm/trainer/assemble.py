@@ -190,11 +190,11 @@ def _whole(usable: Sequence[Sample], temperature: float) -> Batch:
 
 
 def _score(batch: Batch, scorer: Scorer, algorithm: Algorithm) -> None:
-    """What the trainer, the reference and the critic think of the tokens, as far as the algorithm needs it."""
+    """What the trainer, the reference and the critic think of the tokens, as far as rewards are credited by it."""
     if not len(batch):
         batch.values = torch.zeros(0)
         return
-    if algorithm.needs_reference:
+    if algorithm.penalises_divergence:
         batch.old_logprobs = scorer.score(batch)
         batch.ref_logprobs = scorer.score_reference(batch)
     if algorithm.needs_values:
@@ -203,7 +203,7 @@ def _score(batch: Batch, scorer: Scorer, algorithm: Algorithm) -> None:
 
 def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     """[N] what each token's divergence from the reference takes off its reward."""
-    if not (algorithm.needs_reference and algorithm.kl_in == "reward" and len(batch)):
+    if not (algorithm.penalises_divergence and len(batch)):
         return torch.zeros(batch.num_tokens)
     assert batch.old_logprobs is not None
     assert batch.ref_logprobs is not None
