@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import ClassVar
@@ -44,21 +44,16 @@ class ReinforcePlusPlusBaseline(Algorithm):
     kl_estimator: KLEstimator = "k2"
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
-        distances = [reward - mean(group.rewards) for group in groups for reward in group.rewards]
-        lengths = [length for group in groups for length in group.lengths]
-        by_token = torch.tensor(distances, dtype=torch.float64).repeat_interleave(
-            torch.tensor(lengths, dtype=torch.long)
-        )
-        per_trajectory = _first_of_each(whitened(by_token).tolist(), lengths)
-        return [[next(per_trajectory) for _ in group.trajectories] for group in groups]
+        distances: list[float] = []
+        for group in groups:
+            rewards = group.rewards
+            middle = mean(rewards)
+            distances += [reward - middle for reward in rewards]
+        lengths = torch.tensor([length for group in groups for length in group.lengths], dtype=torch.long)
+        by_token = whitened(torch.tensor(distances, dtype=torch.float64).repeat_interleave(lengths))
+        first_tokens = lengths.cumsum(0) - lengths
+        advantages = iter(by_token[first_tokens].tolist())
+        return [[next(advantages) for _ in group.trajectories] for group in groups]
 
     def baseline(self, group: TrajectoryGroup) -> float | None:
         return mean(group.rewards)
-
-
-def _first_of_each(values: Sequence[float], lengths: Sequence[int]) -> Iterator[float]:
-    """The first of each run of these lengths."""
-    start = 0
-    for length in lengths:
-        yield values[start]
-        start += length
