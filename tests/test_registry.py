@@ -8,7 +8,7 @@ import pytest
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.base import BACKENDS
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.registry import did_you_mean, load_object, resolve
+from rllm.registry import closest, did_you_mean, load_object, resolve
 from rllm.tracking import TRACKERS
 
 KNOWN = {"ordered": "collections:OrderedDict", "counter": "collections:Counter"}
@@ -46,6 +46,12 @@ def test_a_name_that_cannot_be_resolved(name: str, told: str) -> None:
 
 def test_two_letters_that_were_swapped_are_swapped_back() -> None:
     assert did_you_mean("gpro", ["grpo", "gspo"], "algorithm") == "did you mean 'algorithm.grpo'?"  # gspo is as close
+
+
+def test_of_names_with_the_same_letters_the_nearest_is_meant() -> None:
+    assert closest("20260113", ["20261310", "20260131", "20260114"], cutoff=0.8) == "20260131"
+    assert closest("abcd", ["dcba"], cutoff=0.8) == "dcba"
+    assert closest("abcd", ["abxy"], cutoff=0.8) is None
 
 
 def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 
-__all__ = ["did_you_mean", "load_object", "resolve"]
+__all__ = ["closest", "did_you_mean", "load_object", "resolve"]
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
@@ -30,13 +30,19 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
 
 
 def did_you_mean(name: str, known: Collection[str], section: str = "") -> str | None:
-    """A question that names the closest of the known names, with the section they are in; `None` if none is close.
+    """A question that names the closest of the known names, with the section they are in; `None` if none is close."""
+    meant = closest(name, known)
+    return None if meant is None else f"did you mean {'.'.join(filter(None, (section, meant)))!r}?"
+
+
+def closest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like this one; `None` if none is as much alike as `cutoff`, where 1 is the same.
 
     One with the same letters comes first: the commonest slip swaps two of them.
     """
     swapped = [item for item in known if sorted(item) == sorted(name)]
-    close = swapped or difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {'.'.join(filter(None, (section, close[0])))!r}?" if close else None
+    found = difflib.get_close_matches(name, swapped or known, n=1, cutoff=0.0 if swapped else cutoff)
+    return found[0] if found else None
 
 
 def load_object(path: str, *, kind: str = "name") -> Any:

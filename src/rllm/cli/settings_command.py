@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any
 
 from rllm.cli.plain_help import PlainCommand
 from rllm.errors import ConfigError
+from rllm.registry import closest
 
 _SUCH_AS = {
     "eval": "sampling.max_tokens=512; `rllm eval -h` shows both",
@@ -29,7 +29,7 @@ class SettingsCommand(PlainCommand):
     def _check_options(self, names: Sequence[str]) -> None:
         known = ["--help", *(option for param in self.params for option in (*param.opts, *param.secondary_opts))]
         for name in names:
-            if name not in known and not get_close_matches(name, known, cutoff=0.75):
+            if name not in known and closest(name, known, cutoff=0.75) is None:
                 every = f"num_steps=100; `rllm config` lists them, and `rllm {self.name} -h` the options"
                 raise ConfigError(
                     f"{name} is no option of rllm {self.name}: settings are written without dashes, such as "

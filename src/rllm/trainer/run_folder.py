@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import yaml
 
 from rllm.errors import ConfigError
 from rllm.files import lines_of, lock, replace_text
+from rllm.registry import closest
 from rllm.store import path_of
 from rllm.trainer.config.yaml_file import read_settings
 from rllm.trainer.nodes import nearest_folder, why_unwritable
@@ -80,7 +80,7 @@ def way_to_a_run(named: Path) -> str:
         runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
         names = [path.parent.name for path in runs]
         if names:
-            meant = folder / next(iter(difflib.get_close_matches(named.name, names, n=1)), names[0])
+            meant = folder / (closest(named.name, names) or names[0])
             more = ", ..." if len(names) > _MAX_NAMED else ""
             return f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as {meant}"
     return f"there are no runs in {Path('runs').absolute()}; name one by its path, such as /path/to/runs/NAME"

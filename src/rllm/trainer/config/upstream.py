@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, assert_never
 import yaml
 
 from rllm.errors import ConfigError
+from rllm.registry import closest
 from rllm.trainer.config.upstream_keys import TABLE, ForVerl, Ignored, PartOf, Refused, Rule, Sets
 
 PUBLISHED = Path(__file__).with_name("agent_ppo_trainer.yaml")
@@ -104,9 +104,8 @@ def _rule(key: str) -> Rule | None:
 
 
 def _hint(key: str) -> str:
-    close = difflib.get_close_matches(key, TABLE, n=1, cutoff=0.8)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    if (meant := closest(key, TABLE, cutoff=0.8)) is not None:
+        return f"did you mean {meant!r}?"
     known = [name for name in TABLE if name.startswith(key.rpartition(".")[0] + ".")]
     return f"known here: {', '.join(known or sorted(_GROUPS))}"
 
