@@ -380,8 +380,10 @@ def test_a_constructor_that_raises_is_named_before_anything_starts() -> None:
 
     with pytest.raises(ConfigError, match=r"Picky\(\*\*workflow_args\) raised ValueError: no"):
         engine_of(Picky)
-    with pytest.raises(ConfigError, match="Solve takes no argument 'max_trys'"):
+    with pytest.raises(ConfigError, match="Solve takes no argument 'max_trys': see its __init__"):
         engine_of(Solve, workflow_args={"max_trys": 3})
+    with pytest.raises(ConfigError, match="Solve takes no argument 'gama': did you mean 'gamma'"):
+        engine_of(Solve, workflow_args={"gama": 0.9})
     with pytest.raises(ConfigError, match=r"workflow_args=\[3\]: give a mapping"):
         engine_of(Solve, workflow_args=[3])
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
+from rllm.agents.math_agent import MathAgent
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.grid_world.env import GridWorldEnv
+from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.errors import ConfigError, RolloutError
 from rllm.sdk import get_chat_client_async
 from rllm.store import open_store
@@ -315,8 +318,20 @@ def says(question: str) -> str:
             r"Echo\(\*\*agent_args\): got an unexpected keyword argument 'sistem'",
         ),
         (
+            {"agent_class": MathAgent, "env_class": TwoTurns, "agent_args": {"accumulate_thinkin": True}},
+            r"unexpected keyword argument 'accumulate_thinkin'; did you mean 'accumulate_thinking'\?",
+        ),
+        (
+            {"agent_class": Echo, "env_class": GridWorldEnv, "env_args": {"is_slipery": True}},
+            r"env_args.is_slipery: GridWorldEnv takes no such argument; did you mean 'env_args.is_slippery'\?",
+        ),
+        (
+            {"agent_class": Echo, "env_class": GymnasiumEnv, "env_args": {"env": "CartPole-v1", "map": 4}},
+            "env_args.map: GymnasiumEnv takes no such argument; known here: env, env_kwargs, seed",
+        ),
+        (
             {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_fn": print}},
-            r"SimpleWorkflow\(\*\*workflow_args\): missing a required .*'reward_function'",
+            r"SimpleWorkflow\(\*\*workflow_args\): missing a required .*'reward_function'; did you mean 'reward_function'\?",
         ),
         (
             {"workflow_class": SolverJudge, "workflow_args": [3]},

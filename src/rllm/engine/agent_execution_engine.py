@@ -22,8 +22,10 @@ from rllm.engine.checked import check_trajectories
 from rllm.engine.complete import complete, warn
 from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
-from rllm.engine.signature import check_arguments
+from rllm.engine.signature import check_arguments, check_named
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.grid_world.env import GridWorldEnv
+from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import checked_reward, is_number
@@ -103,8 +105,8 @@ class AgentExecutionEngine:
         Raises:
             ConfigError: naming what does not fit, and the remedy.
         """
-        check_agent_and_env(agent_class, env_class)
         check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
+        check_agent_and_env(agent_class, env_class, env_args or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
         self.env_class, self.env_args = env_class, dict(env_args or {})
         engine = rollout_engine
@@ -270,10 +272,14 @@ def _engine(name: str, arguments: Mapping[str, Any], api_retries: int) -> Infere
         raise ConfigError(f"rollout_engine_args={dict(arguments)!r}: {error}") from error
 
 
-def check_agent_and_env(agent_class: Any, env_class: Any) -> None:
-    """Raise `ConfigError` if one of these is no class of its kind, or lacks a method."""
+def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if one of these is no class of its kind, or lacks a method; or if there is an argument that an
+    environment of ours would leave out. What others do with theirs, only their `from_dict` knows."""
     _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
     _check_class(env_class, "env_class", ("reset", "step", "from_dict"))
+    for kind in (GridWorldEnv, GymnasiumEnv):
+        if env_class.from_dict is kind.from_dict:
+            check_named(kind, "env_args", env_args)
 
 
 def _check_class(kind: Any, setting: str, methods: Sequence[str]) -> None:

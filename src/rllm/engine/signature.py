@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, shown
+from rllm.registry import did_you_mean
 
 ID_COLUMNS = ("id", "task_id")
 """Columns that a function need not take."""
@@ -64,9 +65,27 @@ def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, 
     try:
         inspect.signature(kind).bind(**ours, **(arguments or {}))
     except TypeError as error:
-        raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
+        meant = _misspelt(inspect.signature(kind).parameters, arguments or {}, ours)
+        raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
     except ValueError:  # a builtin that says nothing of its parameters
         return
+
+
+def check_named(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if one of these arguments, which the user gave by this name, is none that a class has."""
+    known = inspect.signature(kind).parameters
+    for key in arguments:
+        if key not in known:
+            meant = did_you_mean(str(key), known, name) or f"known here: {', '.join(known)}"
+            raise ConfigError(f"{name}.{key}: {kind.__name__} takes no such argument; {meant}")
+
+
+def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], ours: Collection[str]) -> str:
+    """A question, for the end of a message, where an argument that is no parameter is like one that was not given."""
+    names = _named(parameters)
+    left = names - set(arguments) - set(ours)
+    questions = (did_you_mean(key, left) for key in arguments if key not in names)
+    return next((f"; {question}" for question in questions if question), "")
 
 
 def check_rows(function: Callable[..., Any], data: Dataset) -> None:

@@ -214,7 +214,7 @@ def _agent_env_door(
     if agent_class is None or env_class is None:
         missing = "agent_class" if agent_class is None else "env_class"
         raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
-    check_agent_and_env(agent_class, env_class)
+    check_agent_and_env(agent_class, env_class, env_args)
     check_made_with(agent_class, "agent_args", agent_args)
     return AgentEnvDoor(
         agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)

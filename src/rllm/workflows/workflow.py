@@ -37,6 +37,7 @@ from rllm.errors import (
     ungrouped,
 )
 from rllm.inference.engine import InferenceEngine
+from rllm.registry import did_you_mean
 from rllm.rewards.scoring import is_number
 from rllm.threads import in_thread
 from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
@@ -85,7 +86,10 @@ class Workflow(ABC):
             ConfigError: if an argument is left that nobody takes.
         """
         if kwargs:
-            raise ConfigError(f"{type(self).__name__} takes no argument {next(iter(kwargs))!r}: see its __init__")
+            key = next(iter(kwargs))
+            named = {name for kind in type(self).__mro__ for name in inspect.signature(kind).parameters}
+            meant = did_you_mean(key, named - {"args", "kwargs"}) or "see its __init__"
+            raise ConfigError(f"{type(self).__name__} takes no argument {key!r}: {meant}")
         # The static type is that of a workflow which has an engine; asking a missing one fails where it is asked.
         self.rollout_engine: InferenceEngine = rollout_engine  # type: ignore[assignment]
         self.executor = executor
