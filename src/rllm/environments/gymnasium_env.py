@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
@@ -68,8 +68,8 @@ class GymnasiumEnv(BaseEnv):
             self.close()
             raise
 
-    @staticmethod
-    def from_dict(info: Mapping[str, Any]) -> GymnasiumEnv:
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """The environment of a task: its `env`, and any other argument of the constructor by its name.
 
         Raises:
@@ -79,7 +79,7 @@ class GymnasiumEnv(BaseEnv):
             raise ConfigError(
                 f"a Gymnasium task with the keys {sorted(info)} has no 'env': give an id, or env_args.env"
             )
-        return GymnasiumEnv(**{key: info[key] for key in _SETTINGS if info.get(key) is not None})
+        return cls(**{key: info[key] for key in _SETTINGS if info.get(key) is not None})
 
     def reset(self) -> tuple[str, dict[str, Any]]:
         """Begin anew, with the seed if there is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from rllm.environments.base.from_task import split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
@@ -19,14 +19,14 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         self.reward_fn = reward_fn
         self._reward_info: dict[str, Any] = {}
 
-    @staticmethod
-    def from_dict(info: Mapping[str, Any]) -> SingleTurnEnvironment:
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """The environment of a row: its `reward_fn`, and its `task` or else all the rest of it.
 
         Raises:
             ConfigError: if there is no `reward_fn`.
         """
-        return SingleTurnEnvironment(*split_row(info, SingleTurnEnvironment.__name__))
+        return cls(*split_row(info, cls.__name__))
 
     def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
         """Score the answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
@@ -43,15 +43,15 @@ class GridWorldEnv(BaseEnv):
         self.num_steps = 0
         self._slips = self._new_slips()
 
-    @staticmethod
-    def from_dict(info: Mapping[str, Any]) -> GridWorldEnv:
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """The environment of a task with any of `seed`, `size`, `p`, `is_slippery` and `max_steps`; the rest is ignored.
 
         Raises:
             ConfigError: if a value has the wrong type, or is out of range.
         """
         given = {key: info[key] for key in _SETTINGS if info.get(key) is not None}
-        return GridWorldEnv(**{key: _converted(key, value) for key, value in given.items()})
+        return cls(**{key: _converted(key, value) for key, value in given.items()})
 
     def reset(self) -> tuple[str, dict[str, Any]]:
         """Go back to the start of the same map."""

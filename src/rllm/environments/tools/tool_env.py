@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
@@ -66,8 +66,8 @@ class ToolEnvironment(BaseEnv):
         self.num_steps = 0
         self.done = False
 
-    @staticmethod
-    def from_dict(info: Mapping[str, Any]) -> ToolEnvironment:
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """The environment of a row: its settings by their names, and its `task` or else all the rest of it.
 
         Raises:
@@ -75,8 +75,8 @@ class ToolEnvironment(BaseEnv):
         """
         settings = {key: info[key] for key in _SETTINGS if info.get(key) is not None}
         rest = {key: value for key, value in info.items() if key not in _SETTINGS}
-        task, reward_fn = split_row(rest, ToolEnvironment.__name__)
-        return ToolEnvironment(task, reward_fn=reward_fn, **settings)
+        task, reward_fn = split_row(rest, cls.__name__)
+        return cls(task, reward_fn=reward_fn, **settings)
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         """Begin anew; the observation is the task."""
