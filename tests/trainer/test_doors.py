@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ ONCE: dict[str, Any] = {"rollout": {**CONFIG["rollout"], "num_retries": 0}}
 def every_other(index: int) -> float:
     """Rewards that differ within every group, whichever rollout comes first."""
     return float(index % 2)
+
+
+class Drawn(GridWorldEnv):
+    """Reads rows in its own way."""
+
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Drawn:
+        return cls(size=len(info["map"]))
 
 
 class Echo(BaseAgent):
@@ -350,3 +359,13 @@ def test_a_door_that_does_not_open_says_so_before_work_starts(tmp_path: Path, do
     with pytest.raises(ConfigError, match=said):
         AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **door)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_an_environment_with_its_own_from_dict_is_given_is_its_own_affair(tmp_path: Path) -> None:
+    AgentTrainer(
+        train_dataset=TASKS,
+        config={**CONFIG, "run_dir": str(tmp_path / "run")},
+        agent_class=Echo,
+        env_class=Drawn,
+        env_args={"map": "abcd"},
+    )

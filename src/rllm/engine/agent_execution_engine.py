@@ -278,7 +278,7 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str,
     _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
     _check_class(env_class, "env_class", ("reset", "step", "from_dict"))
     for kind in (GridWorldEnv, GymnasiumEnv):
-        if env_class.from_dict is kind.from_dict:
+        if inspect.getattr_static(env_class, "from_dict") is inspect.getattr_static(kind, "from_dict"):
             check_named(kind, "env_args", env_args)
 
 
