@@ -12,7 +12,7 @@ from rllm.capture.side_calls import OWN_KEY
 from rllm.engine.runner import Attempt
 from rllm.errors import AgentError, CaptureError
 from rllm.sdk.decorators import SESSION_UID
-from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Step, Trace, Trajectory, is_scored, text_of
+from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Message, Step, Trace, Trajectory, is_scored, text_of
 
 
 def join(
@@ -62,25 +62,35 @@ def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
     """
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     named = {step.id for step in steps}
-    unclaimed = [trace for trace in by_id.values() if trace.id not in named]
+    unclaimed: dict[str, list[Trace]] = {}  # by what they answered, so that no step is compared with every call
+    for trace in by_id.values():
+        if trace.id not in named:
+            unclaimed.setdefault(text_of(trace.response), []).append(trace)
     for step in steps:
         if step.id in by_id or _has_tokens(step):
             continue
-        fitting = [trace for trace in unclaimed if _tells_of(step, trace)]
+        asked, answer = _exchange_in(step)
+        candidates = unclaimed.get(text_of(answer), [])
+        fitting = [trace for trace in candidates if _is_exchange(trace, asked, answer)]
         if fitting and all(_say_the_same(fitting[0], other) for other in fitting[1:]):
-            unclaimed.remove(fitting[0])
+            candidates.remove(fitting[0])
             step.id = fitting[0].id
 
 
-def _tells_of(step: Step, trace: Trace) -> bool:
-    asked, answer = step.chat_completions, None
-    if asked and asked[-1].get("role") == "assistant":
-        *asked, answer = asked
-    said = text_of(answer) if answer is not None else step.model_response
-    calls = (answer or {}).get("tool_calls")
+def _exchange_in(step: Step) -> tuple[list[Message], Message]:
+    """The messages that a step tells of, none if it tells only of the answer; and the answer."""
+    if step.chat_completions and step.chat_completions[-1].get("role") == "assistant":
+        *asked, answer = step.chat_completions
+        return asked, answer
+    return step.chat_completions, {"content": step.model_response}
+
+
+def _is_exchange(trace: Trace, asked: Sequence[Message], answer: Message) -> bool:
+    """Whether a call that answered with the same text is the one that is told of."""
+    calls = answer.get("tool_calls")
     if calls and calls != trace.response.get("tool_calls"):
         return False
-    return bool(said or calls) and said == text_of(trace.response) and (not asked or asked == trace.messages)
+    return bool(text_of(answer) or calls) and (not asked or asked == trace.messages)
 
 
 def _say_the_same(one: Trace, other: Trace) -> bool:
