@@ -29,16 +29,17 @@ def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: i
         )
         for episode in episodes
         if episode.failed
+        for paths in [_paths_by_call(episode)]
         for trace in store.by_session(episode.session_id)
-        for index, name in _paths_of(trace.id, episode)
+        for index, name in paths.get(trace.id, {0: ""}).items()
     ]
 
 
-def _paths_of(trace_id: str, episode: Episode) -> list[tuple[int, str]]:
-    """The trajectories that a call was made for, as far as the rollout had come to say so: which ones, and their names."""
-    found = [
-        (index, path.name)
-        for index, path in enumerate(episode.trajectories)
-        if any(step.id == trace_id for step in path.steps)
-    ]
-    return found or [(0, "")]
+def _paths_by_call(episode: Episode) -> dict[str, dict[int, str]]:
+    """By the id of a call the trajectories that it was made for, as far as the rollout had come to say so: which ones of the
+    episode's, with their names."""
+    found: dict[str, dict[int, str]] = {}
+    for index, path in enumerate(episode.trajectories):
+        for step in path.steps:
+            found.setdefault(step.id, {})[index] = path.name
+    return found
