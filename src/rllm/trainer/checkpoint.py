@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ class Checkpoints:
 
     def _scored(self) -> dict[Path, float]:
         """Whole checkpoints with their scores. Those by another metric, which a run had before it was resumed, do not count."""
-        states = {path: read_state(path) for path in self.all() if damage_of(path) is None}
+        states: dict[Path, dict[str, Any]] = {}
+        for path in self.all():
+            with suppress(ConfigError):  # a damaged one has no score
+                states[path] = read_state(path)
         metric = self._keep_best or next((_metric_of(state) for state in reversed(states.values())), None)
         return {
             path: state["score"]

@@ -238,8 +238,11 @@ class TrainingLoop:
         return due and self.evaluated_at < self.steps_done
 
     def _is_best(self) -> bool:
-        score, best = self._state["score"], self.checkpoints.best_score()
-        return score is not None and (best is None or score > best)
+        score = self._state["score"]
+        if score is None:
+            return False  # without a look at the disk
+        best = self.checkpoints.best_score()
+        return best is None or score > best
 
     async def _episodes_of(self, step: int) -> list[Episode]:
         """What a step is trained on: the rollouts of its tasks, and of others where those have nothing to teach."""
