@@ -9,7 +9,6 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
@@ -75,9 +74,7 @@ class EpisodeLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @staticmethod

@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
-from rllm.types import Trajectory
+from rllm.types import TASK_ID_FIELDS, Trajectory
 
 _Z = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: intervals cover 95 %."""
@@ -132,5 +132,5 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
 
 def _task_key(task: Any) -> bytes:
     own = task if isinstance(task, Mapping) else {}
-    named = next((own[name] for name in ("task_id", "id") if own.get(name) is not None), None)
+    named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
     return to_json(task if named is None else {"id": named}, sort_keys=True)

@@ -12,11 +12,12 @@ import orjson
 from rllm.agents.agent import BaseAgent
 from rllm.algorithms.returns import discounted
 from rllm.capture.snapshot import snapshot
+from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
-from rllm.types import Action, Message, Step, TerminationReason, Trajectory
+from rllm.types import Message, Step, TerminationReason, Trajectory
 from rllm.workflows.blocking import BlockingCalls
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -159,7 +160,7 @@ class Interaction:
             step.chat_completions = snapshot(list(step.chat_completions or [*messages, output.to_message()]))
         step.observation = observation if step.observation is None else step.observation
         self._steps.append(step)
-        return action.action if isinstance(action, Action) else action
+        return unwrapped(action)
 
     def _keep_cut(self, output: ModelOutput, messages: list[Message], observation: Any) -> None:
         """An answer that ran out of room decides nothing, and earns nothing."""

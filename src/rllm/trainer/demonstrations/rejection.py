@@ -29,8 +29,11 @@ def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: f
     Raises:
         ConfigError: if a trajectory has no ids, and its messages are not one conversation either.
     """
-    earned = (item for item in trajectories if item.trainable and (item.final_reward() or 0.0) >= reward_threshold)
-    return [row_of(trajectory) for trajectory in earned if trajectory.final_reward() is not None]
+    return [
+        row_of(trajectory)
+        for trajectory in trajectories
+        if trajectory.trainable and (reward := trajectory.final_reward()) is not None and reward >= reward_threshold
+    ]
 
 
 def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
@@ -66,8 +69,7 @@ def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
 
     Of a run with algorithm.level=step, steps that did not earn the same from there on are rows of their own.
     """
-    sessions = [*_sessions(store, run_id)]
-    return [row for session in reversed(sessions) for row in _rows_of_session(store, session)]
+    return [row for session in _sessions(store, run_id) for row in _rows_of_session(store, session)]
 
 
 def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
@@ -113,8 +115,8 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
-    """Training sessions that did not fail, newest first."""
-    for session in every_session(store, run_id=run_id):
+    """Training sessions that did not fail, oldest first."""
+    for session in every_session(store, oldest_first=True, run_id=run_id):
         if session.metadata.get("split") == "train" and not _has_failed(session.metadata.get(OUTCOME_KEY)):
             yield session
 
