@@ -62,7 +62,8 @@ def test_attention_comes_out_the_same_however_long_the_longest_row_of_the_batch_
     decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=False)
     widths = sorted({-(-decoder._read_width(length, queries) // 32) * 32 for length in range(1, 1100)})
     generator = torch.Generator().manual_seed(0)
-    query, keys, values = (torch.randn(1, 2, size, 16, generator=generator) for size in (queries, 1100, 1100))
+    head_dim = model.config.head_dim
+    query, keys, values = (torch.randn(1, 2, size, head_dim, generator=generator) for size in (queries, 1100, 1100))
     for length in (20, 150, 193, 215, 241, 257, 300, 390, 500, 600):
         hidden = torch.zeros(1100).index_fill_(0, torch.arange(length, 1100), -torch.inf)
         found = [

@@ -19,19 +19,16 @@ from rllm.inference.local.prefill import PASS_TOKENS, Intake, Run, even, in_batc
 from rllm.inference.local.prefix_cache import BLOCK, Place, PrefixCache
 from rllm.inference.local.short_forward import ShortForward
 from rllm.inference.local.stems import ROWS, Group, StemAttention
+from rllm.inference.local.widths import even_width
 
 _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix to be computed if it then saves at least this many tokens."""
 STEM_TOKENS = 256
 """Shorter prompts are copied to each row: reading them again costs less than an operation more."""
 _STEP_ROWS = 4
-"""On a CPU, products of a multiple of so many rows are computed in the same order whatever else is in the batch."""
-_SUMMED = 512
-"""So are sums over columns there, which are taken so many at a time, if the last of these blocks has at most half of them, or all:
-it depends on the CPU and on its length whether a block is cut in two, and where. For a single query it never is. So what is
-sampled follows from weights, prompt and seed, to the last bit; a single rounding of another kind would choose another token about
-once in a million."""
-
+"""On a CPU, products of a multiple of so many rows are computed in the same order whatever else is in the batch, and so is attention
+(`widths.py`). So what is sampled follows from weights, prompt and seed, to the last bit; a single rounding of another kind would
+choose another token about once in a million."""
 
 _WITH_STEMS, _WITHOUT = (3, 3, 2), (1, 5, 2)
 """Eighths of the memory for prompts, rows and prefixes. Without stems prompts stay only while they are computed."""
@@ -305,10 +302,9 @@ class SlotDecoder:
 
     def _read_width(self, columns: int, queries: int) -> int:
         """How many columns attention reads so that a row's result does not depend on the lengths of the others."""
-        if self._device.type != "cpu" or queries == 1:
+        if self._device.type != "cpu":
             return columns
-        blocks, rest = divmod(columns, _SUMMED)
-        return blocks * _SUMMED + (rest if rest <= _SUMMED // 2 else _SUMMED)
+        return even_width(columns, queries=queries, head_dim=self._cache.shape.head_dim)
 
     def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
         rows = {number: self._sequences[number] for number in ended}
