@@ -50,6 +50,7 @@ class PassKeys(Cache):  # type: ignore[misc]
         stems: Sequence[Stem],
         kept: Tensor,
     ) -> None:
+        super().__init__(layers=[])
         self._keys, self._values = keys, values
         self._ancestors, self._stems, self._kept = ancestors, stems, kept
         self.new_keys: dict[int, Tensor] = {}  # by layer [n, H, D]
