@@ -34,6 +34,12 @@ def lines_of(path: Path) -> Iterator[bytes]:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
+def from_here(path: Path) -> Path:
+    """The path as it is shorter to read and to type: relative to the current folder, where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def whole_lines(path: Path) -> int:
     """The length of the file without a torn last line, in bytes."""
     with path.open("rb") as file:

@@ -25,6 +25,7 @@ def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome.keys() == {"accuracy_before", "accuracy_after", "seconds", "run_dir"}
+    assert done.stderr.count("Run folder: run\n") == 1
     run = work / outcome["run_dir"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 1]

@@ -19,7 +19,7 @@ def test_work_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
     with os.fdopen(writer, "w") as stream:
         trackers = Trackers([ConsoleTracker(tmp_path, LastingConsole(stream))])
         trackers.log(1, {"rollout/reward": 1.0})
-        assert os.read(reader, 1000) == b"step 1: reward 1.000\n"
+        assert os.read(reader, 1000).endswith(b"\nstep 1: reward 1.000\n")
         os.close(reader)
         trackers.log(2, {"rollout/reward": 2.0})
         trackers.log(3, {"rollout/reward": 3.0})

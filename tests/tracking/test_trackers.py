@@ -182,7 +182,7 @@ def test_a_line_on_the_console(
     tracker.log(4, metrics)
     tracker.progress("update", 0, 1)
     tracker.close()
-    assert capsys.readouterr().out == line
+    assert capsys.readouterr().out == f"Run folder: {tmp_path}\n{line}"
 
 
 @pytest.mark.parametrize("name", EXTRAS)
@@ -208,7 +208,7 @@ def test_a_line_says_how_the_reward_moves_where_the_time_goes_and_what_is_left(
         tracker.log(
             step, {"rollout/reward": reward, "timing/rollout_s": 2.0, "timing/update_s": 0.5, "timing/step_s": 3.0}
         )
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert capsys.readouterr().out.splitlines()[2:] == [
         "step 2: reward 0.750, 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
         "step 3: reward 1.000 (+0.500 against the last 2 steps), 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
     ]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllm.files import from_here
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -50,9 +52,3 @@ def command() -> str:
     if started.name != "rllm":
         return f"{sys.executable} -m rllm"
     return str(from_here(started))
-
-
-def from_here(path: Path) -> Path:
-    """The path as it is shorter to read and to type: relative to the current folder, where it lies below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

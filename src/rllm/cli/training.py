@@ -16,6 +16,7 @@ from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
 from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
 from rllm.errors import ConfigError
+from rllm.files import from_here
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
 from rllm.trainer.config.describe import described
@@ -93,7 +94,7 @@ def carry_out(
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
     trainer.begun_as = dict(begun)
-    shown = terminal.from_here(trainer.run_dir)  # Before any agent changes the folder.
+    shown = from_here(trainer.run_dir)  # Before any agent changes the folder.
     result = _trained(trainer, console, shown, [begun["command"], "--resume", str(shown)])
     model = shown / result.checkpoint.relative_to(trainer.run_dir)
     console.print(f"\nTrained model: {model}", soft_wrap=True, markup=False)
@@ -113,11 +114,12 @@ def carry_out(
 def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Sequence[str]) -> TrainResult:
     """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on; so does what fails."""
     try:
-        console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
         with ExitStack() as shown:
             trainer.trackers = display(console, trainer)
             for tracker in trainer.trackers:  # nobody else closes them where the run does not begin
                 shown.callback(tracker.close)
+            if "console" not in trainer.config.trackers:  # which begins with it
+                console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
             return trainer.train()
     except KeyboardInterrupt:
         tell_stopped(console, trainer.run_dir, again, num_steps=trainer.config.num_steps)

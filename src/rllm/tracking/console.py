@@ -10,6 +10,7 @@ from statistics import fmean
 
 from rich.console import Console
 
+from rllm.files import from_here
 from rllm.tracking.about import about_run
 from rllm.tracking.printed import LastingConsole
 from rllm.types import Episode
@@ -34,14 +35,15 @@ _MEAN_OF = 10
 
 
 class ConsoleTracker:
-    """Prints the metrics of `SHOWN`, the reward's trend, where the time goes and how much is left; what is zero and would
-    only matter otherwise stays out."""
+    """Prints where the run is, and then the metrics of `SHOWN`, the reward's trend, where the time goes and how much is left;
+    what is zero and would only matter otherwise stays out."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         self._console = console or LastingConsole(sys.stderr)
         self._num_steps = int(about_run(run_dir).settings.get("num_steps") or 0)
         self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
         self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
+        self._console.print(f"Run folder: {from_here(run_dir)}", soft_wrap=True, markup=False)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         parts = [
