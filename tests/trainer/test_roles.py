@@ -78,6 +78,11 @@ def test_roles_are_settings() -> None:
     assert roles_of(*settings) == {"judge": Role(estimator=GRPO(normalize_std=False))}
 
 
+def test_a_role_need_not_be_compared_with_the_greedy_rollout_that_others_are_compared_with() -> None:
+    roles = roles_of("algorithm.name=remax", "roles.judge.estimator.name=rloo")
+    assert roles == {"judge": Role(estimator=RLOO())}
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -85,6 +90,10 @@ def test_roles_are_settings() -> None:
         (["roles.judge.weight=0"], "roles.judge.weight=0: input should be greater than 0"),
         (["roles.judge.estimator.name=grp0"], "roles.judge.estimator.name='grp0' is not known"),
         (["roles.judge.estimator.name=ppo"], "it needs a critic"),
+        (
+            ["roles.judge.estimator.name=remax"],
+            "it needs a critic, a teacher, or rollouts that the run's algorithm does not make",
+        ),
         (
             ["roles.judge.estimator.name=rloo", "roles.judge.estimator.kl_coef=0.1"],
             "roles.judge.estimator.kl_coef=0.1 would have no effect: an estimator only credits, and everything else is as the "

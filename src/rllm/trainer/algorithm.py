@@ -73,7 +73,7 @@ def _estimator(key: str, given: Mapping[str, Any], config: TrainConfig, algorith
 def _estimates(estimator: Algorithm, algorithm: Algorithm) -> bool:
     """Whether it can credit the rollouts of a run of the algorithm from their rewards alone."""
     from_rewards = estimator.needs_rewards and not estimator.credits_tokens and not estimator.needs_teacher
-    return from_rewards and estimator.needs_greedy == algorithm.needs_greedy
+    return from_rewards and (algorithm.needs_greedy or not estimator.needs_greedy)
 
 
 _OF_ROLLOUTS = (
