@@ -307,6 +307,13 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
     assert told["num_steps"] == (100, "default")
 
 
+def test_a_role_whose_name_has_a_dot_says_where_its_settings_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
+    told = {item.key: (item.value, item.origin) for item in described(load_config(file), layers_of(file))}
+    assert told["roles.my.judge.weight"] == (0.5, str(file))
+
+
 def test_steps_that_follow_from_epochs_say_so() -> None:
     config = load_config(["num_steps=7", "num_epochs=2"])
     told = {item.key: item.origin for item in described(config, layers_of(["num_steps=7", "num_epochs=2"]))}

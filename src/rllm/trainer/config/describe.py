@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rllm.trainer.config.load import Layer, setter_of, translated
 from rllm.trainer.config.schema import TrainConfig
+from rllm.trainer.config.upstream import leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +40,4 @@ def described(
 
     values = config.model_dump(mode="json")
     values["algorithm"] = {**values["algorithm"], **(algorithm or {})}
-    return [DescribedSetting(key=key, value=_at(values, key), origin=origin(key)) for key in _leaves(values)]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        values = values[part]
-    return values
+    return [DescribedSetting(key=key, value=value, origin=origin(key)) for key, value in leaves(values)]

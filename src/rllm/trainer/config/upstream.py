@@ -66,13 +66,14 @@ def _split(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         ours["algorithm"] = {key: value for key, value in algorithm.items() if key not in _ALGORITHM}
         if not ours["algorithm"]:
             del ours["algorithm"]
-    return dict(_leaves(published)), ours
+    return dict(leaves(published)), ours
 
 
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested mapping, with their values; a section that is empty is a value itself."""
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -80,7 +81,7 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 @cache
 def published_defaults() -> dict[str, Any]:
     """Every key of `agent_ppo_trainer.yaml`, with dots, and its value there."""
-    return dict(_leaves(yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))))
+    return dict(leaves(yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))))
 
 
 def _only_set(published: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
