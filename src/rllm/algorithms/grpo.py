@@ -15,7 +15,11 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(Algorithm):
-    """A trajectory's advantage is how far its reward lies above its group's mean, in standard deviations."""
+    """A trajectory's advantage is how far its reward lies above its group's mean, in standard deviations.
+
+    The deviation is that of the group itself; verl and TRL take that of a sample, larger by the root of n / (n - 1). The loss
+    is a mean over tokens, as verl's is; the paper's is aggregation=seq-mean-token-mean.
+    """
 
     min_group_size: ClassVar[int] = 2
 
