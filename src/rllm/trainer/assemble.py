@@ -32,8 +32,8 @@ from rllm.trainer.shares import (
     credit,
     grouped,
     rewards_by_step,
+    sampled_steps,
     shares_of,
-    speaking,
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
 from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
@@ -126,9 +126,9 @@ def assemble(
     else:
         _penalise(whole, usable, algorithm)
         credit(groups, _references(samples, algorithm), algorithm, roles)
-        _tell_tokens(whole, usable)
+        _give_to_tokens(whole, usable)
     if algorithm.needs_teacher and len(whole):
-        _follow(_given(teacher), whole, usable, algorithm, roles, scorer)
+        _add_teacher(_given(teacher), whole, usable, algorithm, roles, scorer)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
         batch.ref_logprobs = _given(scorer).score_reference(batch)
@@ -210,7 +210,7 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
     return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.kl_estimator)
 
 
-def _follow(
+def _add_teacher(
     teacher: Teacher,
     batch: Batch,
     usable: Sequence[Sample],
@@ -218,7 +218,7 @@ def _follow(
     roles: Roles,
     scorer: Scorer | None,
 ) -> None:
-    """Add to each token's advantage how much likelier the teacher finds it than the policy did, and tell the shares.
+    """Add to each token's advantage how much likelier the teacher finds it than the policy did, and keep the means.
 
     Where sampler and trainer may differ, "the policy" is the trainer's: measured from the older weights that sampled them,
     tokens would be pushed once more by what the updates since then have done already.
@@ -232,7 +232,7 @@ def _follow(
     batch.teacher_logprobs = teacher.score(batch)
     pull = pull_of_teacher(own, batch.teacher_logprobs)
     batch.advantages = batch.advantages + algorithm.teacher_coef * weights * pull
-    _tell_shares(batch, usable)
+    _keep_means(batch, usable)
 
 
 def _penalise(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> None:
@@ -245,11 +245,11 @@ def _penalise(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> N
 
 
 def _credit_tokens(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> None:
-    """Lay rewards on the last tokens of steps, let the algorithm credit all tokens, and tell the shares."""
+    """Lay rewards on the last tokens of steps, let the algorithm credit all tokens, and keep the means."""
     earned = {
         (number, step.id): reward
         for number, sample in enumerate(usable)
-        for step, reward in zip(speaking(sample.trajectory), rewards_by_step(sample.trajectory), strict=True)
+        for step, reward in zip(sampled_steps(sample.trajectory), rewards_by_step(sample.trajectory), strict=True)
     }
     batch.rewards = -_divergence(batch, algorithm)
     for key, tokens in spans(batch):
@@ -263,7 +263,7 @@ def _credit_tokens(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm)
     back = order.argsort()
     batch.advantages = advantages[back]
     batch.returns = None if returns is None else returns[back]
-    _tell_shares(batch, usable)
+    _keep_means(batch, usable)
 
 
 def _check_numbers(given: Tensor, batch: Batch, algorithm: Algorithm) -> None:
@@ -279,17 +279,17 @@ def _check_numbers(given: Tensor, batch: Batch, algorithm: Algorithm) -> None:
         )
 
 
-def _tell_tokens(batch: Batch, usable: Sequence[Sample]) -> None:
+def _give_to_tokens(batch: Batch, usable: Sequence[Sample]) -> None:
     """Give each token the advantage of its share."""
     batch.advantages = by_token(batch, {key: share.advantage or 0.0 for key, share in _credited(usable)})
 
 
-def _tell_shares(batch: Batch, usable: Sequence[Sample]) -> None:
-    """Keep the means of what was credited to single tokens, for the records."""
+def _keep_means(batch: Batch, usable: Sequence[Sample]) -> None:
+    """Note on each share, and for each of its steps, the mean of what its tokens were credited with, for the records."""
     totals = by_step(batch, batch.advantages, Tensor.sum)
     for number, sample in enumerate(usable):
         for share in sample.shares:
-            sizes = {step.id: len(step.response_ids) for step in speaking(share.trajectory)}
+            sizes = {step.id: len(step.response_ids) for step in sampled_steps(share.trajectory)}
             share.by_step = {step_id: totals[number, step_id] / size for step_id, size in sizes.items()}
             share.advantage = sum(totals[number, step_id] for step_id in sizes) / sum(sizes.values())
 

@@ -78,7 +78,7 @@ def shares_of(sample: Sample, level: Literal["trajectory", "step"], gamma: float
     """The shares of a scored sample, in the order of its steps; at level step, of the steps that sampled something."""
     if level == "trajectory":
         return [Share(trajectory=sample.trajectory, group_id=sample.role)]
-    steps = speaking(sample.trajectory)
+    steps = sampled_steps(sample.trajectory)
     returns = discounted(rewards_by_step(sample.trajectory), gamma)
     return [
         Share(
@@ -89,7 +89,7 @@ def shares_of(sample: Sample, level: Literal["trajectory", "step"], gamma: float
     ]
 
 
-def speaking(trajectory: Trajectory) -> list[Step]:
+def sampled_steps(trajectory: Trajectory) -> list[Step]:
     """The steps that sampled tokens: those in which the policy decided something."""
     return [step for step in trajectory.steps if step.response_ids]
 
