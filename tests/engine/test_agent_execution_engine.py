@@ -426,6 +426,28 @@ async def test_what_was_done_before_the_failure_is_kept_but_never_trained_on() -
     assert not is_scored(path.reward)
 
 
+async def test_rewards_that_are_unscored_add_up() -> None:
+    class Unjudged(Countdown):
+        def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+            observation, reward, done, info = super().step(action)
+            return observation, reward or None, done, info
+
+        @staticmethod
+        def from_dict(info: Any) -> Unjudged:
+            return Unjudged(info["start"])
+
+    class Counting(Talker):
+        earned = 0.0
+
+        def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
+            self.earned += reward  # type: ignore[operator]
+            super().update_from_env(self.earned, reward, done, info)
+
+    [path] = await engine_of(Unjudged, Counting).execute_tasks([{"start": 3}])
+    assert [is_scored(step.reward) for step in path.steps] == [False, False, True]
+    assert sum(step.reward for step in path.steps) == path.reward == 1.0
+
+
 async def test_an_unscored_step_is_not_a_zero() -> None:
     class Unscored(Countdown):
         def step(self, action: Any) -> Any:

@@ -17,7 +17,7 @@ from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
-from rllm.types import Message, Step, TerminationReason, Trajectory
+from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory
 from rllm.workflows.blocking import BlockingCalls
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -178,6 +178,7 @@ class Interaction:
             raise EnvError(f"{where} returned {_shape(returned)}: {remedy}")
         observation, reward, done, info = returned
         reward, info = checked_reward(reward, f"{where}, as the reward,", EnvError), _info(info, where)
+        reward = UNSCORED if reward is None else reward  # agents and who reads their steps may add rewards up
         self._check_observation(observation)
         with boundary(EnvError, f"{where}, as done,"):
             done = bool(done)
