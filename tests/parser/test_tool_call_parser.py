@@ -13,6 +13,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_ca
 def test_calls_come_out_parsed() -> None:
     assert QwenToolParser().parse(f"Let me see.\n{CALL}") == [ToolCall("add", {"a": 1, "b": [2]})]
     assert QwenToolParser().parse("none") == []
+    assert ToolCall("add", {"a": 1}).to_dict() == {"name": "add", "arguments": {"a": 1}}
 
 
 def test_a_call_that_is_only_thought_about_does_not_count() -> None:

@@ -12,3 +12,7 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`name` and `arguments`, as an object of its own; OpenAI's format has the arguments as JSON text."""
+        return {"name": self.name, "arguments": dict(self.arguments)}
