@@ -14,6 +14,7 @@ from rllm.sdk.context import Session
 from rllm.store.base import TraceStore
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
+from rllm.tools import Tool
 from rllm.types import Trace
 
 
@@ -35,6 +36,14 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 
 def said(traces: list[Trace]) -> list[str]:
     return [decode(trace.response_ids) for trace in traces]
+
+
+async def test_tools_may_be_objects_with_a_schema(store: TraceStore) -> None:
+    tool = Tool(function=lambda a: a, name="add")
+    with Session(name="s"):
+        await RecordedEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"), tools=[tool])
+    (stored,) = store.by_session("s")
+    assert stored.tools == [tool.json]
 
 
 async def test_a_call_is_durable_before_it_is_answered(store: TraceStore) -> None:

@@ -19,6 +19,7 @@ from rllm.inference.engine import ModelOutput
 from rllm.inference.openai_engine import OpenAIEngine
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import Fault, ScriptedServer
+from rllm.tools import Tool
 
 ASK = [{"role": "user", "content": "2 + 2?"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -101,6 +102,9 @@ async def test_tools_and_reasoning_come_through() -> None:
     with ScriptedServer(ScriptedEngine([said])) as server:
         output = await answer(server, settings={"tools": [ADD]})
         assert server.requests[0]["tools"] == [ADD]
+        tool = Tool(function=lambda a: a, name="add")
+        await answer(server, tools=[tool])
+        assert server.requests[1]["tools"] == [tool.json]
     assert (output.content, output.reasoning, output.finish_reason) == ("so", "hm", "tool_calls")
     assert output.tool_calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert output.to_message()["reasoning_content"] == "hm"

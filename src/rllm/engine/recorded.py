@@ -73,6 +73,7 @@ class RecordedEngine:
             SessionDeletedError: if somebody has deleted the session from the store.
         """
         check_one_answer(params)
+        tools = [getattr(tool, "json", tool) for tool in tools] if tools else None  # a `Tool` has its schema there
         messages = _copied(messages)  # the agent may go on with its list while the model answers
         asked = _with_imposed(params, messages, tools)
         frame = current_frame()
@@ -81,7 +82,7 @@ class RecordedEngine:
         call = frame.reserve_call()
         call_id = f"call-{new_id()}"
         started_at, clock = time.time(), time.perf_counter()
-        request = {**asked, "messages": messages, "tools": list(tools) if tools else None, "model": self.model}
+        request = {**asked, "messages": messages, "tools": tools, "model": self.model}
         shared: dict[str, Any] = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
         known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))

@@ -56,7 +56,7 @@ class OpenAIEngine:
             base_url: up to and including `/v1`; by default `OPENAI_BASE_URL`.
             api_key: by default `OPENAI_API_KEY`; local servers need none.
             sampling_params: defaults for every call.
-            tools: default tools, in the OpenAI format.
+            tools: default tools: `Tool`s, or what the OpenAI format has.
             max_prompt_length: tokens that a prompt may have, as the server counts them.
             max_response_length: default `max_tokens` of an answer.
             api_retries: new tries of a call whose server was busy or out of reach.
@@ -137,7 +137,7 @@ class OpenAIEngine:
         request: dict[str, Any] = {"model": self.model, "messages": list(messages), "logprobs": True, **sent}
         request["extra_body"] = {**body, **others, "return_token_ids": True} if self._kind == "vllm" else dict(others)
         if tools:
-            request["tools"] = list(tools)
+            request["tools"] = [getattr(tool, "json", tool) for tool in tools]
         return request
 
     async def close(self) -> None:
