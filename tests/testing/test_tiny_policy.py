@@ -61,7 +61,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_same_recipe_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
-    again = build(cache_dir=tmp_path)
+    again = build(cache_dir=str(tmp_path))
     assert again.name == folder.name
     one, other = state_of(folder), state_of(again)
     assert one.keys() == other.keys()

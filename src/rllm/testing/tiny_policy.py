@@ -88,7 +88,7 @@ def tiny_policy(
     tools: Sequence[Mapping[str, Any]] | None = None,
     *,
     recipe: TinyPolicyRecipe | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Path:
     """The folder of the policy that first learns `skill` and then falls into `habit`; built once, then cached.
@@ -102,7 +102,7 @@ def tiny_policy(
         on_progress: called with (steps done, steps in all) while the policy warms up; by default a terminal shows a bar.
     """
     recipe = recipe or TinyPolicyRecipe()
-    folder = (cache_dir or default_cache_dir()) / "tiny-policy" / _fingerprint(skill, habit, tools, recipe)
+    folder = Path(cache_dir or default_cache_dir(), "tiny-policy", _fingerprint(skill, habit, tools, recipe))
     if not (folder / "config.json").exists():
         with _bar() as show:
             _build(folder, skill, habit, tools, recipe, on_progress or show)
