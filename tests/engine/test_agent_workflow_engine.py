@@ -222,6 +222,14 @@ async def test_what_a_task_of_a_group_raises_ends_it_in_its_own_way(
     assert episode.info.get("error", {}).get("message") == (str(error) if episode.failed else None)
 
 
+async def test_a_first_prompt_that_is_too_long_fails_by_name_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = ScriptedEngine(shout, context_length=10)
+    (episode,) = await episodes(Solve, "apple " * 10, rollout_engine=model)
+    assert (episode.failed, episode.termination_reason) == (True, TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
+    assert episode.info["error"]["type"] == "PromptTooLongError"
+    assert "trying again" not in caplog.text
+
+
 async def test_a_contradiction_in_a_task_of_a_group_stops_the_run() -> None:
     class Together(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:

@@ -23,7 +23,7 @@ from rllm.engine.join import awaited_ids
 from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments
-from rllm.errors import AgentError, ConfigError, RolloutError, RolloutTimeout, boundary
+from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, Trajectory
 from rllm.workflows.workflow import Workflow
@@ -243,5 +243,6 @@ def check_workflow(workflow_cls: Any) -> None:
 
 
 def is_worth_another_try(error: RolloutError) -> bool:
-    """Whether a workflow that raised this may do better: not one that took too long, which would double its cost."""
-    return not isinstance(error, RolloutTimeout)
+    """Whether a workflow that raised this may do better: not one that took too long, which would double its cost, and
+    not one whose prompt is too long."""
+    return not isinstance(error, RolloutTimeout | PromptTooLongError)

@@ -124,14 +124,15 @@ class Workflow(ABC):
         """Run and postprocess; however it ends there is an episode, unless it is cancelled from outside.
 
         A `TerminationEvent` gives its own reason, a prompt that is too long MAX_PROMPT_LENGTH_EXCEEDED. A timeout gives
-        TIMEOUT, any other exception ERROR, and these two `info["error"]` with type, message and traceback.
+        TIMEOUT, any other exception ERROR, and these two `info["error"]` with type, message and traceback, as does a
+        prompt that is too long before anything was done.
 
         Raises:
             TokenMismatchError: if captured tokens contradict each other.
             StoreError: if the trace store fails.
         """
         returned: Any = None
-        reason = TerminationReason.ENV_DONE
+        reason, too_long = TerminationReason.ENV_DONE, None
         self.error = None
         try:
             async with asyncio.timeout(self.timeout if self.timeout < 1e6 else None) as deadline:
@@ -141,8 +142,8 @@ class Workflow(ABC):
             reason = event.reason
             if reason is TerminationReason.ERROR:
                 self.error = AgentError(f"{type(self).__name__}.run ended itself with {event.reason}")
-        except PromptTooLongError:
-            reason = TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
+        except PromptTooLongError as raised:
+            reason, too_long = TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, raised
         except TimeoutError as raised:
             reason, self.error = TerminationReason.ERROR, raised
             if deadline.expired():
@@ -155,7 +156,10 @@ class Workflow(ABC):
         except Exception as raised:
             reason, self.error = TerminationReason.ERROR, raised
         try:
-            return self.postprocess_episode(self._episode(returned), reason, self.error)
+            episode = self._episode(returned)
+            if not episode.trajectories:
+                self.error = self.error or too_long
+            return self.postprocess_episode(episode, reason, self.error)
         except Exception as raised:
             self.error = raised
             return _with_error(Episode(task=task), raised)
