@@ -23,6 +23,7 @@ from rllm.store import open_store
 from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import read_state
+from rllm.trainer.history import stored_episodes
 from rllm.types import Episode
 
 from .conftest import BACKEND, TASKS, RunTrainer, ScriptedBackend, ask
@@ -496,6 +497,16 @@ def test_an_agent_that_changes_the_folder_does_not_move_the_run(
     assert run.result.checkpoint == tmp_path / "begun" / "run" / "checkpoints" / "step-000002"
     assert run.result.checkpoint.is_dir()
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_run_with_a_store_of_its_own_is_read_from_any_folder(
+    run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = run_trainer({"store": "calls.db"})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert list(stored_episodes(run.trainer.run_dir))
 
 
 class Misaligned(ScriptedBackend):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore
 
-__all__ = ["SessionInfo", "TraceStore", "open_store", "path_of"]
+__all__ = ["SessionInfo", "TraceStore", "absolute", "open_store", "path_of"]
 
 _FORMS = (
     "use 'sqlite:///relative.db', 'sqlite:////absolute.db', a plain path, 'postgresql://HOST/DATABASE', or 'memory:'"
@@ -58,3 +59,13 @@ def path_of(url: str) -> str | None:
     if not path.strip():
         raise ConfigError(f"store={url!r} names no file: {_FORMS}")
     return path
+
+
+def absolute(url: str) -> str:
+    """The same store, by a name that leads to it from any folder.
+
+    Raises:
+        ConfigError: if the URL names no store of this version.
+    """
+    path = path_of(url)
+    return url if path is None else str(Path(path).expanduser().absolute())

@@ -28,7 +28,7 @@ from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
-from rllm.store import open_store
+from rllm.store import absolute, open_store
 from rllm.store.base import TraceStore
 from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
@@ -158,6 +158,8 @@ class AgentTrainer:
         run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
         check_places(self.run_dir, self.config.store)
+        if self.config.store is not None:
+            self.config.store = absolute(self.config.store)  # Runs are read, and gone on with, from other folders, too.
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
