@@ -93,7 +93,9 @@ def test_machinery_that_published_scripts_set_is_ignored_by_name(caplog: pytest.
     keys = [
         *("data.filter_overlong_prompts", "data.filter_overlong_prompts_workers", "ray_init.num_cpus"),
         *("actor_rollout_ref.rollout.dtype", "actor_rollout_ref.rollout.calculate_log_probs"),
-        "trainer.use_legacy_worker_impl",
+        *("trainer.use_legacy_worker_impl", "trainer.log_val_generations", "trainer.rollout_data_dir"),
+        *("actor_rollout_ref.rollout.max_num_batched_tokens", "actor_rollout_ref.rollout.max_num_seqs"),
+        "actor_rollout_ref.actor.checkpoint.save_contents",
     ]
     assert load_config([f"{key}=1" for key in keys]) == TrainConfig()
     assert all(key in caplog.text for key in keys)
@@ -177,6 +179,10 @@ LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_tur
     ("overrides", "expected"),
     [
         (["algorithm.adv_estimator=gae"], {"name": "ppo"}),
+        (
+            ["algorithm.adv_estimator=gae", "algorithm.gamma=0.9", "algorithm.lam=0.8"],
+            {"name": "ppo", "gamma": 0.9, "gae_lambda": 0.8},
+        ),
         (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"], {"kl_in": "reward", "kl_coef": 0.1}),
         (["algorithm.use_kl_in_reward=false", "algorithm.kl_ctrl.kl_coef=0.1"], {}),
         ([f"{ACTOR}.use_kl_loss=false", f"{ACTOR}.kl_loss_coef=0.1", f"{ACTOR}.kl_loss_type=low_var_kl"], {}),
