@@ -255,6 +255,11 @@ def test_environments_that_are_not_thread_safe_share_one_thread_among_all_workfl
         assert not thread.is_alive()
 
 
+def test_a_class_by_its_short_name_is_told_where_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"agent_cls='math_agent': give the class .*env_agent_mappings has"):
+        MultiTurnWorkflow(agent_cls="math_agent", env_cls=Countdown)  # type: ignore[arg-type]
+
+
 async def test_an_answer_that_is_cut_is_a_step_of_the_workflow_too() -> None:
     workflow = MultiTurnWorkflow(
         ScriptedEngine(["a long answer"]), agent_cls=Talker, env_cls=Countdown, max_response_length=4

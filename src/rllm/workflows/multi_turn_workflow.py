@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm.agents.agent import BaseAgent
 from rllm.environments.base.base_env import BaseEnv
+from rllm.errors import ConfigError, shown
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, TerminationReason
 from rllm.workflows.blocking import BlockingCalls, calls_of
@@ -35,7 +36,16 @@ class MultiTurnWorkflow(Workflow):
         sampling_params: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """
+        Raises:
+            ConfigError: if one of the two classes is none.
+        """
         super().__init__(rollout_engine, **kwargs)
+        for name, kind in (("agent_cls", agent_cls), ("env_cls", env_cls)):
+            if not isinstance(kind, type):
+                raise ConfigError(
+                    f"{name}={shown(kind)}: give the class itself; rllm.trainer.env_agent_mappings has those with short names"
+                )
         self.agent = agent_cls(**dict(agent_args or {}))
         self.env_cls, self.env_args = env_cls, dict(env_args or {})
         self.sampling_params = dict(sampling_params or {})
