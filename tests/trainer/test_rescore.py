@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def test_every_trajectory_is_judged_by_its_last_answer_in_order() -> None:
     assert found[3].error is not None
     assert "invalid literal for int" in found[3].error
     assert [item.has_changed for item in found] == [False, True, True, False]
+
+
+def test_a_reward_that_hangs_is_left_behind_for_the_next() -> None:
+    end = threading.Event()
+
+    def hangs(task: dict[str, str], answer: str) -> float:
+        return float(end.wait(60))
+
+    found = list(rescore([episode(0, "7"), episode(1, "8")], hangs, max_concurrent=1, timeout_s=0.01))
+    end.set()
+    assert [(item.after, item.error) for item in found] == [(None, "the reward did not finish within 0.01 s")] * 2
 
 
 def test_what_was_not_to_be_learned_from_keeps_its_reward() -> None:

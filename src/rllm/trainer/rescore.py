@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from rllm.errors import ConfigError, RewardError
 from rllm.files import replace_text
 from rllm.rewards.scoring import as_reward_output
+from rllm.threads import in_thread
 from rllm.trainer.history import was_learnable
+from rllm.trainer.own_loop import run_anywhere
 from rllm.types import Episode, Trajectory, is_scored
 
 FOLDER = "rescored"
@@ -39,7 +42,7 @@ class Rescored:
     """`None`: not scored."""
     answer: str
     error: str | None = None
-    """Why the new reward raised."""
+    """Why the new reward raised, or that it took too long."""
 
     @property
     def change(self) -> float:
@@ -59,7 +62,7 @@ class Comparison:
     num_trajectories: int
     num_changed: int
     num_failed: int
-    """For which the new reward raised."""
+    """For which the new reward raised, or took too long."""
     mean_before: float | None
     """Of those that were scored."""
     mean_after: float | None
@@ -75,10 +78,18 @@ def rescore(
     reward_fn: Callable[..., Any],
     *,
     max_concurrent: int = 8,
+    timeout_s: float = 600.0,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Rescored]:
     """Judge the last answer of every trajectory anew, in order; episodes that failed, and what could not be learned
     from (see `was_learnable`), such as an opponent's trajectories, are left as they are.
+
+    Args:
+        episodes: of a run or an evaluation.
+        reward_fn: called with each task and answer, in a thread; one that takes longer than `timeout_s` is left behind.
+        max_concurrent: rewards computed at a time.
+        timeout_s: see there.
+        on_done: hears how many are done.
 
     Raises:
         ConfigError: if an episode has no task, because its folder has lost them.
@@ -90,16 +101,26 @@ def rescore(
         for number, path in enumerate(episode.trajectories)
         if was_learnable(episode, path)
     )
-    count = 0
-    with ThreadPoolExecutor(max_concurrent, thread_name_prefix="rllm reward") as pool:
-        while some := list(islice(paths, _AT_A_TIME * max_concurrent)):
-            for told in pool.map(lambda given: _rescored(given[0], given[1], given[2], reward_fn), some):
-                count += 1
-                on_done(count)
-                yield told
+    num_done = itertools.count(1)
+
+    async def judged(some: Sequence[tuple[Episode, int, Trajectory]]) -> list[Rescored]:
+        free = asyncio.Semaphore(max_concurrent)
+
+        async def one(episode: Episode, number: int, path: Trajectory) -> Rescored:
+            async with free:
+                rescored = await _rescored(episode, number, path, reward_fn, timeout_s)
+            on_done(next(num_done))
+            return rescored
+
+        return await asyncio.gather(*(one(*given) for given in some))
+
+    while some := list(itertools.islice(paths, _AT_A_TIME * max_concurrent)):
+        yield from run_anywhere(partial(judged, some))
 
 
-def _rescored(episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., Any]) -> Rescored:
+async def _rescored(
+    episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., Any], timeout_s: float
+) -> Rescored:
     if episode.task is None:
         option = "--val" if episode.info.get("split") == "eval" else "--data"
         raise ConfigError(
@@ -108,10 +129,14 @@ def _rescored(episode: Episode, number: int, path: Trajectory, reward_fn: Callab
         )
     answer = path.steps[-1].model_response if path.steps else ""
     after, error = None, None
+    judge = partial(as_reward_output, reward_fn, episode.task, answer)
     try:
-        after = as_reward_output(reward_fn, episode.task, answer).reward
+        async with asyncio.timeout(timeout_s):
+            after = (await in_thread(judge, name=f"reward of {episode.id}")).reward
     except RewardError as raised:
         error = str(raised)
+    except TimeoutError:
+        error = f"the reward did not finish within {timeout_s:g} s"
     return Rescored(
         episode_id=episode.id,
         session_id=episode.session_id,
