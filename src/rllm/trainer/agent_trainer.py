@@ -137,8 +137,6 @@ class AgentTrainer:
             door=door,
         )
         check_fit(self.config, demonstrates=self.door.demonstrates)
-        if not self.door.demonstrates:
-            _check_ids(self.train_data, self.val_data)
         check_sizes(self.config, len(self.train_data))
         _check_evaluations(self.config, self.val_data)
         self.algorithm = make_algorithm(self.config)
@@ -148,6 +146,8 @@ class AgentTrainer:
         for name, data in (("train_dataset", self.train_data), ("val_dataset", self.val_data)):
             if data is not None:
                 with concerning(name):
+                    if not self.door.demonstrates:
+                        check_ids(data)
                     self.door.check(data)
         check_model(self.config)
         fit_to_memory(self.config)
@@ -331,14 +331,6 @@ def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
         often = ["every"] if config.eval.every else []
         why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
         refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
-
-
-def _check_ids(train_data: Dataset, val_data: Dataset | None) -> None:
-    with concerning("train_dataset"):
-        check_ids(train_data)
-    if val_data is not None:
-        with concerning("val_dataset"):
-            check_ids(val_data)
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:
