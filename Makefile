@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+VERSIONS := -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +33,10 @@ demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no n
 # More processes than two cores can run: for a third of its time a test waits, for a disk, a clock or another program.
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
 	$(PYTEST) -n 3
+
+# What one gets who installs without constraints.txt; but torch's newest build may be one of several gigabytes for GPUs.
+test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
+	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$$(grep '^torch==' constraints.txt)"
 
 test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
 	$(PYTEST) -m slow
@@ -189,4 +194,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
