@@ -32,3 +32,21 @@ def test_a_subclass_is_made_of_a_row_without_a_from_dict_of_its_own(
     env = mine.from_dict(row)
     assert type(env) is mine
     env.close()
+
+
+@pytest.mark.parametrize("kind", [SingleTurnEnvironment, ToolEnvironment])
+def test_a_subclass_may_bring_its_own_reward(kind: type[SingleTurnEnvironment | ToolEnvironment]) -> None:
+    class Own(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, task: Any = None, **kwargs: Any) -> None:
+            super().__init__(task, reward_fn=worth_nothing, **kwargs)
+
+    env = Own.from_dict({"question": "1 + 1?"})
+    assert (env.task, env.reward_fn) == ({"question": "1 + 1?"}, worth_nothing)
+
+
+def test_a_subclass_may_judge_by_itself() -> None:
+    class Strict(SingleTurnEnvironment):
+        def get_reward_and_next_obs(self, task: Any, action: Any) -> tuple[float, Any]:
+            return float(action == task["answer"]), {}
+
+    assert Strict.from_dict({"answer": "2"}).step("2")[1] == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from rllm.environments.base.from_task import split_row
+from rllm.environments.base.from_task import check_reward_fn, split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
 from rllm.rewards.scoring import as_reward_output
 
@@ -26,7 +26,11 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         Raises:
             ConfigError: if there is no `reward_fn`.
         """
-        return cls(*split_row(info, cls.__name__))
+        task, settings = split_row(info)
+        env = cls(task, **settings)
+        if cls.get_reward_and_next_obs is SingleTurnEnvironment.get_reward_and_next_obs:
+            check_reward_fn(env)
+        return env
 
     def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
         """Score the answer.

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import split_row
+from rllm.environments.base.from_task import check_reward_fn, split_row
 from rllm.environments.tools.calls import final_answer, read_calls
 from rllm.errors import ConfigError, EnvError
 from rllm.rewards.scoring import as_reward_output
@@ -75,8 +75,10 @@ class ToolEnvironment(BaseEnv):
         """
         settings = {key: info[key] for key in _SETTINGS if info.get(key) is not None}
         rest = {key: value for key, value in info.items() if key not in _SETTINGS}
-        task, reward_fn = split_row(rest, cls.__name__)
-        return cls(task, reward_fn=reward_fn, **settings)
+        task, judge = split_row(rest)
+        env = cls(task, **judge, **settings)
+        check_reward_fn(env)
+        return env
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         """Begin anew; the observation is the task."""
