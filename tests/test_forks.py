@@ -1,4 +1,4 @@
-"""Forks that users' code makes and does not end; each test is a program of its own, which a fork cannot spoil for others."""
+"""Forks that users' code makes; each test is a program of its own, which a fork cannot spoil for others."""
 
 from __future__ import annotations
 
@@ -48,3 +48,42 @@ def test_a_fork_ends_where_the_code_does_that_made_it(ending: str, code: int, sa
     assert done.stdout.splitlines() == ["child", f"thread {code}", "child", f"loop {code}"]
     told = [line for line in done.stderr.splitlines() if line.startswith(("SystemExit", "FileNotFoundError"))]
     assert (done.returncode, told) == (0, [said] * 2 if said else [])
+
+
+STARTS = """
+import os, threading
+from rllm.sdk import run_program
+from rllm.tools.sandbox import run_python
+
+held, holds = os.pipe()
+done = threading.Event()
+
+
+def fork_again_and_again():
+    for _ in range(300):
+        if done.is_set():
+            break
+        if not os.fork():
+            os.close(holds)
+            os.read(held, 1)  # until the parent ends
+            os._exit(0)
+
+
+forking = threading.Thread(target=fork_again_and_again)
+forking.start()
+starts = 0
+while forking.is_alive():
+    {start}
+    starts += 1
+    if starts == 20:
+        done.set()
+forking.join()
+print("started")
+"""
+
+
+@pytest.mark.parametrize("start", ["run_program(['true'])", "run_python('')"])
+def test_a_program_is_started_while_other_threads_fork(start: str) -> None:
+    program = [sys.executable, "-c", STARTS.format(start=start)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "started\n"

@@ -1,13 +1,27 @@
-"""A fork that users' code made ends where that code does: everything behind is its parent's, and is done once."""
+"""Forks that users' code makes: each ends where that code does, since everything behind is its parent's and is done once; and
+none is made in the midst of a program's start."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
+
+_starting = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_starting.acquire, after_in_child=_starting.release, after_in_parent=_starting.release)
+
+
+@contextmanager
+def no_fork_meanwhile() -> Iterator[None]:
+    """Other threads' forks wait. One in the midst of `subprocess.Popen` has all pipes to the new program, which nobody hears the
+    end of before that fork, too, has ended."""
+    with _starting:
+        yield
 
 
 @contextmanager

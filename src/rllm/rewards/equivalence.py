@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import LifoQueue
 
 from rllm.errors import MissingDependencyError, RewardError
+from rllm.forks import no_fork_meanwhile
 
 NUM_WORKERS = min(4, os.cpu_count() or 1)
 MAX_CHARS = 1000
@@ -80,12 +81,13 @@ class _Worker:
 
     def __init__(self) -> None:
         check_installed()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        with no_fork_meanwhile():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         if self._reply() is None:
             raise RewardError(
                 f"the process that compares mathematical answers ended with code {self._process.returncode} before it "

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from rllm.errors import ConfigError, RLLMError
+from rllm.forks import no_fork_meanwhile
 from rllm.sdk.head_and_tail import HeadAndTail
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
@@ -103,20 +104,22 @@ def run_supervised(
     variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}
     if cwd is not None:
         variables["PWD"] = str(Path(cwd).absolute())  # as a shell sets it
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs, _startable(program), _input(stdin) as source:
-            process = Context().run(  # where no session is, which would change its environment
-                subprocess.Popen,
-                [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
-                stdin=source,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=cwd,
-                env=variables,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+    with contextlib.ExitStack() as control:
+        with _startable(program), _input(stdin) as source, no_fork_meanwhile():
+            ours, theirs = socket.socketpair()
+            control.enter_context(ours)
+            with theirs:
+                process = Context().run(  # where no session is, which would change its environment
+                    subprocess.Popen,
+                    [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=cwd,
+                    env=variables,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         with process:
             return _Watch(process, ours, limits, on_output, is_wanted).result(program)
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rllm.errors import ConfigError
+from rllm.forks import no_fork_meanwhile
 
 __all__ = ["SandboxResult", "arun_python", "run_python"]
 
@@ -94,7 +95,8 @@ def run_python(
     """
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
     with _files(job, stdin) as files:
-        process = subprocess.Popen(files.command, **files.popen_options)
+        with no_fork_meanwhile():
+            process = subprocess.Popen(files.command, **files.popen_options)
         expired = threading.Event()
 
         def expire() -> None:
