@@ -433,6 +433,13 @@ def test_line_8_a_request_that_cannot_be_read_gets_the_dialects_own_error(serve,
     assert (trace.error, trace.messages, trace.response_ids) == (refused.json()["error"]["message"], [], [])
 
 
+def test_line_3_a_thread_that_a_client_does_without_is_no_failed_call(serve):
+    served = serve()
+    body = {"model": "m", **REQUESTS["messages"], "thread": {"type": "create"}}
+    assert served.post("/sessions/s/v1/messages", json=body).status_code == 400
+    assert served.store.by_session("s") == []
+
+
 @every_dialect
 @pytest.mark.parametrize(
     ("key", "status"),

@@ -21,7 +21,7 @@ from rllm.gateway.core import Gateway
 from rllm.gateway.deadlines import Deadlines
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
-from rllm.gateway.errors import GatewayError, to_gateway_error
+from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
 from rllm.gateway.identity import SESSION_HEADER, check_one_named, headers_of, metadata_of, session_named
 from rllm.gateway.keep_alive import keep_alive
@@ -125,6 +125,8 @@ class CallEndpoint:
             asked = self.dialect.parse(body)
             check_one_named(path, headers)
             call = answer.call = await self._understood(asked, named, headers, metadata)
+        except DeclinedError:
+            raise
         except (GatewayError, ConfigError) as error:
             if self.render_count is None:
                 with suppress(StoreError):  # its session cannot be looked up

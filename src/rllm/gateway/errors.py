@@ -60,6 +60,10 @@ class GatewayError(RLLMError):
         return {"error": {"message": str(self), "type": self.type, "param": param, "code": self.code}}
 
 
+class DeclinedError(GatewayError):
+    """What a client asks for first, and does without when it reads this: no failure of a call, as a trace would make it look."""
+
+
 UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off", "lost"]
 """Why an upstream gave no answer. `call`: another server would not give one either. `refused`: it cannot answer now.
 `unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost. `lost`: it will not come back."""

@@ -12,7 +12,7 @@ import orjson
 from rllm.gateway.dialects.base import WholeConversations
 from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
 from rllm.gateway.dialects.messages_output import RAW_ARGUMENTS, MessagesStreamEncoder, error_to_dict, from_chat
-from rllm.gateway.errors import GatewayError
+from rllm.gateway.errors import DeclinedError, GatewayError
 from rllm.types import Message, Trace
 
 _OURS = frozenset(
@@ -53,7 +53,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         GatewayError: 400, if it is malformed, or asks for what only a server that keeps conversations can give.
     """
     if asked.get("thread") is not None:
-        raise _thread_refused()
+        raise _thread_declined()
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     messages: list[Message] = []
     if asked.get("system"):
@@ -227,9 +227,9 @@ def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _thread_refused() -> GatewayError:
+def _thread_declined() -> DeclinedError:
     """Clients that keep their conversations on the server send the whole one instead when they read these details."""
-    return GatewayError(
+    return DeclinedError(
         400,
         "thread: this server keeps no threads: send the whole conversation",
         param="thread",
