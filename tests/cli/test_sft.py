@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +43,17 @@ def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, cap
     assert told["rollout.group_size"][0] == "1"
     assert told["sft.train_on"] == ["all", "default"]
     assert not (work / "run").exists()
+
+
+def test_data_that_cannot_be_read_is_named_before_torch_is_imported(work):
+    program = (
+        "import sys\nfrom rllm.cli import main\n"
+        "sys.argv = ['rllm', 'sft', 'nowhere.jsonl']\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "DATA: 'nowhere.jsonl' cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize(

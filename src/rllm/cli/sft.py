@@ -53,15 +53,17 @@ def sft(
             "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
         )
     chosen = chosen_settings(settings, model=model, config=config, resume=resume)
-    quiet_libraries()
+    shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
+    held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
+    quiet_libraries()  # which takes its time, as does what follows
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
     from rllm.trainer.config.load import naming_places
 
     with as_typed(train_dataset="DATA", val_dataset="--val"), naming_places(chosen.layers):
         trainer = AgentSFTTrainer(
             chosen.config,
-            _demonstrations(begun["data"], begun.get("split"), "DATA"),
-            _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None,
+            shown,
+            held_out,
             resume=resume is not None,
         )
     carry_out(
@@ -77,6 +79,6 @@ def sft(
 def _demonstrations(source: str, split: str | None, option: str) -> str | Dataset:
     """What a run or an evaluation left is read by the trainer; anything else here."""
     from rllm.cli.task_source import read_tasks
-    from rllm.trainer.agent_sft_trainer import store_of
+    from rllm.trainer.history import named_store
 
-    return source if store_of(source) else read_tasks(source, split, option=option)
+    return source if named_store(source) else read_tasks(source, split, option=option)

@@ -25,7 +25,7 @@ from rllm.trainer.demonstrations.rejection import (
     sampled_from,
 )
 from rllm.trainer.demonstrations.rows import prepared
-from rllm.trainer.history import filled, found_store
+from rllm.trainer.history import filled, folder_of, named_store
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
@@ -106,8 +106,8 @@ def _rows(source: Any, name: str) -> list[Row]:
     Raises:
         ConfigError: if it cannot be read, or is empty.
     """
-    if isinstance(source, str | Path) and (url := store_of(source)) is not None:
-        folder = _folder_of(source)
+    if isinstance(source, str | Path) and (url := named_store(source)) is not None:
+        folder = folder_of(source)
         rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
             raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
@@ -129,18 +129,6 @@ def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
         if not episodes.exists():
             return rows_of_store(store, run_id)
         return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(filled(episode, store))]
-
-
-def store_of(source: str | Path) -> str | None:
-    """Path or URL of the traces that this is, or that this folder of a run or an evaluation has; `None` for anything else."""
-    path = Path(source).expanduser()
-    return str(path) if path.suffix == ".db" and path.is_file() else found_store(_folder_of(path))
-
-
-def _folder_of(source: str | Path) -> Path:
-    """The folder that is named, by itself or by a file in it."""
-    path = Path(source).expanduser()
-    return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:

@@ -75,6 +75,18 @@ def found_store(folder: Path) -> str | None:
     return str(folder / STORE) if (folder / STORE).is_file() else None
 
 
+def named_store(source: str | Path) -> str | None:
+    """Path or URL of the traces that this is, or that this folder of a run or an evaluation has; `None` for anything else."""
+    path = Path(source).expanduser()
+    return str(path) if path.suffix == ".db" and path.is_file() else found_store(folder_of(path))
+
+
+def folder_of(source: str | Path) -> Path:
+    """The folder that is named, by itself or by a file in it."""
+    path = Path(source).expanduser()
+    return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
+
+
 def _read_episode(session: SessionInfo, tasks: Mapping[Key, Any], url: str) -> Episode:
     try:
         return _episode(session, tasks)
