@@ -51,9 +51,10 @@ def test_a_fork_ends_where_the_code_does_that_made_it(ending: str, code: int, sa
 
 
 STARTS = """
-import os, threading
+import asyncio, os, threading
+import uvloop
 from rllm.sdk import run_program
-from rllm.tools.sandbox import run_python
+from rllm.tools.sandbox import arun_python, run_python
 
 held, holds = os.pipe()
 done = threading.Event()
@@ -69,6 +70,10 @@ def fork_again_and_again():
             os._exit(0)
 
 
+async def users_own():
+    await (await asyncio.create_subprocess_exec("true")).wait()
+
+
 forking = threading.Thread(target=fork_again_and_again)
 forking.start()
 starts = 0
@@ -82,8 +87,10 @@ print("started")
 """
 
 
-@pytest.mark.parametrize("start", ["run_program(['true'])", "run_python('')"])
+@pytest.mark.parametrize(
+    "start", ["run_program(['true'])", "run_python('')", "asyncio.run(arun_python(''))", "uvloop.run(users_own())"]
+)
 def test_a_program_is_started_while_other_threads_fork(start: str) -> None:
     program = [sys.executable, "-c", STARTS.format(start=start)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "started\n"
+    assert (done.stdout, done.stderr) == ("started\n", "")

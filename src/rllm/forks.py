@@ -1,5 +1,5 @@
 """Forks that users' code makes: each ends where that code does, since everything behind is its parent's and is done once; and
-none is made in the midst of a program's start."""
+none is made in the midst of a program's start, or of a change to other people's classes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-_starting = threading.RLock()
+_lock = threading.RLock()
+
+
+def _renew() -> None:
+    """A child has a lock of its own, and releases none: uvloop, while it starts a program, may tell it twice that it is one."""
+    global _lock
+    _lock = threading.RLock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_starting.acquire, after_in_child=_starting.release, after_in_parent=_starting.release)
+    os.register_at_fork(before=lambda: _lock.acquire(), after_in_child=_renew, after_in_parent=lambda: _lock.release())
 
 
 @contextmanager
 def no_fork_meanwhile() -> Iterator[None]:
-    """Other threads' forks wait. One in the midst of `subprocess.Popen` has all pipes to the new program, which nobody hears the
-    end of before that fork, too, has ended."""
-    with _starting:
+    """Other threads' forks wait, and whoever else comes here. A fork in the midst of `subprocess.Popen` has all pipes to the new
+    program, which nobody hears the end of before that fork, too, has ended; one in the midst of a change has half of it."""
+    with _lock:
         yield
 
 

@@ -7,11 +7,11 @@ must therefore do nothing when there is nothing to do.
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from rllm.forks import no_fork_meanwhile
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original function and returns its replacement."""
@@ -26,11 +26,6 @@ class Replacement:
     wrap: Wrapper
 
 
-_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a fork in the midst of another thread's change would wait for it for ever
-    os.register_at_fork(before=_lock.acquire, after_in_child=_lock.release, after_in_parent=_lock.release)
-
-
 class Patch:
     """A set of replacements that is in place while at least one `install` has no `uninstall` yet."""
 
@@ -40,13 +35,13 @@ class Patch:
         self._undo: list[tuple[type, str, Any, Any]] = []
 
     def install(self) -> None:
-        with _lock:
+        with no_fork_meanwhile():
             self._count += 1
             if self._count == 1:
                 self._undo = [_replace(item) for item in self._replacements()]
 
     def uninstall(self) -> None:
-        with _lock:
+        with no_fork_meanwhile():
             self._count -= 1
             if self._count == 0:
                 for owner, name, original, replacement in self._undo:

@@ -33,6 +33,7 @@ from typing import IO, Any
 
 from rllm.errors import ConfigError
 from rllm.forks import no_fork_meanwhile
+from rllm.threads import in_thread
 
 __all__ = ["SandboxResult", "arun_python", "run_python"]
 
@@ -95,8 +96,7 @@ def run_python(
     """
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
     with _files(job, stdin) as files:
-        with no_fork_meanwhile():
-            process = subprocess.Popen(files.command, **files.popen_options)
+        process = _started(files)
         expired = threading.Event()
 
         def expire() -> None:
@@ -127,16 +127,21 @@ async def arun_python(
     """`run_python` beside the event loop; cancelling it kills the process."""
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
     with _files(job, stdin) as files:
-        process = await asyncio.create_subprocess_exec(*files.command, **files.popen_options)
+        process = _started(files)
         try:
-            await asyncio.wait_for(process.wait(), timeout_s)
+            await asyncio.wait_for(in_thread(process.wait, name="sandbox"), timeout_s)
             timed_out = False
         except TimeoutError:
             timed_out = True
         finally:
             _kill_group(process.pid)
-            exit_code = await process.wait()
+            exit_code = await in_thread(process.wait, name="sandbox")
         return files.result(exit_code, timed_out, max_output_bytes)
+
+
+def _started(files: _Files) -> subprocess.Popen[bytes]:
+    with no_fork_meanwhile():
+        return subprocess.Popen(files.command, **files.popen_options)
 
 
 def _job(
