@@ -208,7 +208,8 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
 def test_rollouts_that_nobody_scores_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": text, "answer": ""} for text in ("unscored", "bug")])
     code, errors = fails(*arguments(server))
-    assert (code, errors.splitlines()[-1]) == (1, "rllm: no rollout was scored, so this says nothing about the model")
+    why = "no rollout was scored, so this says nothing about the model: let the agent return a reward"
+    assert (code, errors.splitlines()[-1]) == (1, f"rllm: {why}")
 
 
 def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):

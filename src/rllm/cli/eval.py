@@ -119,7 +119,7 @@ def evaluate(
     if all_failed:
         raise RolloutError(f"{_why_all_failed(report)}\n{where}")
     if report.num_failed + report.num_unscored == report.num_rollouts:
-        raise RolloutError("no rollout was scored, so this says nothing about the model")
+        raise RolloutError("no rollout was scored, so this says nothing about the model: let the agent return a reward")
 
 
 def _complete(
