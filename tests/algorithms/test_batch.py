@@ -96,6 +96,11 @@ def test_split_fills_runs_up_to_the_limit() -> None:
     assert list(lengths(5, 5, 3, 8, 2).split(10)) == [[0, 1], [2], [3, 4]]
 
 
+def test_what_differs_in_the_first_token_shares_nothing() -> None:
+    batch = Batch.of([sequence([start, 2, 3, 4], ([5], [])) for start in range(2)])
+    assert list(batch.split(9)) == [[0], [1]]
+
+
 def test_a_sequence_longer_than_the_limit_is_alone() -> None:
     assert list(lengths(2, 50, 2).split(10)) == [[0], [1], [2]]
 

@@ -47,6 +47,10 @@ def test_what_older_weights_have_sampled_is_corrected_for_unless_it_is_not_to_be
             "roles.a.estimator.name='rllm.types:Episode' is no algorithm: name a subclass",
         ),
         (
+            {"name": "rllm.algorithms.losses:whitened"},
+            "roles.a.estimator.name='rllm.algorithms.losses:whitened' is no algorithm: name a subclass",
+        ),
+        (
             {"clip_lo": 0.1},
             "roles.a.estimator.clip_lo is not a setting of grpo; did you mean 'roles.a.estimator.clip_low'",
         ),

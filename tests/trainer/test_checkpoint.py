@@ -204,8 +204,9 @@ def test_a_damaged_checkpoint_is_told_with_the_way_back(
     assert "no whole checkpoint before it" in checkpoints.way_back(folders[0])
 
 
-def test_a_state_of_another_program(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text('{"global_step": 7}')
+@pytest.mark.parametrize("state", ['{"global_step": 7}', "[7]"])
+def test_a_state_of_another_program(tmp_path: Path, state: str) -> None:
+    (tmp_path / STATE_FILE).write_text(state)
     with pytest.raises(ConfigError, match="is not one of this program"):
         read_state(tmp_path)
 

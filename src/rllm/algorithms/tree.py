@@ -103,7 +103,7 @@ def _grow(
     longer = [member for member in members if len(sequences[member]) > end]
     fits = sum(len(sequences[member]) - offset for member in members) <= row_tokens
     num_ways_on = len({sequences[member][end] for member in longer}) + len(members) - len(longer)
-    if fits or len(members) == 1 or (num_ways_on - 1) * (end - offset) >= min_saved:
+    if fits or (num_ways_on - 1) * (end - offset) >= min_saved:
         below = _add_node(tree, sequences[members[0]][offset:end], parent, offset, members)
         return _branches(sequences, longer, parent=below, offset=end, fork=end)
     for member in members:

@@ -55,6 +55,12 @@ def test_evaluation() -> None:
         "val/gsm/pass@2": 0.0,
     }
     assert known_eval_metrics([episode("a", True)]) == {"val/pass@1": 1.0}
+    assert known_eval_metrics([*twice[:2], episode("b", False)]) == {
+        "val/pass@1": 0.25,
+        "val/pass@2": 0.5,
+        "val/math/pass@1": 0.5,
+        "val/math/pass@2": 1.0,
+    }, "of the other rollout of b, nobody could tell"
 
 
 def test_a_run_has_them(run_trainer: RunTrainer) -> None:

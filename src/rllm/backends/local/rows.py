@@ -188,7 +188,7 @@ def _stems(tree: TokenTree, rows: list[Row], stem_saved: int) -> tuple[Stem, ...
     members = Counter(row.anchor for row in rows)
     above = {row.anchor: row.num_above for row in rows}
     saved = sum((number - 1) * above[anchor] for anchor, number in members.items())
-    if saved < stem_saved * len(members) or 0 in above.values():
+    if saved < stem_saved * len(members):
         return ()
     return tuple(Stem(number, torch.tensor(tree.down_to(anchor))) for anchor, number in members.items())
 
