@@ -185,10 +185,11 @@ def test_a_response_without_choices_is_a_trace_that_says_so(choices: Any):
 
 
 def test_a_failed_call_keeps_its_request():
-    trace = failed_trace(REQUEST, session_id="s", error="upstream refused: 503", metadata={"task": 3})
+    trace = failed_trace(REQUEST, session_id="s", error="upstream refused: 503", metadata={"task": 3}, weight_version=2)
     assert (trace.error, trace.finish_reason, trace.model) == ("upstream refused: 503", "error", "tiny")
     assert trace.messages == REQUEST["messages"]
     assert trace.sampling == {"temperature": 0.7, "max_tokens": 8}
+    assert (trace.metadata, trace.weight_version) == ({"task": 3}, 2)
     assert (trace.prompt_ids, trace.response_ids, trace.response) == ([], [], {})
 
 

@@ -123,6 +123,16 @@ def test_other_tools_are_another_conversation() -> None:
     assert after_one_answer().prior_of(Said.of([USER, ANSWER], [{"type": "function"}])) is None
 
 
+def test_another_picture_is_another_conversation_and_the_marks_of_a_cache_are_nothing() -> None:
+    def shown(name: str, **marks: Any) -> Message:
+        return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}, **marks}]}
+
+    known = Conversations()
+    known.add(Said.of([shown("cat")], None), trace_of([shown("cat")], ANSWER, [1, 2, 3]))
+    assert known.lacks(Said.of([shown("cat", cache_control={"type": "ephemeral"}), ANSWER, RESULT], None)) == "t1"
+    assert known.lacks(Said.of([shown("dog"), ANSWER, RESULT], None)) is None
+
+
 @pytest.mark.parametrize("echo", ["{}", '{"INVALID_JSON": "..."}', {}, '{"b": 7'])
 def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> None:
     known = after_one_answer(called('{"b": 7'))

@@ -56,6 +56,12 @@ def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
     assert side_calls(traces) == set()
 
 
+def test_a_title_that_was_asked_for_as_such_is_one_also_where_somebody_said_the_same():
+    titled = trace("title", ASKED, "Fixing", metadata={SIDE_CALL_KEY: "title"})
+    on = [*ASKED, {"role": "assistant", "content": "Fixing"}, {"role": "user", "content": "on"}]
+    assert side_calls([titled, trace("main", on, "ok", tools=TOOLS)]) == {"title"}
+
+
 def test_each_message_of_a_long_session_is_looked_at_a_few_times_only():
     num_reads = 0
 

@@ -119,6 +119,14 @@ async def test_sessions_that_begin_at_once_are_counted_each():
         assert await admitted(limits.admit_session(f"s-{k}") for k in range(3)) == num_admitted
 
 
+async def test_however_many_sessions_there_are_they_are_counted():
+    store = MemoryTraceStore()
+    for k in range(150):
+        store.open_session(f"old-{k}", {})
+    limits = limits_over(store, max_sessions=151)
+    assert await admitted(limits.admit_session(f"s-{k}") for k in range(3)) == 1
+
+
 def test_a_session_whose_first_calls_come_at_once_begins_once(serve):
     served = limited(serve, max_sessions=2)
     with ThreadPoolExecutor(4) as pool:

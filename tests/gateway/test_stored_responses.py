@@ -114,6 +114,15 @@ def test_a_response_that_its_upstream_broke_off_is_shown_as_failed(serve):
     assert "broke off" in shown.error.message
 
 
+def test_a_response_that_cannot_be_trained_on_is_a_whole_one_all_the_same(serve):
+    served = serve(["four"], upstream="http")
+    served.upstream.fault = "no_tokens"
+    client = served.client("s")
+    given = say(client, "two and two?")
+    shown = client.responses.retrieve(given.id)
+    assert (shown.status, shown.output_text) == (given.status, given.output_text) == ("completed", "four")
+
+
 def suppressed(events):
     """Events up to the one that the client raises as an error."""
     with suppress(openai.APIError):

@@ -2,6 +2,7 @@ import datetime
 import struct
 import zlib
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,7 @@ class Hostile:
         (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
         ({3}, [3]),
         ((1, 2), [1, 2]),
+        (MappingProxyType({"a": 1}), {"a": 1}),
         (datetime.datetime(2026, 1, 2, 3, 4, 5), "2026-01-02T03:04:05"),
         (Path("a/b"), "a/b"),
         (Answer(value=4), {"value": 4}),

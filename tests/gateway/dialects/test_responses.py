@@ -94,6 +94,15 @@ def test_an_answer_whose_reasoning_came_last_and_that_a_client_took_apart_is_one
     ]
 
 
+def test_items_of_two_answers_are_two_turns():
+    thought, cut_off = answer({"content": "", "reasoning": "hm"})["output"]
+    later = {**cut_off, "id": f"msg_{'1' * 32}", "content": [{"type": "output_text", "text": "four"}]}
+    assert chat(input=[HI, thought, later])["messages"][1:] == [
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "four"},
+    ]
+
+
 @pytest.mark.parametrize("kept", ["content", "encrypted_content", "summary"])
 def test_reasoning_comes_back_wherever_a_client_keeps_it(kept):
     [reasoning, _] = answer({"content": "x", "reasoning_content": "hm"})["output"]
