@@ -266,6 +266,7 @@ async def test_many_requests_with_different_settings_share_few_slots(make_engine
         ("Qwen2", {}, SlotDecoder),
         ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder),
         ("Mixtral", {"num_local_experts": 4, "sliding_window": None}, SlotDecoder),
+        ("Bert", {"is_decoder": True}, SlotDecoder),
     ],
 )
 async def test_other_architectures_are_exact_too(
@@ -281,6 +282,36 @@ async def test_other_architectures_are_exact_too(
     )
     for output in outputs:
         assert_exact(engine.model, output)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Bert", {}),
+        # The code that stands in for its kernels carries states from one chunk of tokens to those before it.
+        (
+            "NemotronH",
+            {
+                "layers_block_type": ["mamba", "attention"],
+                "chunk_size": 8,
+                "mamba_num_heads": 4,
+                "mamba_head_dim": 16,
+                "n_groups": 1,
+            },
+        ),
+    ],
+)
+def test_a_model_whose_tokens_see_later_ones_is_refused(make_engine: Any, family: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"gives a token other probabilities where others stand behind it"):
+        make_engine(family, model_options=options)
+
+
+def test_a_model_that_wants_more_than_tokens_is_refused(make_engine: Any) -> None:
+    options = {"default_language": None, "languages": ["en", "de"], "is_decoder": True}
+    with pytest.raises(
+        ConfigError, match=r"XmodForCausalLM cannot be given tokens and nothing else .*Input language unknown"
+    ):
+        make_engine("Xmod", model_options=options)
 
 
 async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:

@@ -79,10 +79,10 @@ _TRIED = ([7, 3, 11, 13, 1, 17, 8, 6], [7, 3, 4, 6, 8, 9, 10, 12, 14, 15], [7])
 
 def agree(model: Any, *ways: HiddenStates, gradients: bool = False) -> bool:
     """Whether passes over shared prefixes give what the model itself gives; with `gradients`, also those of its first weights."""
-    size = model.get_input_embeddings().num_embeddings
-    tree = build_tree([[token % size for token in sequence] for sequence in _TRIED], min_saved=1)
-    read = torch.arange(len(tree.ids)) % 2 == 0
     try:
+        size = model.get_input_embeddings().num_embeddings
+        tree = build_tree([[token % size for token in sequence] for sequence in _TRIED], min_saved=1)
+        read = torch.arange(len(tree.ids)) % 2 == 0
         with torch.set_grad_enabled(gradients):
             expected = _with_gradient(model, separate_hidden_states(model, tree)[read])
             found = [_with_gradient(model, way(model, tree, read=read)[read]) for way in ways]

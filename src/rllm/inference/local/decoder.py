@@ -13,6 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
+from rllm.errors import ConfigError
+
+_ENDS = ([13, 1], [4, 9])
+"""Of two sequences that part there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Added:
@@ -59,3 +64,37 @@ def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
 def last_logits_only(model: Any) -> dict[str, Any]:
     """The argument that spares a forward pass the logits of all positions but the last, for models that have it."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def check_causal(model: Any) -> None:
+    """Look whether what stands behind a token leaves its logits alone, as in a language model.
+
+    Raises:
+        ConfigError: if not: what such a model samples from, token by token, is not what it says of a whole sequence.
+    """
+    size, beginning = model.get_input_embeddings().num_embeddings, range(_chunk_size(model) + 5)
+    with torch.no_grad():
+        one, other = (
+            model(
+                input_ids=torch.tensor([[(7 * token + 3) % size for token in [*beginning, *end]]], device=model.device),
+                use_cache=False,
+            )
+            .logits[0, : len(beginning)]
+            .float()
+            for end in _ENDS
+        )
+    # Experts that are given other tokens beside these may round otherwise.
+    allowed = 1e-3 if model.dtype.itemsize >= 4 else 0.1
+    if (one - other).norm() > allowed * one.norm():
+        raise ConfigError(
+            f"{type(model).__name__} gives a token other probabilities where others stand behind it, so it can neither be sampled "
+            "from nor trained token by token: use a causal model (one of BERT's family is causal with is_decoder=true in its "
+            "config.json; of state-space layers, transformers' code for want of mamba-ssm is not always)"
+        )
+
+
+def _chunk_size(model: Any) -> int:
+    """Tokens that state-space layers compute at a time; 0 where there are none."""
+    config = model.config.get_text_config(decoder=True)
+    found = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
+    return next((size for size in found if isinstance(size, int)), 0)

@@ -16,8 +16,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from rllm.errors import ConfigError, first_line
 from rllm.inference.local.attention import use_grouped_attention
-from rllm.inference.local.decoder import Added, Decoder, last_logits_only, plain_logits
+from rllm.inference.local.decoder import Added, Decoder, check_causal, last_logits_only, plain_logits
 from rllm.inference.local.kv_cache import CacheShape
 from rllm.inference.local.short_forward import ShortForward, suits
 from rllm.inference.local.slot_decoder import SlotDecoder
@@ -46,6 +47,9 @@ def choose_decoder(
     a copy of. `products` is the format of its matrix products, where that is not the format of its logits.
 
     What is tried is the model at hand and not its name, so a new architecture is either served exactly or falls back.
+
+    Raises:
+        ConfigError: if the model is not causal, or cannot be run at all.
     """
 
     def slots(short: bool) -> Decoder:
@@ -79,6 +83,14 @@ def choose_decoder(
         if exact:
             _say_if_slow(decoder, model)
             return decoder
+    try:
+        check_causal(original or model)  # the other decoders have shown it: their tokens saw none behind them
+    except ConfigError:
+        raise
+    except Exception as error:  # with what this model needs beside tokens, or wants to be installed
+        raise ConfigError(
+            f"{type(model).__name__} cannot be given tokens and nothing else ({type(error).__name__}: {first_line(error)})"
+        ) from error
     _say_if_slow(fallback := RecomputeDecoder(model), model)
     return fallback
 
@@ -87,7 +99,10 @@ def has_full_attention(model: Any) -> bool:
     """Whether every layer keeps all keys and values, by `transformers`' own account."""
     if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
         return False
-    layers = DynamicCache(config=model.config).layers
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except AttributeError:  # of a configuration that does not name its layers as others do
+        return False
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
