@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.head import Head
+from rllm.backends.local.head import Head, body_of
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
 from rllm.errors import ConfigError
@@ -34,6 +34,10 @@ def model_of(family: str, **options: Any) -> Any:
         ("hyperclovax", {"logits_scaling": 0.25}, 0.25, None),
         ("cohere", {"logit_scale": 0.0625}, 0.0625, None),
         ("gemma3_text", {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+        ("llama4_text", {"intermediate_size_mlp": 64, "num_local_experts": 2}, 1.0, None),
+        ("modernbert-decoder", {"local_attention": 8}, 1.0, None),
+        ("bert", {"is_decoder": True}, 1.0, None),
+        ("bart", {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}, 1.0, None),
     ],
 )
 def test_the_policy_has_the_models_own_logprobs(
@@ -42,7 +46,7 @@ def test_the_policy_has_the_models_own_logprobs(
     model = model_of(family, **options)
     ids = torch.randint(3, 300, (12,), generator=torch.Generator().manual_seed(0))
     expected = model(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(1, ids[1:, None])[3:, 0]
-    policy = Policy.of(model, Trunk.of(model.base_model))
+    policy = Policy.of(model, Trunk.of(body_of(model)))
     assert (policy.head.factor, policy.head.cap) == (factor, cap)
     batch = Batch.of([sequence_of(ids[:4].tolist(), ids[4:].tolist())])
     torch.testing.assert_close(policy.score(batch, 100), expected.detach(), atol=1e-5, rtol=0)
@@ -52,7 +56,7 @@ def test_logits_are_scaled_and_bounded_with_their_gradient() -> None:
     linear = nn.Linear(1, 1, bias=False)
     nn.init.constant_(linear.weight, 3.0)
     hidden = torch.tensor([[2.0]], requires_grad=True)
-    logits = Head(linear=linear, factor=0.5, cap=4.0)(hidden)
+    logits = Head(linear=linear, out_features=1, factor=0.5, cap=4.0)(hidden)
     logits.backward()
     assert logits.item() == pytest.approx(4.0 * math.tanh(3.0 / 4.0))
     assert hidden.grad is not None
@@ -71,6 +75,13 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
 
 
 def test_a_model_without_a_body_of_its_own_is_refused() -> None:
-    model = model_of("llama4_text", intermediate_size_mlp=64, num_local_experts=2)
-    with pytest.raises(ConfigError, match=r"Llama4ForCausalLM offers no body apart from its head.* use backend=verl"):
-        Policy.of(model, Trunk.of(model.base_model))
+    class Whole(LlamaForCausalLM):  # type: ignore[misc]
+        base_model_prefix = "nothing"
+
+        def __init__(self, config: LlamaConfig) -> None:
+            super().__init__(config)
+            self.decoder = self._modules.pop("model")
+
+    model = Whole(LlamaConfig(vocab_size=300, **LLAMA_SIZES))
+    with pytest.raises(ConfigError, match=r"Whole offers no body apart from its head.* use backend=verl"):
+        Head.of(model)

@@ -24,6 +24,7 @@ from rllm.backends.base import UpdateResult
 from rllm.backends.local.accumulate import accumulate
 from rllm.backends.local.configure import check, critic_settings, lora_settings, optimizer_settings
 from rllm.backends.local.critic import Critic, CriticSettings
+from rllm.backends.local.head import body_of
 from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
@@ -84,7 +85,7 @@ class LocalBackend:
         self.critic_settings = critic or CriticSettings()
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
         with nullcontext() if self.adapter is None else self.adapter.at_work():
-            trunk = Trunk.of(self.model.base_model, autocast=settings.autocast, recompute=gradient_checkpointing)
+            trunk = Trunk.of(body_of(self.model), autocast=settings.autocast, recompute=gradient_checkpointing)
             if serve is None:
                 self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)
             else:

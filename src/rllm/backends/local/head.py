@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rllm.errors import ConfigError
 
@@ -22,12 +22,21 @@ _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _PROBE = (7, 3, 5, 2, 11)
 
 
+def body_of(model: Any) -> Any:
+    """A causal language model without its head, whose states are made into logits; the model itself where there is no such part."""
+    body = model.base_model
+    # Llama 4's prefix is that of the model with images, which this one is a part of.
+    return getattr(model, "model", model) if body is model else body
+
+
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """Callable as hidden states [n, hidden size] -> logits [n, V]."""
 
     linear: Any
-    """The model's output embeddings."""
+    """The model's output embeddings, with the layers before them that are not of its body."""
+    out_features: int
+    """V."""
     factor: float = 1.0
     cap: float | None = None
     """Logits l become cap * tanh(l / cap)."""
@@ -39,7 +48,8 @@ class Head:
         Raises:
             ConfigError: if none does, or if `transformers` offers no body without the head.
         """
-        if model.base_model is model:
+        body = body_of(model)
+        if body is model:
             raise ConfigError(
                 f"{type(model).__name__} offers no body apart from its head, whose states are needed here: use backend=verl, whose "
                 "workers run the model as a whole"
@@ -49,10 +59,14 @@ class Head:
         )
         with torch.no_grad():
             expected = model(input_ids=ids, use_cache=False).logits
-            states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            states = body(input_ids=ids, use_cache=False).last_hidden_state
             tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
             for head in cls._known(model):
-                if (head(states) - expected).abs().max() <= tolerance * expected.abs().max():
+                try:
+                    error = (head(states) - expected).abs().max()
+                except RuntimeError:  # layers that do not fit behind each other
+                    continue
+                if error <= tolerance * expected.abs().max():
                     return head
         raise ConfigError(
             f"{type(model).__name__} does something to its logits that is not known here, so it would be trained on other "
@@ -62,18 +76,15 @@ class Head:
     @classmethod
     def _known(cls, model: Any) -> Iterator[Self]:
         """What the configuration names comes first: logits near 0 look the same with a bound as without."""
-        config, linear = model.config.get_text_config(decoder=True), model.get_output_embeddings()
+        config, linear, body = model.config.get_text_config(decoder=True), model.get_output_embeddings(), body_of(model)
+        # ModernBERT's decoder has a layer between, and BERT's family has it in one module with the output embeddings.
+        layers = nn.Sequential(*(child for child in model.children() if child is not body))
         caps = [value for name in _CAPS if (value := getattr(config, name, None))]
         factors = [value for name in _FACTORS if (value := getattr(config, name, None))]
         for cap in (*caps, None):
             for factor in (*(power for value in factors for power in (value, 1 / value)), 1.0):
-                yield cls(linear=linear, factor=factor, cap=cap)
-
-    @property
-    def out_features(self) -> int:
-        """V."""
-        number: int = self.linear.out_features
-        return number
+                yield cls(linear=linear, out_features=linear.out_features, factor=factor, cap=cap)
+        yield cls(linear=layers, out_features=linear.out_features)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden)

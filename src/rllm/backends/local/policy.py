@@ -19,7 +19,7 @@ class Policy:
 
     model: Any
     trunk: Trunk
-    """`model.base_model`, and how it is run."""
+    """The model without its head (`body_of`), and how it is run."""
     head: Head
 
     @classmethod

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 from rllm.backends.adapter import Adapter
+from rllm.backends.local.head import body_of
 from rllm.backends.local.policy import Policy
 from rllm.inference.local.loading import LoadedModel
 
@@ -47,7 +48,7 @@ class FrozenCopy:
             weight.data = weight.data.to(self._like.model.dtype)
         # With other kernels the untrained policy would differ from it, if only in the last bit.
         model.set_attn_implementation(self._like.model.config._attn_implementation)
-        return Policy.of(model, self._like.trunk.like(model.base_model))
+        return Policy.of(model, self._like.trunk.like(body_of(model)))
 
 
 class WithoutAdapter:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch
+from rllm.backends.local.head import body_of
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
+from rllm.inference.local.decoder import check_causal
 from rllm.inference.local.loading import LoadedModel
 
 
@@ -14,8 +16,13 @@ class LocalTeacher:
     """Scores at the temperature that the tokens were sampled with, as the policy does."""
 
     def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
+        """
+        Raises:
+            ConfigError: if it is no causal model, or it is not known how it makes its logits.
+        """
         model = loaded.model.requires_grad_(False)
-        self._policy = Policy.of(model, Trunk.of(model.base_model))
+        check_causal(model)
+        self._policy = Policy.of(model, Trunk.of(body_of(model)))
         self._max_tokens = micro_batch_tokens
 
     def score(self, batch: Batch) -> Tensor:
