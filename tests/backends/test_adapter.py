@@ -11,15 +11,16 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.adapter import WEIGHTS_FILE, Adapter, LoraSettings
+from rllm.backends.adapter import Adapter, LoraSettings
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
 from rllm.backends.local.forward import hidden_states_by_stems
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
+from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, load_model
 from rllm.inference.local.slot_decoder import SlotDecoder
 
 from .conftest import in_float64, same_weights, sequence_of, weights_of
@@ -27,6 +28,19 @@ from .conftest import in_float64, same_weights, sequence_of, weights_of
 Make = Callable[..., Any]
 MakeBackend = Callable[..., LocalBackend]
 SMALL = LoraSettings(rank=2, alpha=4)
+LAGUNA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "max_position_embeddings": 64,
+}
 
 
 def strengthen(backend: LocalBackend) -> None:
@@ -218,6 +232,54 @@ def test_a_saved_run_goes_on_bit_for_bit(
     assert same_weights(weights_of(one.model), weights_of(other.model))
 
 
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_an_adapter_is_taken_up_under_the_names_that_it_was_saved_with(
+    make_backend: MakeBackend, tokenizer: Any, tmp_path: Path
+) -> None:
+    """peft renames Laguna's `shared_experts` when it loads them, and then misses them."""
+    config = AutoConfig.for_model(
+        "laguna", vocab_size=len(tokenizer), mlp_layer_types=["sparse"], num_attention_heads_per_layer=[4], **LAGUNA
+    )
+    original = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    original.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    one, other = (
+        make_backend(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), lora=SMALL, seed=seed)
+        for seed in range(2)
+    )
+    strengthen(one)
+    one.save(tmp_path)
+    other.load(tmp_path)
+    assert same_weights(weights_of(one.model), weights_of(other.model))
+    ids = torch.tensor([[5, 6, 7]])
+    merged = load_model(tmp_path, device="cpu").model
+    torch.testing.assert_close(merged(ids).logits, one.model(ids).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
+def test_a_router_with_a_bias_of_its_own_takes_an_adapter(
+    make_backend: MakeBackend, make_model: Make, groups: Make
+) -> None:
+    config = AutoConfig.for_model("glm4_moe", vocab_size=300, n_routed_experts=2, first_k_dense_replace=0, **LAGUNA)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    backend = make_backend(model, lora=SMALL)
+    strengthen(backend)
+    batch = groups()
+    expected = [plain_logprobs(model, item.ids, item.spans[0].start) for item in batch.sequences]
+    torch.testing.assert_close(backend.score(batch), torch.cat(expected).detach(), atol=1e-5, rtol=0)
+
+
+def test_layers_that_cannot_take_an_adapter_are_refused(make_backend: MakeBackend, tokenizer: Any) -> None:
+    """Phi-MoE's router is a linear layer whose output is a pair."""
+    sizes = {**LAGUNA, "num_local_experts": 2, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model("phimoe", vocab_size=len(tokenizer), **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with pytest.raises(
+        ConfigError, match=r"model.lora_targets='all-linear': Phimoe.* does not run with an adapter on all"
+    ):
+        make_backend(model, lora=SMALL)
+
+
 def test_the_same_seed_begins_alike(make_backend: MakeBackend, make_model: Make) -> None:
     one, same, other = (weights_of(make_backend(make_model(), lora=SMALL, seed=seed).model) for seed in (1, 1, 2))
     assert same_weights(one, same)
@@ -228,11 +290,11 @@ def test_the_same_seed_begins_alike(make_backend: MakeBackend, make_model: Make)
 
 
 def cut(folder: Path) -> None:
-    (folder / WEIGHTS_FILE).write_bytes((folder / WEIGHTS_FILE).read_bytes()[:200])
+    (folder / ADAPTER_WEIGHTS_FILE).write_bytes((folder / ADAPTER_WEIGHTS_FILE).read_bytes()[:200])
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "no adapter": lambda folder: (folder / WEIGHTS_FILE).unlink(),
+    "no adapter": lambda folder: (folder / ADAPTER_WEIGHTS_FILE).unlink(),
     "half an adapter": cut,
     "no settings": lambda folder: (folder / "adapter_config.json").unlink(),
     "no optimiser": lambda folder: (folder / RECOVERY_FILE).unlink(),

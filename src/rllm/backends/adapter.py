@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, first_line
+from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, take_weights
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 
 
@@ -55,6 +55,15 @@ class Adapter:
                     f"model.lora_targets={settings.targets!r}: name linear layers of {type(model).__name__}, or use "
                     f"{ALL_LINEAR} ({error})"
                 ) from error
+        _keep_buffers(self._inside)
+        try:
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[1, 2]], device=device))
+        except Exception as error:  # whatever a layer raises that is not used as a linear one, as some routers are not
+            raise ConfigError(
+                f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all of these: "
+                f"name those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
+            ) from error
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -90,7 +99,7 @@ class Adapter:
             OSError, SafetensorError: if there is none, or not all of it.
         """
         peft = _peft()
-        saved = load_file(folder / WEIGHTS_FILE)
+        saved = load_file(folder / ADAPTER_WEIGHTS_FILE)
         own = peft.get_peft_model_state_dict(self._inside, save_embedding_layers=False)
         shapes = [{name: weight.shape for name, weight in weights.items()} for weights in (saved, own)]
         if shapes[0] != shapes[1]:
@@ -98,7 +107,16 @@ class Adapter:
         config = peft.LoraConfig.from_pretrained(str(folder))
         if config.lora_alpha != self.settings.alpha:
             raise ValueError(f"its adapter has lora_alpha={config.lora_alpha}: keep model.lora_alpha")
-        peft.set_peft_model_state_dict(self._inside, saved)
+        take_weights(own, saved)
+
+
+def _keep_buffers(inside: torch.nn.Module) -> None:
+    """Let what peft puts around a router, whose weight is no linear layer's, have the router's buffers: models look there for
+    them, as DeepSeek V3 and GLM 4.5 for the bias that balances experts."""
+    for module in inside.modules():
+        if type(module).__name__ == "ParamWrapper":
+            for name, buffer in module.get_base_layer().named_buffers(recurse=False):
+                module.register_buffer(name, buffer, persistent=False)
 
 
 def _peft() -> Any:

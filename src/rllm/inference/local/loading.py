@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -19,6 +20,7 @@ from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
 
 ADAPTER_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -137,7 +139,22 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
     loaded = load_model(_base_of(adapter), dtype=dtype, device=device)
     with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
+    if (weights := adapter / ADAPTER_WEIGHTS_FILE).is_file():
+        own, saved = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False), load_file(weights)
+        if own.keys() == saved.keys():
+            take_weights(own, saved)
     return replace(loaded, model=with_adapter.merge_and_unload().eval())
+
+
+def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Bring an adapter's weights to what was saved of them, under the very names that they have.
+
+    peft renames what it loads as `transformers` renames the weights of older models, which loses some of what is named as in
+    this one (Laguna's shared experts), with no more than a warning.
+    """
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(saved[name])
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> None:
