@@ -23,6 +23,16 @@ async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
     assert len(client.sent) == num_sent
 
 
+async def test_a_silence_is_broken_once_in_each_interval(pass_time):
+    client = Client()
+    with keep_alive(client.send, b"~", 60.0):
+        for num_intervals in (1, 2):
+            pass_time(61.0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert client.sent == num_intervals * [b"~"]
+
+
 async def test_whoever_speaks_in_time_is_not_interrupted():
     client = Client()
     with keep_alive(client.send, b"~", 60.0) as spoken:
