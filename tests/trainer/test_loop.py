@@ -22,7 +22,7 @@ from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyn
 from rllm.store import open_store
 from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.checkpoint import read_state
+from rllm.trainer.checkpoint import damage_of, read_state
 from rllm.trainer.history import stored_episodes
 from rllm.types import Episode
 
@@ -44,6 +44,17 @@ class At:
     def progress(self, phase: str, done: int, total: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Progress(At):
+    """A tracker that keeps how far each phase has come."""
+
+    def __init__(self) -> None:
+        super().__init__(0, lambda: None)
+        self.told: list[tuple[str, int, int]] = []
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self.told.append((phase, done, total))
 
 
 def interrupt() -> None:
@@ -70,6 +81,12 @@ def test_a_run_from_beginning_to_end(run_trainer: RunTrainer) -> None:
     assert set(run.words[2:8]) == step_words(0)
     assert set(run.words[8:14]) == step_words(1)
     assert json.loads((run.result.checkpoint / "trainer_state.json").read_text())["step"] == 2
+
+
+def test_trackers_are_told_how_far_a_step_has_come(run_trainer: RunTrainer) -> None:
+    tracker = Progress()
+    run_trainer({"num_steps": 1}, trackers=[tracker])
+    assert tracker.told == [*(("roll out", done, 6) for done in range(7)), ("update", 0, 1)]
 
 
 def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTrainer) -> None:
@@ -171,6 +188,24 @@ def test_ctrl_c_during_an_update_lets_the_step_end(run_trainer: RunTrainer) -> N
     assert run.backend.events == ["update", "publish", "update", "publish", "close"]
     assert run.steps == [1, 2]
     assert run.backend.saved_at == [2]
+
+
+class InterruptTwiceWhileSaving(ScriptedBackend):
+    """Gets Ctrl-C in the middle of its save, and once more from somebody who cannot wait."""
+
+    def save(self, folder: Path) -> None:
+        for _ in range(2):
+            interrupt()
+            time.sleep(0.5)  # the event loop hears of it before the save is over
+        super().save(folder)
+
+
+def test_ctrl_c_twice_during_a_save_leaves_it_whole(run_trainer: RunTrainer) -> None:
+    config = {"num_steps": 4, "save_every": 1, "backend": f"{__name__}:InterruptTwiceWhileSaving"}
+    run = run_trainer(config, raises=KeyboardInterrupt)
+    [checkpoint] = (run.trainer.run_dir / "checkpoints").iterdir()
+    assert damage_of(checkpoint) is None
+    assert (run.steps, run.backend.saved_at) == ([1], [1])
 
 
 def wait_until_closed() -> None:

@@ -200,7 +200,7 @@ class Algorithm:
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
         )
-        return losses, {"policy/clip_fraction": clipped.detach().float().sum(), "policy/ratio": ratio.detach().sum()}
+        return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
 
     def correction_weights(self, old: Tensor, batch: Batch) -> Tensor:
         """[N] what each token counts, because `old` [N] is not what it was sampled from; for a `correction` but "none"."""

@@ -35,4 +35,4 @@ class GSPO(GRPO):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        return losses, {"policy/clip_fraction": clipped.detach().float().sum(), "policy/ratio": ratio.detach().sum()}
+        return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}

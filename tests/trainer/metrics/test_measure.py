@@ -52,6 +52,11 @@ def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_unscored_ones_l
     }
 
 
+def test_a_single_rollout() -> None:
+    metrics = episode_metrics([episode(1.0, num_tokens=4)])
+    assert (metrics["rollout/calls_per_episode"], metrics["rollout/truncated"]) == (1.0, 1.0)
+
+
 def test_a_mean_of_nothing_is_not_zero() -> None:
     assert "rollout/reward" not in episode_metrics([FAILED])
     assert "eval/reward" not in eval_metrics([FAILED])
@@ -70,7 +75,8 @@ def test_what_agents_report_cannot_take_the_place_of_what_is_measured() -> None:
 
 def test_roles_are_told_apart_where_there_are_several() -> None:
     two = Episode(trajectories=[Trajectory(name="solver", reward=1.0), Trajectory(name="judge", reward=0.25)])
-    metrics = episode_metrics([two, two, FAILED])
+    unjudged = Episode(trajectories=[Trajectory(name="solver", reward=1.0), Trajectory(name="judge")])
+    metrics = episode_metrics([two, two, unjudged, FAILED])
     assert (metrics["rollout/reward/solver"], metrics["rollout/reward/judge"]) == (1.0, 0.25)
     better = Episode(trajectories=[Trajectory(name="solver", reward=2.0), Trajectory(name="judge", reward=0.25)])
     spread = episode_metrics([two, better])
