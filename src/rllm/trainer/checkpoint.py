@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,8 @@ class Checkpoints:
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._keep_best = keep_best
+        self._saving = threading.Lock()
+        """A save that is abandoned, as by a second Ctrl-C, goes on in its thread: the next one waits until it is done."""
 
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Let `write` fill a folder, then put it in place in one step, so that a crash never leaves half of one.
@@ -40,23 +43,24 @@ class Checkpoints:
         Raises:
             CheckpointError: if it cannot be written, as on a disk that is full, or by workers that are gone.
         """
-        try:
-            return self._save(step, write, state)
-        except (
-            OSError,
-            RuntimeError,
-            SafetensorError,
-            WorkerError,
-        ) as error:  # torch, safetensors and workers have their own for a full disk
-            self._clear()
-            latest = self.latest()
-            raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} ({type(error).__name__}: {error}): "
-                "see whether its disk is full or read-only, and resume; "
-                + (f"{latest.name} is whole" if latest else "there is none before it")
-            ) from error
+        with self._saving:
+            try:
+                return self._saved(step, write, state)
+            except (
+                OSError,
+                RuntimeError,
+                SafetensorError,
+                WorkerError,
+            ) as error:  # torch, safetensors and workers have their own for a full disk
+                self._clear()
+                latest = self.latest()
+                raise CheckpointError(
+                    f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} ({type(error).__name__}: {error}): "
+                    "see whether its disk is full or read-only, and resume; "
+                    + (f"{latest.name} is whole" if latest else "there is none before it")
+                ) from error
 
-    def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def _saved(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         target = self._folder / f"step-{step:06d}"
         self._clear()
         if target in self.all():
