@@ -124,6 +124,19 @@ async def test_the_sampler_decodes_with_the_adapter(
             assert (found - plain_logprobs(plain, sequence, start)).abs().max() > 1e-2, "it makes a difference"
 
 
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
+async def test_the_sampler_heeds_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
+    """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not see."""
+    config = AutoConfig.for_model("afmoe", vocab_size=len(tokenizer), num_dense_layers=0, **LAGUNA)
+    backend = make_backend(AutoModelForCausalLM.from_config(config).eval(), lora=SMALL)
+    strengthen(backend)
+    with torch.no_grad():
+        for output in await answers(backend):
+            sequence, start = [*output.prompt_ids, *output.completion_ids], len(output.prompt_ids)
+            expected = plain_logprobs(backend.model, sequence, start)
+            torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+
+
 async def test_trainer_and_sampler_agree_after_updates(make_backend: MakeBackend, make_model: Make) -> None:
     backend = make_backend(make_model(), lora=SMALL, lr=3e-2)
     for seed in range(3):

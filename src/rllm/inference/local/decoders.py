@@ -71,7 +71,7 @@ def choose_decoder(
     if has_full_attention(model):
         candidates += [partial(slots, True)] if suits(model) else []
         candidates.append(partial(slots, False))
-    candidates.append(partial(DynamicDecoder, model))
+    candidates += [partial(DynamicDecoder, model), partial(RecomputeDecoder, model)]
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():
@@ -81,18 +81,29 @@ def choose_decoder(
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
         if exact:
-            _say_if_slow(decoder, model)
-            return decoder
+            break
+    else:
+        decoder = RecomputeDecoder(original or model)
+    if not isinstance(decoder, SlotDecoder):
+        _check_causal(original or model)
+        logger.warning(
+            "%s does not keep plain full attention, so it is sampled by the slower %s: exact, but without batching or "
+            "shared prefixes",
+            type(model).__name__,
+            type(decoder).__name__,
+        )
+    return decoder
+
+
+def _check_causal(model: Any) -> None:
     try:
-        check_causal(original or model)  # the other decoders have shown it: their tokens saw none behind them
+        check_causal(model)
     except ConfigError:
         raise
-    except Exception as error:  # with what this model needs beside tokens, or wants to be installed
+    except Exception as error:  # what this model needs beside tokens, or wants to be installed
         raise ConfigError(
             f"{type(model).__name__} cannot be given tokens and nothing else ({type(error).__name__}: {first_line(error)})"
         ) from error
-    _say_if_slow(fallback := RecomputeDecoder(model), model)
-    return fallback
 
 
 def has_full_attention(model: Any) -> bool:
@@ -163,16 +174,6 @@ def _has_exact_stems(decoder: Decoder, probe: _Probe, products: torch.dtype | No
         return _is_exact(decoder, probe, products)
     finally:
         decoder.stem_tokens = usual
-
-
-def _say_if_slow(decoder: Decoder, model: Any) -> None:
-    if not isinstance(decoder, SlotDecoder):
-        logger.warning(
-            "%s does not keep plain full attention, so it is sampled by the slower %s: exact, but without batching or "
-            "shared prefixes",
-            type(model).__name__,
-            type(decoder).__name__,
-        )
 
 
 class DynamicDecoder:
