@@ -11,16 +11,17 @@ from .conftest import sequence_of
 @pytest.mark.parametrize(
     ("aggregation", "fixed_length", "weights"),
     [
-        ("token-mean", None, [[1 / 3] * 3, [1.0]]),
-        ("seq-mean-token-mean", None, [[1 / 3] * 3, [1.0]]),
-        ("seq-mean-token-sum", None, [[1.0] * 3, [1.0]]),
-        ("fixed-length", 10, [[0.1] * 3, [0.1]]),
+        ("token-mean", None, [[1 / 4] * 4, [1 / 2] * 2]),
+        ("seq-mean-token-mean", None, [[1 / 6] * 3 + [1 / 2], [1 / 2] * 2]),
+        ("seq-mean-token-sum", None, [[1 / 2] * 4, [1 / 2] * 2]),
+        ("fixed-length", 10, [[1 / 20] * 4, [1 / 20] * 2]),
     ],
 )
 def test_each_minibatch_is_the_named_mean_of_its_own(
     aggregation: Aggregation, fixed_length: int | None, weights: list[list[float]]
 ) -> None:
-    batch = Batch.of([sequence_of([1], [2, 3, 4]), sequence_of([1], [5])]).with_weights(aggregation, fixed_length)
+    answers = [[2, 3, 4], [5], [6], [7]]
+    batch = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights(aggregation, fixed_length)
     parts = minibatches(batch, aggregation, num_minibatches=2, num_epochs=2)
     assert [(part.weights * scale).tolist() for part, scale in parts] == [pytest.approx(row) for row in weights * 2]
 
