@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -68,12 +69,19 @@ def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any =
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, stream: bool) -> None:
-    server, store = served()
+@pytest.mark.parametrize("is_known", [True, False])
+def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, is_known: bool, stream: bool) -> None:
+    server, store = served(
+        **({} if is_known else {"session_memory_gb": 1e-9})
+    )  # where no session fits in between its calls
     for seed in range(0, 30, 10):
         chat(server, 4, stream=stream, seed=seed)
     traces = store.by_session("s")
     assert len(traces) == 12
+    deadline = time.monotonic() + 60
+    while server._sessions.knows("s") != is_known:
+        assert time.monotonic() < deadline, "the call before left the session in memory"
+        time.sleep(0.005)
     for start in range(0, 12, 4):
         for one, other in zip(traces[start : start + 3], traces[start + 1 : start + 4], strict=True):
             known = [*one.prompt_ids, *one.response_ids]

@@ -11,6 +11,7 @@ import pytest
 
 from rllm.capture import Said
 from rllm.errors import ConfigError, StoreError
+from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import ABORTED, Gateway
 from rllm.gateway.model_call import ModelCall
 from rllm.gateway.sessions import Session, Sessions, with_fixed_sampling
@@ -421,6 +422,49 @@ async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_
     await sessions.delete("a")
     assert under_way.deleted
     assert not (await sessions.get("a")).deleted
+
+
+def said_in(session_id, number, num_tokens):
+    tokens = {"prompt_ids": [1] * num_tokens, "response_ids": [2], "logprobs": [-0.1]}
+    shared = {"session_id": session_id, "model": "m", "messages": HI["messages"], "response": {"role": "assistant"}}
+    return Trace(id=f"{session_id}{number}", call_id=f"{session_id}{number}", **shared, **tokens)
+
+
+async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_first():
+    store = MemoryTraceStore()
+    sessions = Sessions(store, memory_gb=1e-4)
+
+    async def call(session_id, num_tokens):
+        session = await sessions.get(session_id)
+        trace = said_in(session_id, 0, num_tokens)
+        store.add([trace], session=session.ref).result(60)
+        said = Said.of(trace.messages, None)
+        session.conversations.add(said, trace)
+        session.conversations.supply(Said.of([*HI["messages"], trace.response], None), trace)
+        sessions.weigh(session)
+
+    for session_id in ("a", "b"):
+        await call(session_id, 10_000)
+    under_way = await sessions.get("b")
+    assert [sessions.knows(session_id) for session_id in "ab"] == [True, True]
+    await call("c", 10_000)
+    assert [sessions.knows(session_id) for session_id in "abc"] == [False, True, True]
+    await call("d", 30_000)
+    assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, False]
+    assert await sessions.get("b") is under_way, "a call of it is under way"
+    assert (await sessions.get("a")).conversations.lacks(
+        Said.of([*HI["messages"], {"role": "assistant"}], None)
+    ) == "a0"
+    await call("e", 10_000)
+    assert [sessions.knows(session_id) for session_id in "ae"] == [True, True], (
+        "what was let go of does not count any more"
+    )
+
+
+@pytest.mark.parametrize("memory_gb", [0, -1, float("nan")])
+def test_no_memory_for_sessions_is_refused(memory_gb):
+    with pytest.raises(ConfigError, match="session_memory_gb"):
+        GatewayConfig(session_memory_gb=memory_gb)
 
 
 async def test_a_session_that_is_opened_anew_has_nothing_of_a_deleted_one_that_a_call_still_holds(monkeypatch):

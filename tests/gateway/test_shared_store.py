@@ -188,6 +188,19 @@ def test_looking_for_a_session_that_is_there_changes_nothing(serve, open_shared)
     assert later.sampling["temperature"] == 0.7
 
 
+def test_a_gateway_that_let_go_of_a_session_knows_what_another_one_answered_then(serve, open_shared):
+    config = GatewayConfig(session_memory_gb=1e-9, shutdown_timeout_s=1.0)
+    one, other = (serve(ScriptedEngine(["one", "two", "three"]), store=open_shared(), config=config) for _ in range(2))
+    one.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.7}})
+    asked = HI
+    for gateway in (one, other, one):
+        answer = gateway.post(json=asked).json()["choices"][0]["message"]
+        asked = {**HI, "messages": [*asked["messages"], answer, {"role": "user", "content": "on"}]}
+    first, second, third = one.store.by_session("s")
+    assert [second.parent_id, third.parent_id] == [first.id, second.id]
+    assert {trace.sampling["temperature"] for trace in (first, second, third)} == {0.7}
+
+
 @pytest.mark.usefixtures("doubts")
 async def test_a_session_is_trusted_while_the_store_cannot_be_asked(tmp_path):
     with open_store(str(tmp_path / "traces.db")) as store:

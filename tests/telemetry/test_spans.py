@@ -10,7 +10,9 @@ from rllm import telemetry
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import InferenceError, MissingDependencyError
+from rllm.gateway.sessions import Sessions
 from rllm.sdk import session, trajectory
+from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.tools.tool_base import Tool
 from rllm.types import Episode
@@ -135,6 +137,14 @@ async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
     assert well.attributes["rllm.training_step"] == 3
     assert well.attributes["gen_ai.conversation.id"] == attempts[0].session_id
     assert (failed.status, failed.attributes["error.type"]) == ("ERROR", "InferenceError")
+
+
+async def test_a_session_is_a_part_of_the_span_it_was_opened_in_also_when_it_is_read_from_the_store(spans):
+    store = MemoryTraceStore()
+    with telemetry.agent_span("agent").active():
+        Sessions(store).open("s", metadata=None, sampling=None).result(60)
+        opened_in = telemetry.outgoing_headers()
+    assert (await Sessions(store).get("s")).trace_context == opened_in != {}
 
 
 async def test_sampled_ids_are_told_where_they_are_wanted(collector):

@@ -16,6 +16,7 @@ An answer that a stop string ended may be written on: agents that call tools by 
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ white space, otherwise."""
 
 _NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
 """What LiteLLM writes to Anthropic's endpoint where a streamed answer had tool calls only."""
+_CALL_BYTES = 600
+"""What a call takes beside its tokens and its arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +138,8 @@ class Conversations:
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
     """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
     _openings: set[int] = field(default_factory=set)
+    num_bytes: int = 0
+    """About what it takes in memory."""
 
     def lacks(self, said: Said) -> str | None:
         """The trace that must be supplied before the methods below can be asked about these messages."""
@@ -148,10 +153,14 @@ class Conversations:
         found = self._found(said)
         if found is None:
             return
+        first = found.call.first
         if trace is None:
-            self._forget(found.call.first)
-        elif found.call.first.trace_id == trace.id:  # else another answer that said the same was kept meanwhile
-            found.call.first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
+            self._forget(first)
+        elif (
+            first.trace_id == trace.id and first.added_ids is None
+        ):  # else another that said the same was kept meanwhile, or this
+            first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
+            self.num_bytes += sys.getsizeof(first.added_ids)
 
     def prior_of(self, said: Said) -> Prior | None:
         """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
@@ -220,6 +229,7 @@ class Conversations:
     def _add(self, said: Said, digests: Sequence[int], stopped_content: str, call: _Call) -> None:
         self._openings.add(said.opening)
         self._calls.update(dict.fromkeys(digests, call))
+        self.num_bytes += _CALL_BYTES + sum(map(sys.getsizeof, (call.added_ids, stopped_content, *call.arguments)))
         if stopped_content:
             self._stopped.setdefault(said.digests[-1], []).append((stopped_content, call))
 

@@ -84,6 +84,9 @@ def gateway(
     max_sessions: Annotated[
         int | None, typer.Option(help="Sessions in the store above which no new one begins.", show_default=False)
     ] = None,
+    session_memory_gb: Annotated[
+        float, typer.Option(help="Memory for the sessions that went on last; others are read anew when they go on.")
+    ] = 0.5,
     redact: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +125,7 @@ def gateway(
         calls_per_minute=calls_per_minute,
         session_calls_per_minute=session_calls_per_minute,
         max_sessions=max_sessions,
+        session_memory_gb=session_memory_gb,
         redact=None if redact is None else load_redact(redact),
         log_calls=log_format == "json",
         otel=otel or otel_response_ids,

@@ -22,7 +22,7 @@ from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import session_key
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.openapi import openapi
-from rllm.gateway.sessions import SAMPLING_KEY, Sessions, new_session_id
+from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
 
@@ -188,7 +188,7 @@ def _anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
-    metadata = {name: value for name, value in info.metadata.items() if name != SAMPLING_KEY}
+    metadata = {name: value for name, value in info.metadata.items() if name not in (SAMPLING_KEY, TRACE_CONTEXT_KEY)}
     sampling = info.metadata.get(SAMPLING_KEY) or {}
     return {
         "id": info.id,

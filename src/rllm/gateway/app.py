@@ -51,7 +51,7 @@ def create_app(
 ) -> ASGIApp:
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
-    sessions = sessions or Sessions(store)
+    sessions = sessions or Sessions(store, memory_gb=config.session_memory_gb)
     observers = observers_of(config)
     gateway = Gateway(
         store,

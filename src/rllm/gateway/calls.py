@@ -84,6 +84,8 @@ class CallEndpoint:
             metrics.in_flight -= 1
             seconds = time.perf_counter() - started
             metrics.observe(self.name, mode, answer.status, seconds)
+            if answer.call is not None:
+                self.sessions.weigh(answer.call.session)
             if self.observers:
                 self._tell(scope, mode, answer, seconds)
 

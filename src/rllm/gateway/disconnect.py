@@ -65,6 +65,7 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
         self._deadlines.drop(self)
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # else they hold each other, and the call's session, until garbage is collected
         if self._gone:
             self._worker.uncancel()
             if kind is asyncio.CancelledError:

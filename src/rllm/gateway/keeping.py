@@ -15,7 +15,7 @@ from rllm.gateway.durable import DurableWrites
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.model_call import ModelCall
 from rllm.gateway.redaction import Redact, redacted
-from rllm.gateway.sessions import check_not_deleted
+from rllm.gateway.sessions import Session, check_not_deleted
 from rllm.store.base import TraceStore
 from rllm.types import Trace
 
@@ -89,9 +89,10 @@ class TraceKeeper:
     def _follow(self, call: ModelCall, write: Future[None], steps: _Steps) -> None:
         """Have these steps follow a write that nobody waits for any more."""
         write.add_done_callback(_log_failure)
-        call.left = asyncio.create_task(self._followed(write, steps))
+        call.left = asyncio.create_task(self._followed(call.session, write, steps))
 
-    async def _followed(self, write: Future[None], steps: _Steps) -> None:
+    async def _followed(self, session: Session, write: Future[None], steps: _Steps) -> None:
+        """Holds the session meanwhile, so that nobody reads it from the store without this call."""
         with suppress(RLLMError):  # it is logged
             await self._writes.wait(write)
             for step in steps:

@@ -7,13 +7,17 @@ from functools import partial
 
 from rllm.types import Trace
 
+_CALL_BYTES = 400
+
 
 class Lineage:
-    """The same answer as `rllm.capture.parent_of`, with a hundred bytes kept for each call instead of all its tokens."""
+    """The same answer as `rllm.capture.parent_of`, with some hundred bytes kept for each call instead of all its tokens."""
 
     def __init__(self) -> None:
         self._by_end: dict[tuple[int, int], dict[int, str]] = {}
         """By the number of a call's tokens and the last of them, which rules out nearly all other prompts; then by their hash."""
+        self.num_bytes = 0
+        """About what it takes in memory."""
 
     def add(self, trace: Trace) -> None:
         """Remember a call as a possible parent; one without tokens cannot be continued."""
@@ -28,6 +32,7 @@ class Lineage:
 
     def _add(self, end: tuple[int, int], tokens_hash: int, trace_id: str) -> None:
         self._by_end.setdefault(end, {})[tokens_hash] = trace_id
+        self.num_bytes += _CALL_BYTES
 
     def parent_of(self, prompt_ids: list[int]) -> str | None:
         """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""

@@ -117,7 +117,7 @@ class GatewayServer(ServerThread):
         config = config or GatewayConfig()
         self.store = store
         self.config = config
-        self._sessions = Sessions(store)
+        self._sessions = Sessions(store, memory_gb=config.session_memory_gb)
         app = create_app(store, upstream, config, sessions=self._sessions)
         super().__init__(
             app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s, limits=config

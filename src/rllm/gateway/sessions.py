@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import threading
 import time
 import uuid
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, Conversations, Said
 from rllm.errors import ConfigError, StoreError
+from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
@@ -29,6 +31,8 @@ from rllm.types import RESERVED_PREFIX, Trace
 
 SAMPLING_KEY = "rllm.sampling"
 """Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
+TRACE_CONTEXT_KEY = "rllm.trace_context"
+"""Likewise, where it keeps in what span the session was opened."""
 
 _VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
 """Clients and proxies resolve `.` and `..`; and U+FFFD stands for whatever is no UTF-8, so that several names would be one."""
@@ -61,6 +65,13 @@ class Session:
     """When it was last known to be in the store, or to begin."""
     deleted: bool = False
     """Whether it was deleted. Nothing more is kept of its calls: another session may have its name by then."""
+    num_counted_bytes: int = 0
+    """How many of its bytes count among those of all kept sessions."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About what its calls take in memory."""
+        return sum(part.num_bytes for part in (self.lineage, self.conversations) if part is not None)
 
     @property
     def is_doubtful(self) -> bool:
@@ -80,18 +91,22 @@ class Sessions:
     """The sessions of a gateway, each an object that is shared by its calls. One is
 
     - *begun*, once somebody has opened it or made a call: it is known, or in the store, from which it is read then;
-    - *known*, while it is among the 10,000 used last, which are kept in memory;
-    - *in use*, while anything holds it, also where calls under way alone do: there are never two of one name;
+    - *kept* in memory, while it is among those used last: at most 10,000, and at most so many bytes;
+    - *known*, while anything holds it, also where calls under way alone do: there are never two of one name;
     - *doubtful*, if it was not looked for in the store for seconds, or was refused a write: somebody else may have deleted it;
     - *deleted*, from when we are asked to delete it, or find that somebody else has: its calls under way end with an error.
 
     One that is deleted is known until it is out of the store. Then it is forgotten, and another may begin under its name.
     """
 
-    def __init__(self, store: TraceStore) -> None:
+    def __init__(self, store: TraceStore, *, memory_gb: float = SESSION_MEMORY_GB) -> None:
         self._store = store
-        self._known: OrderedDict[str, Session] = OrderedDict()
-        self._in_use: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        self._max_bytes = memory_gb * 1e9
+        self._num_bytes = 0
+        self._kept: OrderedDict[str, Session] = OrderedDict()
+        self._lock = threading.Lock()
+        """For what is kept, and how many bytes that is."""
+        self._known: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._num_deleted = 0
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """The sessions of answers whose calls named none, by the answer's id."""
@@ -111,12 +126,12 @@ class Sessions:
         while session is None:
             check_session_id(session_id)
             num_deleted = self._num_deleted
-            found = self._in_use.get(session_id) or await self._read(session_id)
+            found = await self._read(session_id)
             if num_deleted == self._num_deleted:  # else what was found may be gone
                 session = self._know(found)
         check_not_deleted(session)
         with suppress(KeyError):  # another thread may just have let go of it
-            self._known.move_to_end(session_id)
+            self._kept.move_to_end(session_id)
         return session
 
     def open(
@@ -133,21 +148,29 @@ class Sessions:
         """
         check_session_id(session_id)
         _check_metadata(metadata or {})
-        session = self._known.get(session_id) or self._in_use.get(session_id)
+        session = self._known.get(session_id)
         if session is not None:
             check_not_deleted(session)
             session = session if self._is_there(session) else None
         fixed = checked_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         ref = SessionRef() if session is None else session.ref
+        if trace_context := outgoing_headers():
+            stored[TRACE_CONTEXT_KEY] = trace_context
         write = self._store.open_session(session_id, stored, session=ref)
         if session is None:
             is_old = self._store.session(session_id) is not None
             session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
         if fixed is not None:
             session.sampling = fixed
-        session.trace_context = outgoing_headers() or session.trace_context
+        session.trace_context = trace_context or session.trace_context
         return write
+
+    def weigh(self, session: Session) -> None:
+        """Count what a call has added to its session. Where all together hold too much, those used longest ago are let go of;
+        they are read from the store again when they go on."""
+        if self._known.get(session.id) is session:
+            self._know(session)
 
     def knows(self, session_id: str) -> bool:
         """Whether the session is known."""
@@ -179,8 +202,8 @@ class Sessions:
         Its name may be used again then, for a session that has nothing of this one. If the store fails, nothing has happened to
         it, but for calls that have ended meanwhile.
         """
-        in_use = self._in_use.get(session_id)
-        ended = self._know(in_use or Session(session_id))
+        known = self._known.get(session_id)
+        ended = self._know(known or Session(session_id))
         ended.deleted = True  # and stays known until it is gone, so that calls that come meanwhile hear of it
         try:
             return await asyncio.to_thread(self._store.delete, session_id)
@@ -190,7 +213,7 @@ class Sessions:
             raise
         finally:
             self._num_deleted += 1
-            if ended.deleted or in_use is None:
+            if ended.deleted or known is None:
                 self._forget(ended)
 
     async def _still_known(self, session_id: str) -> Session | None:
@@ -217,17 +240,28 @@ class Sessions:
 
     def _know(self, session: Session) -> Session:
         """Keep a session in memory; returns it, or the one of its name that is known by now."""
-        session = self._known.setdefault(session.id, session)
-        self._in_use[session.id] = session
-        if len(self._known) > _MAX_IN_MEMORY:
-            self._known.popitem(last=False)
+        with self._lock:
+            session = self._known.setdefault(session.id, session)
+            self._kept[session.id] = session
+            self._kept.move_to_end(session.id)
+            num_bytes = session.num_bytes
+            self._num_bytes += num_bytes - session.num_counted_bytes
+            session.num_counted_bytes = num_bytes
+            while len(self._kept) > _MAX_IN_MEMORY or self._num_bytes > self._max_bytes:
+                self._uncount(self._kept.popitem(last=False)[1])
         return session
+
+    def _uncount(self, session: Session) -> None:
+        self._num_bytes -= session.num_counted_bytes
+        session.num_counted_bytes = 0
 
     def _forget(self, session: Session) -> None:
         """Leave its name to another session, which may have it by now."""
-        for sessions in (self._known, self._in_use):
-            if sessions.get(session.id) is session:
-                sessions.pop(session.id, None)
+        with self._lock:
+            for sessions in (self._kept, self._known):
+                if sessions.get(session.id) is session:
+                    sessions.pop(session.id, None)
+            self._uncount(session)
 
     async def _read(self, session_id: str) -> Session:
         # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
@@ -242,6 +276,7 @@ class Sessions:
         if info is not None:
             session.ref.number = info.number
             session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
+            session.trace_context = dict(info.metadata.get(TRACE_CONTEXT_KEY) or {})
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
                 session.has_tools = session.has_tools or bool(trace.tools)
