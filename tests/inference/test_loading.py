@@ -6,7 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config
+from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config, GlmMoeDsaConfig
 from transformers.utils.logging import enable_progress_bar
 
 from rllm.errors import ConfigError
@@ -63,9 +63,20 @@ SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "initializ
         Gemma2Config(
             **SIZES, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, attn_logit_softcapping=1.0
         ),
+        GlmMoeDsaConfig(
+            **SIZES,
+            **{
+                "intermediate_size": 16,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "mlp_layer_types": ["dense"],
+            },
+            **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+            **{"index_topk": 4, "index_head_dim": 16, "index_n_heads": 16},
+        ),
         BloomConfig(**SIZES, n_head=2),
     ],
-    ids=["attention that is bounded", "attention of its own"],
+    ids=["attention that is bounded", "attention to a few", "attention of its own"],
 )
 def test_a_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, config: Any) -> None:
     torch.manual_seed(0)

@@ -109,9 +109,11 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
 
 def attention_of(config: Any) -> str | None:
     """`transformers`' fastest kind of attention that computes all that the model is; `None` leaves it to choose, which is `sdpa` for
-    models that have it. `sdpa` passes over a bound of the attention scores, as Gemma 2 has one, without a word."""
-    is_bounded = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
-    return "eager" if is_bounded else None
+    models that have it. `sdpa` passes over a bound of the attention scores, as Gemma 2 has one, without a word; and where each token
+    attends to a chosen few, as in GLM 5, it lets them be later ones."""
+    text = config.get_text_config(decoder=True)
+    is_bounded = getattr(text, "attn_logit_softcapping", None) is not None
+    return "eager" if is_bounded or hasattr(text, "index_topk") else None
 
 
 def is_adapter(path_or_id: str | Path) -> bool:
