@@ -52,6 +52,7 @@ def test_a_fork_ends_where_the_code_does_that_made_it(ending: str, code: int, sa
 
 STARTS = """
 import asyncio, os, threading
+from pathlib import Path
 import uvloop
 from rllm.sdk import run_program
 from rllm.tools.sandbox import arun_python, run_python
@@ -70,6 +71,9 @@ def fork_again_and_again():
             os._exit(0)
 
 
+from rllm.inference.vllm.process import ServerProcess
+def serve():
+    ServerProcess(["true"], os.environ, Path(os.devnull)).stop()
 async def users_own():
     await (await asyncio.create_subprocess_exec("true")).wait()
 
@@ -88,7 +92,8 @@ print("started")
 
 
 @pytest.mark.parametrize(
-    "start", ["run_program(['true'])", "run_python('')", "asyncio.run(arun_python(''))", "uvloop.run(users_own())"]
+    "start",
+    ["run_program(['true'])", "run_python('')", "asyncio.run(arun_python(''))", "uvloop.run(users_own())", "serve()"],
 )
 def test_a_program_is_started_while_other_threads_fork(start: str) -> None:
     program = [sys.executable, "-c", STARTS.format(start=start)]

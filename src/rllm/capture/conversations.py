@@ -156,9 +156,7 @@ class Conversations:
         first = found.call.first
         if trace is None:
             self._forget(first)
-        elif (
-            first.trace_id == trace.id and first.added_ids is None
-        ):  # else another that said the same was kept meanwhile, or this
+        elif first.trace_id == trace.id and first.added_ids is None:  # else another one was kept meanwhile
             first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
             self.num_bytes += sys.getsizeof(first.added_ids)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rllm.forks import no_fork_meanwhile
 from rllm.inference.vllm import guard
 
 _TAIL_BYTES = 4000
@@ -53,14 +54,15 @@ class ServerProcess:
             output.write(f"$ {' '.join(command)}\n".encode())
             output.flush()
             self._log_start = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, str(scratch or ""), *command],
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with no_fork_meanwhile():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", guard.__file__, str(scratch or ""), *command],
+                    env=dict(environment),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
 
     @property
     def pid(self) -> int:

@@ -27,6 +27,7 @@ from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, RLLMError
+from rllm.forks import no_fork_meanwhile
 
 logger = logging.getLogger(__name__)
 
@@ -214,15 +215,16 @@ class _Gateway:
         # The key goes through the environment, because everybody on the machine can read command lines.
         key = {} if upstream_api_key is None else {"RLLM_UPSTREAM_API_KEY": upstream_api_key}
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-        self.process = Context().run(  # where no session is, which would take operators' keys away
-            subprocess.Popen,
-            [*command, *(word for option in options.items() for word in option)],
-            env={**os.environ, **key},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a notebook's terminal is not meant for it.
-        )
+        with no_fork_meanwhile():
+            self.process = Context().run(  # where no session is, which would take operators' keys away
+                subprocess.Popen,
+                [*command, *(word for option in options.items() for word in option)],
+                env={**os.environ, **key},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a notebook's terminal is not meant for it.
+            )
 
     def wait_until_ready(self) -> str:
         """The gateway's URL, once it answers; a server behind it that does not is only warned of."""
