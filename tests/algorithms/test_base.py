@@ -140,6 +140,8 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_for() -> None:
     by_sequence = {"correction_level": "sequence", "correction_cap": 3.0}
     assert corrected(batch, correction="truncate", **by_sequence).tolist() == pytest.approx([2.0, 2.0, 0.25])
     assert corrected(batch, correction="mask", **by_sequence).tolist() == pytest.approx([2.0, 2.0, 0.0])
+    _, sums = GRPO(correction="truncate").loss(torch.full((3,), -1.0), batch)
+    assert sums["policy/correction"].item() == pytest.approx(2.0 + 1.0 + 0.25)
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_GRADIENT if name != "sft"])

@@ -47,6 +47,7 @@ def test_with_a_baseline_groups_are_compared_with_themselves_and_measured_by_the
     expected = [[value / 1.25**0.5 for value in row] for row in ([0.5, -0.5], [1.5, -1.5])]
     for got, right in zip(ReinforcePlusPlusBaseline().credits(groups), expected, strict=True):
         assert got == pytest.approx(right)
+    assert [ReinforcePlusPlusBaseline().baseline(group) for group in groups] == [0.5, 3.5]
 
 
 def test_long_trajectories_count_more_in_the_measure() -> None:

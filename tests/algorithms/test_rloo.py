@@ -14,6 +14,7 @@ from .values import group_of
 def test_the_baseline_is_the_others() -> None:
     assert RLOO().credit(group_of(1.0, 0.0)) == [1.0, -1.0]
     assert RLOO().credit(group_of(1.0, 0.0, 0.5)) == pytest.approx([0.75, -0.75, 0.0])
+    assert RLOO().baseline(group_of(1.0, 0.0, 0.5)) == 0.5
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12))

@@ -105,6 +105,18 @@ def test_while_the_critic_warms_up_the_policy_waits(make_backend: MakeBackend, g
     assert not same_weights(before, weights_of(backend.model))
 
 
+@pytest.mark.parametrize(("bound", "moves"), [(1e-12, False), (1.0, True)])
+def test_the_bound_of_its_gradient_is_its_own(
+    make_backend: MakeBackend, groups: Make, bound: float, moves: bool
+) -> None:
+    """AdamW makes up for any scale of a gradient, but for one below its epsilon of 1e-8."""
+    backend = make_backend(critic=CriticSettings(lr=1e-2, max_grad_norm=bound))
+    batch = judged(backend, groups(2, 2), returns=3.0)
+    backend.update(batch, PPO(value_clip=None))
+    backend.publish()
+    assert bool(backend.values(batch).abs().max() > 1e-3) is moves
+
+
 def test_minibatches_and_epochs_are_the_critics_too(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST, num_minibatches=2, num_epochs=3)
     batch: Batch = judged(backend, groups(2, 2), returns=3.0)

@@ -175,6 +175,13 @@ def test_minibatches_and_epochs_are_updates_of_their_own(make_backend: MakeBacke
     torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
 
 
+def test_the_loss_that_is_told_is_the_mean_of_those_of_the_updates(make_backend: MakeBackend) -> None:
+    batch = Batch.of([sequence_of([1], [2, 3, 4]), sequence_of([1], [5])])
+    batch.advantages = torch.tensor([1.0, 1.0, 1.0, 2.0])
+    metrics = make_backend(lr=1e-12, num_minibatches=2).update(batch, GRPO()).metrics
+    assert metrics["policy/loss"] == pytest.approx(-(1.0 + 2.0) / 2, rel=1e-4)
+
+
 def test_more_minibatches_than_sequences(make_backend: MakeBackend, groups: Make) -> None:
     assert make_backend(num_minibatches=9).update(groups(1, 2), GRPO()).metrics["optim/num_updates"] == 2
 

@@ -18,7 +18,7 @@ import torch
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
 from rllm.engine.garbage import THRESHOLDS
-from rllm.errors import ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
+from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
 from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -256,6 +256,11 @@ class Lost(ScriptedBackend):
     def save(self, folder: Path) -> None:
         super().save(folder)
         raise WorkerError("a worker died when it was to write a checkpoint")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_not_tried_again(run_trainer: RunTrainer) -> None:
+    run_trainer({"save_every": 1, "backend": f"{__name__}:Lost"}, raises=CheckpointError)
+    assert ScriptedBackend.latest.saved_at == [1]
 
 
 def test_what_ended_a_run_is_told_and_not_what_then_was_not_saved(

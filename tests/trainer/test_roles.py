@@ -8,7 +8,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.algorithm import make_algorithm, make_roles
 from rllm.trainer.assemble import Assembled, assemble
 from rllm.trainer.config import load_config
-from rllm.trainer.roles import Role
+from rllm.trainer.roles import Role, warn_of_unknown
 from rllm.types import Episode, Step, Trajectory
 
 from .conftest import RunTrainer
@@ -57,6 +57,11 @@ def test_a_frozen_role_is_not_learned_from() -> None:
     found = assembled({"judge": Role(trainable=False)})
     assert len(found.batch) == 2
     assert found.dropped == {"not_trainable": 3}
+
+
+def test_before_there_are_trajectories_nobody_knows_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unknown({"agent": Role()}, [Episode()])
+    assert caplog.messages == []
 
 
 def test_a_role_that_nobody_has_is_told_once(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from rllm.trainer.metrics.measure import (
     episode_metrics,
     eval_metrics,
     failure_report,
+    peak_memory,
     rates,
     staleness,
     why_unusable,
@@ -158,9 +159,14 @@ def test_the_wait_for_rollouts_that_were_begun_before_is_no_measure_of_them() ->
     assert "tokens/per_second_rollout" not in told
 
 
+def test_memory_is_told_in_gigabytes() -> None:
+    assert 0.05 < peak_memory()["memory/peak_gb"] < 1000, "torch alone takes a tenth of one"
+
+
 def test_an_unscored_rollout_is_no_use_and_says_why() -> None:
     assert why_unusable(episode(0.0)) is None
     assert why_unusable(FAILED) == "AgentError: f raised ValueError: 3"
+    assert why_unusable(Episode(trajectories=[Trajectory(reward=1.0)], info=FAILED.info)) == why_unusable(FAILED)
     assert why_unusable(episode(None)) == "not scored: it has no reward"
     silent = Episode(info={"unscored": "reward silent returned None"})
     assert why_unusable(silent) == "not scored: reward silent returned None"
