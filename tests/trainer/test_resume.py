@@ -26,7 +26,7 @@ from rllm.tracking.jsonl import reproducible
 from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.checkpoint import read_state
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.resume import check_identity, forget_sessions_after, identity_of, newest_session
+from rllm.trainer.resume import StartingPoint, check_identity, forget_sessions_after, identity_of, newest_session
 
 from . import mortal_run
 from .conftest import RunTrainer, ScriptedBackend, ask
@@ -449,6 +449,11 @@ def test_an_evaluation_in_which_all_failed_is_made_again(run_trainer: RunTrainer
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         evaluated = [info for info in store.sessions() if info.metadata.get("split") == "eval"]
     assert len(evaluated) == 4 * 2
+
+
+def test_the_score_of_a_checkpoint_is_that_of_its_own_metric() -> None:
+    start = StartingPoint(state={"score": 0.5, "config": {"keep_best": "eval/reward"}})
+    assert (start.score("eval/reward"), start.score("eval/accuracy"), start.score(None)) == (0.5, None, None)
 
 
 def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer) -> None:
