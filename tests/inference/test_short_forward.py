@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from rllm.inference.local import attention
 from rllm.inference.local.decoder import plain_logits
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.short_forward import ShortForward, _steadily
@@ -60,3 +61,16 @@ def test_an_activation_is_the_same_whatever_other_rows_there_are(width: int) -> 
         torch.set_num_threads(threads)
     apart = [_steadily(torch.nn.functional.silu, row.expand(4, -1).contiguous())[0] for row in rows]
     assert torch.equal(together, torch.stack(apart))
+
+
+def test_what_grouped_attention_does_not_know_goes_transformers_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inkling adds a bias to its scores, which newer versions of transformers hand on as an argument."""
+    given: list[Any] = []
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *args, **options: given.append(options))
+    states, mask = [torch.ones(1, heads, 3, 8) for heads in (4, 2, 2)], torch.ones(1, 1, 3, 3, dtype=torch.bool)
+    attention.grouped_attention(None, *states, mask, position_bias=mask.float())
+    assert given[0]["position_bias"] is not None
+    with pytest.raises(ValueError, match="takes no keys from above"):
+        attention.grouped_attention(None, *states, mask, above=object(), position_bias=mask.float())
+    attention.grouped_attention(None, *states, mask)
+    assert len(given) == 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rllm.errors import ConfigError
 
-_FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+_FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
 """What configurations call a factor; some models multiply by it and some divide, under the same name."""
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What they call a bound."""

@@ -60,12 +60,15 @@ def grouped_attention(
             states = (query.float(), key.float(), value.float())
             return grouped_attention(module, *states, attention_mask, dropout, scaling, above, **options)
     batch, heads, length, size = query.shape
+    is_biased = options.get("position_bias") is not None  # which only transformers' own way adds to the scores
     if above is not None:
+        if is_biased:
+            raise ValueError("attention with a bias for positions takes no keys from above")
         scale = size**-0.5 if scaling is None else scaling
         out = above.attend(module.layer_idx, query, key, value, attention_mask, scale)
         return out.transpose(1, 2).contiguous(), None
     groups = key.shape[1]
-    if attention_mask is not None and groups != heads and not dropout:
+    if attention_mask is not None and groups != heads and not dropout and not is_biased:
         attend = torch.nn.functional.scaled_dot_product_attention
         if length == 1 and not torch.is_grad_enabled():
             grouped = query.view(batch, groups, heads // groups, size)
