@@ -238,7 +238,7 @@ def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
 )
 def test_of_answers_that_said_the_same_the_one_that_thought_it_is_gone_on_from(thought: str, from_trace: str) -> None:
     known = Conversations()
-    answers = {"t1": {"reasoning_content": "By adding."}, "t2": {"reasoning": "By guessing."}}
+    answers = {"t1": {"reasoning": "By adding."}, "t2": {"reasoning_content": "By guessing."}}
     traces = {
         name: trace_of([USER], {"role": "assistant", "content": "42", **how}, [1, number], name)
         for number, (name, how) in enumerate(answers.items())

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from rllm.capture import strip_chunk
 
 LOGPROBS = {"content": [{"token": "t", "logprob": -0.5}]}
@@ -43,7 +45,8 @@ def test_of_a_chunk_without_logprobs_nothing_is_made():
     assert chunk == {"choices": [{"index": 0, "delta": {"content": "4"}}]}
 
 
-def test_a_chunk_with_usage_only_passes():
-    chunk = {"choices": [], "usage": {"prompt_tokens": 1}}
+@pytest.mark.parametrize("choices", [{}, {"choices": None}, {"choices": []}])
+def test_a_chunk_with_usage_only_passes(choices: dict[str, Any]):
+    chunk = {**choices, "usage": {"prompt_tokens": 1}}
     strip_chunk(chunk, asked={})
-    assert chunk == {"choices": [], "usage": {"prompt_tokens": 1}}
+    assert chunk == {**choices, "usage": {"prompt_tokens": 1}}

@@ -35,6 +35,9 @@ def test_less_than_a_call_a_minute_is_a_limit_too():
     assert bucket.wait_s(0.0) == 0.0
     bucket.take()
     assert bucket.wait_s(0.0) == 120.0
+    assert bucket.wait_s(1000.0) == 0.0
+    bucket.take()
+    assert bucket.wait_s(1000.0) == 120.0
 
 
 def test_calls_above_the_limit_are_told_when_to_come_again(serve):

@@ -280,12 +280,13 @@ async def test_a_replica_that_is_removed_while_it_is_drained_is_drained_to_the_e
         await call
 
 
-async def test_weights_that_change_under_an_answer_are_noted():
-    server = RawServer()
+@pytest.mark.parametrize("stream", [False, True])
+async def test_weights_that_change_under_an_answer_are_noted(stream):
+    server = RawServer(STREAMED if stream else GOOD)
     server.hold.clear()
     async with pool_of(server) as pool:
         pool.replicas.publish(1)
-        call = asyncio.create_task(ask(pool))
+        call = asyncio.create_task(ask(pool, stream=stream))
         await until(lambda: server.requests)
         pool.replicas.publish(2)
         server.hold.set()

@@ -253,6 +253,20 @@ async def test_a_call_goes_on_for_as_long_as_somebody_comes_back():
         assert (cuts, flights.find(hasty), flights._offered) == (["cut"], None, {})
 
 
+async def test_each_who_leaves_has_the_whole_time_to_come_back(pass_time):
+    flights, attempt, cuts = Flights(), Attempt(key=(SESSION, b"", 1), read_timeout_s=0.0), []
+    with flights.begin(attempt) as flight:
+        assert flight.left(lambda: cuts.append("cut"))
+        pass_time(0.9 * attempt.pause_s)
+        flight.joined(attempt)
+        assert flight.left_by(attempt)
+        for cut in ([], ["cut"]):
+            pass_time(0.9 * attempt.pause_s)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert cuts == cut
+
+
 async def test_answers_are_forgotten(monkeypatch):
     monkeypatch.setattr("rllm.gateway.retried._KEPT_S", 0.05)
     flights, attempt = Flights(), Attempt(key=(SESSION, b"k", 1))

@@ -19,6 +19,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.identity import session_key
 from rllm.sdk import environment, get_chat_client, propagation
 from rllm.sdk.context import Session, session
+from rllm.sdk.recording import read_stamp
 from rllm.sdk.variables import gateway_variables
 
 from .conftest import ModelServer
@@ -64,10 +65,12 @@ async def test_aiohttp_is_stamped(server: ModelServer) -> None:
             url = f"{server.base_url}/chat/completions"
             async with client.post(url, json=BODY, headers=headers) as response:
                 assert response.status == 200
+            async with client.post(url, json=BODY, headers=list(headers.items())):
+                pass
             async with client.post(url, json=BODY):
                 pass
-    assert [item.headers["x-rllm-session"] for item in server.received] == ["rollout", "rollout"]
-    assert server.received[0].headers["x-mine"] == "1"
+    assert [item.headers["x-rllm-session"] for item in server.received] == ["rollout"] * 3
+    assert [item.headers.get("x-mine") for item in server.received] == ["1", "1", None]
 
 
 def test_other_servers_get_nothing_and_are_remembered(server: ModelServer) -> None:
@@ -92,6 +95,8 @@ def test_a_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
             with get_chat_client(base_url=server.base_url, use_proxy=use_proxy) as client:
                 ask(client, "hello")
     assert len(sess) == 2
+    stamps = [read_stamp(item.headers["x-rllm-metadata"]) for item in server.received]
+    assert [stamp["session_uids"] for stamp in stamps] == [[sess._uid]] * 2
 
 
 def test_a_tracked_client_of_another_server_is_led_home(server: ModelServer) -> None:
