@@ -41,6 +41,18 @@ def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
         assert [trace.id for trace in again.by_session("s")] == [str(k) for k in range(300)]
 
 
+def test_the_turns_of_a_conversation_take_room_for_what_each_adds(tmp_path: Path):
+    ids = [(k * 99_991) % 150_000 for k in range(20_000)]  # 2.25 bytes each, which nothing can compress
+    with SqliteTraceStore(tmp_path / "traces.db") as store:
+        empty, prompt_ids = store.num_bytes(), []
+        for start in range(0, len(ids), 1000):
+            prompt_ids = [*prompt_ids, *ids[start : start + 1000]]
+            store.add([trace_of(str(start), prompt_ids=prompt_ids, response_ids=[7])]).result()
+            prompt_ids = [*prompt_ids, 7]
+        assert 45_000 <= store.num_bytes() - empty < 100_000
+        assert store.by_session("s")[-1].prompt_ids == prompt_ids[:-1]
+
+
 def test_a_closed_store_is_one_file_that_can_be_copied(tmp_path: Path):
     store = SqliteTraceStore(tmp_path / "traces.db")
     store.add([trace_of()]).result()
