@@ -1,11 +1,12 @@
 """Plain `openai` clients on one side, exact tokens on the other."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from openai import AsyncOpenAI
 
-from rllm.testing.scripted import TURN_END, encode
+from rllm.testing.scripted import TURN_END, ScriptedEngine, encode
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -34,6 +35,21 @@ def test_an_answer_and_its_exact_trace(serve, upstream):
     assert trace.messages == HI
     assert trace.sampling["temperature"] == 0.5
     assert trace.sampling["top_p"] == 1.0
+
+
+class Seeded(ScriptedEngine):
+    """Draws with a seed of its own, as the embedded engine does where it is given none."""
+
+    async def get_model_response(self, messages, **params):
+        output = await super().get_model_response(messages, **params)
+        return replace(output, sampling={**output.sampling, "seed": 7})
+
+
+def test_a_trace_has_the_sampling_that_the_engine_tells(serve):
+    served = serve(Seeded(["hello"]))
+    served.client().chat.completions.create(model="m", messages=HI)
+    [trace] = served.store.by_session("s")
+    assert trace.sampling["seed"] == 7
 
 
 @pytest.mark.parametrize("answer", ["héllo world", "", CALL, {"reasoning": "hm", "content": "so"}])
