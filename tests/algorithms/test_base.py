@@ -39,7 +39,7 @@ from .values import batch_of, gradient, group_of
         ({"entropy_coef": math.inf}, r"algorithm\.entropy_coef=inf"),
         ({"teacher_coef": math.inf}, r"algorithm\.teacher_coef=inf"),
         ({"kl_in": "reward"}, r"algorithm\.kl_in='reward': nothing is subtracted at kl_coef=0"),
-        ({"correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5"),
+        ({"correction": "mask", "correction_cap": 0.5}, r"algorithm\.correction_cap=0\.5: use at least 1"),
         (
             {"correction_cap": 3.0},
             r"algorithm\.correction_cap=3\.0: it has no effect without correction; set that, too",

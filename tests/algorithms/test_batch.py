@@ -66,6 +66,12 @@ def test_weights_of_nothing() -> None:
         assert token_weights(torch.tensor([], dtype=torch.long), 0, aggregation).tolist() == []
 
 
+def test_weights_of_one_sequence() -> None:
+    two_tokens = torch.tensor([0, 0])
+    assert token_weights(two_tokens, 1, "seq-mean-token-mean").tolist() == [0.5, 0.5]
+    assert token_weights(two_tokens, 1, "seq-mean-token-sum").tolist() == [1.0, 1.0]
+
+
 def test_select_keeps_what_is_known_of_the_chosen_tokens() -> None:
     batch = Batch.of([ONE_TURN, TWO_TURNS, ONE_TURN], temperature=0.5).with_weights("seq-mean-token-mean")
     batch.advantages = torch.tensor([1.0, 2.0, 2.0, 2.0, 3.0])

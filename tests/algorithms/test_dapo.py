@@ -43,6 +43,10 @@ def test_without_a_limit_it_credits_as_grpo_does(rows: list[tuple[float, int]]) 
     ]
 
 
+def test_the_buffer_may_be_all_of_the_length() -> None:
+    assert DAPO(overlong_length=4, overlong_buffer=4).overlong_penalty(1) == 0.25
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

@@ -63,6 +63,7 @@ def test_the_gradient_stops_where_the_loss_is_clipped() -> None:
         (2.9, -1.0, 2.9, 2.9),
         (5.0, -1.0, 3.0, 0.0),  # pushed down no further
         (5.0, 1.0, -1.2, 0.0),  # a good token: clipped as ever
+        (5.0, 0.5, -0.6, 0.0),
         (0.5, -1.0, 0.8, 0.0),
     ],
 )

@@ -41,6 +41,11 @@ def test_a_trajectory_goes_on_in_its_next_sequence() -> None:
     assert PPO(gae_lambda=1.0, whiten=False).token_advantages(batch)[0].tolist() == [7.0, 6.0, 4.0]
 
 
+def test_the_critic_alone_may_be_believed() -> None:
+    batch = batch_of([0.0, 0.0], rewards=[0.0, 1.0], values=[0.25, 0.5])
+    assert PPO(gae_lambda=0.0, whiten=False).token_advantages(batch)[0].tolist() == [0.5 - 0.25, 1.0 - 0.5]
+
+
 def flat(trajectories: list[list[tuple[float, float]]]) -> tuple[list[float], list[float], list[int]]:
     rows = [(reward, value, owner) for owner, tokens in enumerate(trajectories) for reward, value in tokens]
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]

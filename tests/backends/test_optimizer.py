@@ -116,3 +116,6 @@ def test_with_offload_every_weight_is_updated_through_a_copy() -> None:
     assert model.weight.grad is None, "gradients leave the device after each micro-batch"
     assert optimizer.step() == 0.25
     assert model.weight.item() == pytest.approx(0.9)
+    without = MasterAdamW(model, OptimizerSettings(lr=0.1))
+    without.load_state_dict(optimizer.state_dict())
+    assert without.lr == 0.1

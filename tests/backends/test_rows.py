@@ -96,6 +96,12 @@ def test_what_is_short_above_few_rows_is_the_lead_of_each() -> None:
     assert only.real.tolist() == [3, 5, 6, 7, 8, 9]
 
 
+def test_all_further_copies_of_a_lead_count() -> None:
+    tree = build_tree([[*PROMPT, answer, 7] for answer in range(4)], min_saved=1)
+    assert [row.lead for row in cut_rows(tree, 2, 9)] == [range(3)] * 4
+    assert [row.lead for row in cut_rows(tree, 2, 8)] == [range(0)] * 5
+
+
 def test_a_long_node_is_no_lead_even_of_a_single_row() -> None:
     tree = build_tree([[*[1] * 50, 2], [*[1] * 50, 3]])
     assert [row.lead for row in cut_rows(tree, 51, 50)] == [range(50)]

@@ -163,6 +163,7 @@ def test_files_in_folders_are_flushed_and_listed_too(tmp_path: Path) -> None:
 def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best="eval/reward")
     assert checkpoints.best_score() is None
+    assert checkpoints.best() is None
     for step, score in enumerate((0.25, 0.75, 0.5, None, 0.75), start=1):
         checkpoints.save(step, write(""), {"score": score})
     assert [folder.name for folder in checkpoints.all()] == ["step-000002", "step-000005"]

@@ -79,6 +79,7 @@ def roles_of(*settings: str) -> dict[str, Role]:
 def test_roles_are_settings() -> None:
     roles = roles_of("roles.judge.weight=0.5", "roles.judge.estimator.name=rloo", "roles.coach.trainable=false")
     assert roles == {"judge": Role(weight=0.5, estimator=RLOO()), "coach": Role(trainable=False)}
+    assert roles_of("algorithm.name=ppo", "roles.judge.trainable=false") == {"judge": Role(trainable=False)}
     settings = ("roles.judge.estimator.name=grpo", "roles.judge.estimator.normalize_std=false")
     assert roles_of(*settings) == {"judge": Role(estimator=GRPO(normalize_std=False))}
 

@@ -170,7 +170,7 @@ def token_weights(
         return torch.full((total,), 1.0 / max(total, 1))
     if aggregation in ("seq-mean-token-sum", "fixed-length"):
         return torch.full((total,), 1.0 / (max(num_sequences, 1) * (fixed_length or 1)))
-    lengths = torch.bincount(sequence_of, minlength=num_sequences).clamp(min=1)
+    lengths = torch.bincount(sequence_of)
     return 1.0 / (num_sequences * lengths[sequence_of])
 
 

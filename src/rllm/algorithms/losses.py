@@ -72,7 +72,7 @@ def mean_by_sequence(values: Tensor, sequence_of: Tensor) -> Tensor:
     """The mean over each token's own sequence, at every token; gradients pass through."""
     num_sequences = int(sequence_of.max()) + 1 if len(sequence_of) else 0
     sums = values.new_zeros(num_sequences).index_add(0, sequence_of, values)
-    lengths = torch.bincount(sequence_of, minlength=num_sequences).clamp(min=1)
+    lengths = torch.bincount(sequence_of).clamp(min=1)
     return (sums / lengths)[sequence_of]
 
 

@@ -28,9 +28,9 @@ def failed(kind: str) -> Episode:
     [
         ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups earned the same throughout"),
         (
-            {"batch/num_sequences": 0.0, "dropped/error": 1.0, "dropped/too_few_siblings": 5.0},
+            {"batch/num_sequences": 0.0, "dropped/too_few_siblings": 1.0, "dropped/error": 5.0},
             "all_dropped",
-            "nothing of this step is trained on (5 x dropped/too_few_siblings, 1 x dropped/error): see",
+            "nothing of this step is trained on (5 x dropped/error, 1 x dropped/too_few_siblings): see",
         ),
         ({"rollout/truncated": 1.0}, "all_truncated", "raise rollout.max_tokens"),
         ({"policy/ratio": 7.0}, "ratio_overflow", "ratio is 7, and the updates"),
@@ -89,6 +89,8 @@ def test_a_role_that_nobody_scores_is_named() -> None:
     assert "no trajectory of 'judge' has a reward" in told["unscored_role"]
     assert signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=0.0, judge=0.5)]) == {}
     assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "a role that is not to learn"
+    lost = Episode(trajectories=[Trajectory(name="coach")], info=failed("AgentError").info)
+    assert signals(left_out, [rollout(solver=1.0), lost]) == {}, "what a failed rollout had begun"
 
 
 def test_what_is_not_known_is_not_wrong() -> None:
