@@ -68,12 +68,12 @@ def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any =
             messages = [*messages, {"role": "assistant", "content": edit(content)}, NEXT]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("is_known", [True, False])
-def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(served: Any, is_known: bool, stream: bool) -> None:
-    server, store = served(
-        **({} if is_known else {"session_memory_gb": 1e-9})
-    )  # where no session fits in between its calls
+@pytest.mark.parametrize(("is_known", "stream"), [(True, False), (True, True), (False, False)])
+def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(
+    served: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool, stream: bool
+) -> None:
+    monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", int(is_known))
+    server, store = served(session_memory_gb=1e-9)
     for seed in range(0, 30, 10):
         chat(server, 4, stream=stream, seed=seed)
     traces = store.by_session("s")

@@ -3,7 +3,7 @@ import http.client
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -450,15 +450,28 @@ async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_firs
     await call("c", 10_000)
     assert [sessions.knows(session_id) for session_id in "abc"] == [False, True, True]
     await call("d", 30_000)
-    assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, False]
+    assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, True], "the last one stays"
     assert await sessions.get("b") is under_way, "a call of it is under way"
-    assert (await sessions.get("a")).conversations.lacks(
-        Said.of([*HI["messages"], {"role": "assistant"}], None)
-    ) == "a0"
+    again = Said.of([*HI["messages"], {"role": "assistant"}], None)
+    assert (await sessions.get("a")).conversations.lacks(again) == "a0"
     await call("e", 10_000)
-    assert [sessions.knows(session_id) for session_id in "ae"] == [True, True], (
-        "what was let go of does not count any more"
-    )
+    known = [sessions.knows(session_id) for session_id in "ade"]
+    assert known == [True, False, True], "what was let go of does not count any more"
+
+
+async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatch):
+    store, opened = MemoryTraceStore(), Future()
+    monkeypatch.setattr(store, "open_session", lambda *_, **__: opened)
+    sessions = Sessions(store, memory_gb=1e-9)
+    sessions.open("a", metadata=None, sampling={"temperature": 0.5})
+    large = await sessions.get("large")
+    large.lineage.num_bytes = 100
+    sessions.weigh(large)
+    assert (await sessions.get("a")).sampling == {"temperature": 0.5}
+    opened.set_result(None)
+    del opened
+    monkeypatch.undo()
+    assert not sessions.knows("a")
 
 
 @pytest.mark.parametrize("memory_gb", [0, -1, float("nan")])

@@ -188,7 +188,8 @@ def test_looking_for_a_session_that_is_there_changes_nothing(serve, open_shared)
     assert later.sampling["temperature"] == 0.7
 
 
-def test_a_gateway_that_let_go_of_a_session_knows_what_another_one_answered_then(serve, open_shared):
+def test_a_gateway_that_let_go_of_a_session_knows_what_another_one_answered_then(serve, open_shared, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", 0)
     config = GatewayConfig(session_memory_gb=1e-9, shutdown_timeout_s=1.0)
     one, other = (serve(ScriptedEngine(["one", "two", "three"]), store=open_shared(), config=config) for _ in range(2))
     one.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.7}})

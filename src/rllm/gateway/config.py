@@ -47,8 +47,8 @@ class GatewayConfig:
     """Whether a later turn's prompt is made of the tokens that were sampled before, where the upstream can do so; else it is
     the template's own rendering of the messages, which may write answers otherwise or leave out their reasoning."""
     session_memory_gb: float = SESSION_MEMORY_GB
-    """10^9 bytes that may be kept in memory of the sessions that went on last; the others are read from the store when they go on. Those
-    with calls under way come on top."""
+    """10^9 bytes that may be kept in memory of the sessions that went on last, one at least; the others are read from the store
+    when they go on. Those with calls under way come on top."""
     max_body_bytes: int = 64 * 1024 * 1024
     body_timeout_s: float = 120.0
     """How long the body of a request may take to arrive."""

@@ -37,6 +37,8 @@ TRACE_CONTEXT_KEY = "rllm.trace_context"
 _VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
 """Clients and proxies resolve `.` and `..`; and U+FFFD stands for whatever is no UTF-8, so that several names would be one."""
 _MAX_IN_MEMORY = 10_000
+_ALWAYS_IN_MEMORY = 1
+"""So many of those used last stay, however much they hold: to read a long one for each of its calls takes longer each time."""
 _TRUSTED_S = 5.0
 """How long a session is taken to be there still, after it was last looked for; what is written is checked in any case."""
 _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -91,7 +93,7 @@ class Sessions:
     """The sessions of a gateway, each an object that is shared by its calls. One is
 
     - *begun*, once somebody has opened it or made a call: it is known, or in the store, from which it is read then;
-    - *kept* in memory, while it is among those used last: at most 10,000, and at most so many bytes;
+    - *kept* in memory, while it is among those used last: at most 10,000, and at most so many bytes, but for the very last;
     - *known*, while anything holds it, also where calls under way alone do: there are never two of one name;
     - *doubtful*, if it was not looked for in the store for seconds, or was refused a write: somebody else may have deleted it;
     - *deleted*, from when we are asked to delete it, or find that somebody else has: its calls under way end with an error.
@@ -161,6 +163,7 @@ class Sessions:
         if session is None:
             is_old = self._store.session(session_id) is not None
             session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
+        write.add_done_callback(lambda _: session)  # which is known for as long as it cannot be read from the store
         if fixed is not None:
             session.sampling = fixed
         session.trace_context = trace_context or session.trace_context
@@ -169,8 +172,9 @@ class Sessions:
     def weigh(self, session: Session) -> None:
         """Count what a call has added to its session. Where all together hold too much, those used longest ago are let go of;
         they are read from the store again when they go on."""
-        if self._known.get(session.id) is session:
-            self._know(session)
+        with self._lock:
+            if self._known.get(session.id) is session:
+                self._keep(session)
 
     def knows(self, session_id: str) -> bool:
         """Whether the session is known."""
@@ -242,14 +246,20 @@ class Sessions:
         """Keep a session in memory; returns it, or the one of its name that is known by now."""
         with self._lock:
             session = self._known.setdefault(session.id, session)
-            self._kept[session.id] = session
-            self._kept.move_to_end(session.id)
-            num_bytes = session.num_bytes
-            self._num_bytes += num_bytes - session.num_counted_bytes
-            session.num_counted_bytes = num_bytes
-            while len(self._kept) > _MAX_IN_MEMORY or self._num_bytes > self._max_bytes:
-                self._uncount(self._kept.popitem(last=False)[1])
+            self._keep(session)
         return session
+
+    def _keep(self, session: Session) -> None:
+        """Count what it holds now, and let go of others where that is too much. Under the lock."""
+        self._kept[session.id] = session
+        self._kept.move_to_end(session.id)
+        num_bytes = session.num_bytes
+        self._num_bytes += num_bytes - session.num_counted_bytes
+        session.num_counted_bytes = num_bytes
+        while len(self._kept) > _ALWAYS_IN_MEMORY and (
+            len(self._kept) > _MAX_IN_MEMORY or self._num_bytes > self._max_bytes
+        ):
+            self._uncount(self._kept.popitem(last=False)[1])
 
     def _uncount(self, session: Session) -> None:
         self._num_bytes -= session.num_counted_bytes
