@@ -309,7 +309,7 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
         "rllm: roll out: all 8 rollouts failed, so there is nothing to learn from:",
         "  8 x AgentError: agent raised ValueError: no idea",
         f"Where each of them ended: rllm explain {work / 'run'}",
-        "No step was done yet, so nothing is learned; run keeps its settings.",
+        "No step is saved, so nothing is learned; run keeps its settings.",
         f"Go on with: {command()} train --resume run",
     ]
 

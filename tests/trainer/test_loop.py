@@ -23,6 +23,7 @@ from rllm.store import open_store
 from rllm.threads import in_thread
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import damage_of, read_state
+from rllm.trainer.config import TrainConfig
 from rllm.trainer.history import stored_episodes
 from rllm.types import Episode
 
@@ -175,19 +176,54 @@ def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTr
 class InterruptWhileUpdating(ScriptedBackend):
     """Gets Ctrl-C in the middle of its second update."""
 
+    presses = 1
+
     def update(self, batch: Batch, algorithm: Any) -> Any:
         if len(self.batches) == 1:
-            interrupt()
-            time.sleep(0.2)  # the event loop hears of it before the update is over
+            for _ in range(self.presses):
+                interrupt()
+                time.sleep(0.1)  # the event loop hears of it before the update is over
         return super().update(batch, algorithm)
 
 
-def test_ctrl_c_during_an_update_lets_the_step_end(run_trainer: RunTrainer) -> None:
-    config = {"num_steps": 4, "save_every": 0, "backend": f"{__name__}:InterruptWhileUpdating"}
+class InterruptTwiceAtOnceWhileUpdating(InterruptWhileUpdating):
+    """As `timeout -s INT` does it."""
+
+    presses = 2
+
+
+@pytest.mark.parametrize("backend", [InterruptWhileUpdating, InterruptTwiceAtOnceWhileUpdating])
+def test_ctrl_c_during_an_update_lets_the_step_end(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture, backend: type[ScriptedBackend]
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    config = {"num_steps": 4, "save_every": 0, "backend": f"{__name__}:{backend.__name__}"}
     run = run_trainer(config, raises=KeyboardInterrupt)
     assert run.backend.events == ["update", "publish", "update", "publish", "close"]
     assert run.steps == [1, 2]
     assert run.backend.saved_at == [2]
+    told = [record.getMessage() for record in caplog.records if record.name == "rllm.trainer.loop"]
+    assert told == [
+        "stopping, once step 2 is finished; Ctrl-C again gives it up",
+        "stopping, once step 2 is saved",
+    ]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class InterruptWhileLoading(ScriptedBackend):
+    """Gets Ctrl-C while it takes minutes to load."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        interrupt()
+        time.sleep(0.1)
+        self.events.append("loaded")
+
+
+def test_ctrl_c_while_a_model_is_loaded_does_not_wait_for_it(run_trainer: RunTrainer) -> None:
+    run = run_trainer({"backend": f"{__name__}:InterruptWhileLoading"}, raises=KeyboardInterrupt)
+    assert run.backend.events == []
+    assert not (run.trainer.run_dir / "config.yaml").exists()
 
 
 class InterruptTwiceWhileSaving(ScriptedBackend):
@@ -202,7 +238,9 @@ class InterruptTwiceWhileSaving(ScriptedBackend):
 
 def test_ctrl_c_twice_during_a_save_leaves_it_whole(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 4, "save_every": 1, "backend": f"{__name__}:InterruptTwiceWhileSaving"}
+    before = signal.getsignal(signal.SIGINT)
     run = run_trainer(config, raises=KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGINT) is before
     [checkpoint] = (run.trainer.run_dir / "checkpoints").iterdir()
     assert damage_of(checkpoint) is None
     assert (run.steps, run.backend.saved_at) == ([1], [1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -111,6 +113,7 @@ def main() -> None:
             _run()
     finally:
         tell_of_left_threads()
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C prints where Python's own end was
 
 
 _command_of = cache(get_command)

@@ -17,6 +17,8 @@ from rllm.files import from_here
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rllm.trainer.resume import StartingPoint
+
 CTRL_C = 128 + signal.SIGINT
 """The exit code of a command that was interrupted."""
 _LIKE_CTRL_C = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -95,16 +97,18 @@ def what_is_kept(run_dir: Path, again: Sequence[str], *, num_steps: int) -> str:
     """Of a training run that ended before its time, and how to go on with it."""
     if not (run_dir / "config.yaml").is_file():
         return "The run had not begun, so there is nothing to keep; the same command begins anew."
-    return f"{_kept(run_dir, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
-
-
-def _kept(run_dir: Path, num_steps: int) -> str:
     from rllm.trainer.checkpoint import Checkpoints, read_state
-    from rllm.trainer.run_folder import evaluations_of
+    from rllm.trainer.resume import StartingPoint
 
-    shown, latest = from_here(run_dir), Checkpoints(run_dir, keep=1).latest()
-    steps_done = 0 if latest is None else read_state(latest)["step"]
-    if steps_done:
-        return f"{steps_done} of {num_steps} steps are done and saved in {shown}; one that was under way is made again."
-    kept = "settings and first evaluation" if evaluations_of(run_dir) else "settings"
-    return f"No step was done yet, so nothing is learned; {shown} keeps its {kept}."
+    latest = Checkpoints(run_dir, keep=1).latest()
+    saved = StartingPoint(checkpoint=latest, state={} if latest is None else read_state(latest))
+    if saved.has_done(num_steps):
+        return f"All is done and saved in {from_here(run_dir)}."
+    return f"{_kept(from_here(run_dir), saved, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
+
+
+def _kept(shown: Path, saved: StartingPoint, num_steps: int) -> str:
+    if saved.steps_done:
+        return f"{saved.steps_done} of {num_steps} steps are saved in {shown}; what came after them is made again."
+    kept = "settings" if saved.checkpoint is None else "settings and first evaluation"
+    return f"No step is saved, so nothing is learned; {shown} keeps its {kept}."

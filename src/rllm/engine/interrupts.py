@@ -1,10 +1,16 @@
-"""What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; and a second
-Ctrl-C, after which nobody wants to read of every task that it has ended."""
+"""What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; and Ctrl-C,
+once for what should end in order, and again for what should end now."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import math
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from rllm.errors import RolloutError
@@ -14,15 +20,20 @@ T = TypeVar("T")
 _STOPPED = "Event loop stopped before Future completed."
 """What event loops say for it, asyncio's and uvloop's."""
 
+TOGETHER_S = 0.3
+"""Signals that come no later than this after another mean the same: `timeout` sends two, to its child and to all of its group,
+as do terminals that close, and programs that pass on what their child has got already."""
+
 
 def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, for work that shares its event loop with users' code.
+    """`asyncio.run`, for work that shares its event loop with users' code. Ctrl-C cancels it, once where it comes twice at a time.
 
     Raises:
         RolloutError: if the loop was stopped before the work was done.
     """
     try:
-        return asyncio.run(work)
+        with _kept_handler():
+            return asyncio.run(_hearing_once(work))
     except RuntimeError as error:
         if str(error) != _STOPPED:
             raise
@@ -30,6 +41,43 @@ def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
             "an async agent, environment or reward stopped the event loop (loop.stop()), which all rollouts share: let it "
             "return instead, or run what needs a loop of its own in a thread, await asyncio.to_thread(asyncio.run, work())"
         ) from error
+
+
+async def _hearing_once(work: Coroutine[Any, Any, T]) -> T:
+    with on_ctrl_c(signal.getsignal(signal.SIGINT)):  # asyncio's own
+        return await work
+
+
+@contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Behind a second Ctrl-C asyncio does not put back what was in the place of its own handler, since ours is there then."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def on_ctrl_c(handle: Any) -> Iterator[None]:
+    """While inside, this handler hears of Ctrl-C; of several that come together, of the first. Only the main thread has one."""
+    if threading.current_thread() is not threading.main_thread() or not callable(handle):
+        yield
+        return
+    heard_at = -math.inf
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_at
+        if time.monotonic() - heard_at > TOGETHER_S:
+            heard_at = time.monotonic()
+            handle(number, frame)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def say_nothing_of_interrupted_tasks() -> None:

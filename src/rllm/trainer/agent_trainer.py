@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.backends.refusals import refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
-from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+from rllm.engine.interrupts import on_ctrl_c, say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
@@ -206,7 +207,10 @@ class AgentTrainer:
             self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
             self._check_something_is_left()
             stack.enter_context(rarely_collected())
-            loop = self._loop(stack)
+            with on_ctrl_c(
+                signal.default_int_handler
+            ):  # nothing is lost yet, and models and servers take minutes to load
+                loop = self._loop(stack)
             self._start.restore_rng()
             await loop.run()
         latest = self._checkpoints.latest()

@@ -93,6 +93,10 @@ class Checkpoints:
         found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and (path / STATE_FILE).exists()]
         return sorted(found, key=_step_of)
 
+    def have(self, step: int) -> bool:
+        """Whether there is a complete one of this step."""
+        return any(_step_of(path) == step for path in self.all())
+
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
         found = self.all()

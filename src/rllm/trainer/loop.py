@@ -123,7 +123,9 @@ class TrainingLoop:
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
             episodes = await self._episodes_of(self.steps_done)
-        await _to_the_end(self._learn(episodes, times))
+        await _to_the_end(
+            self._learn(episodes, times), f"step {self.steps_done + 1} is finished; Ctrl-C again gives it up"
+        )
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
         """Update the weights on these episodes, publish them, and tell the store and the trackers what came of it."""
@@ -205,10 +207,13 @@ class TrainingLoop:
 
     async def save(self) -> None:
         """Keep the weights and all that is needed to go on from the last whole step."""
-        await _to_the_end(self._in_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state))
+        saving = self._in_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state)
+        await _to_the_end(saving, f"step {self.steps_done} is saved")
 
     async def _save_at_the_end(self, failure: Exception | None) -> None:
         """Save. Where that fails, too, as with workers that are gone, what ended the run is what is raised."""
+        if _is_being_stopped() and not self.checkpoints.have(self.steps_done):
+            logger.warning("stopping, once step %d is saved", self.steps_done)
         try:
             await self.save()
         except CheckpointError as error:
@@ -321,14 +326,21 @@ def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredi
     ]
 
 
-async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
-    """Await work that must not be left half done; being cancelled meanwhile takes effect behind it."""
+async def _to_the_end(work: Coroutine[Any, Any, object], what: str) -> None:
+    """Await work that must not be left half done; being cancelled meanwhile takes effect behind it, which says `what` is waited
+    for."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
+        logger.warning("stopping, once %s", what)
         await task
         raise
+
+
+def _is_being_stopped() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from rllm.engine.interrupts import run_to_its_end
+from rllm.engine.interrupts import on_ctrl_c, run_to_its_end
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def _in_own_thread(work: Work[T]) -> T:
 
     thread = threading.Thread(target=run, name="rllm training")
     try:
-        with _ctrl_c_interrupts():
+        with on_ctrl_c(signal.default_int_handler):  # the loop around us would only cancel its task, which waits for us
             thread.start()
             # Not `thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has come in its join.
             wait([outcome])
@@ -65,16 +65,3 @@ def _in_own_thread(work: Work[T]) -> T:
         wait([outcome])
         raise
     return outcome.result()
-
-
-@contextmanager
-def _ctrl_c_interrupts() -> Iterator[None]:
-    """While inside, Ctrl-C raises here; the loop around us would only cancel its task, which waits for us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
