@@ -460,17 +460,15 @@ async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_firs
 
 
 async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatch):
-    store, opened = MemoryTraceStore(), Future()
-    monkeypatch.setattr(store, "open_session", lambda *_, **__: opened)
+    store, writes = MemoryTraceStore(), [Future()]
+    monkeypatch.setattr(store, "open_session", lambda *_, **__: writes[0])
     sessions = Sessions(store, memory_gb=1e-9)
     sessions.open("a", metadata=None, sampling={"temperature": 0.5})
     large = await sessions.get("large")
     large.lineage.num_bytes = 100
     sessions.weigh(large)
     assert (await sessions.get("a")).sampling == {"temperature": 0.5}
-    opened.set_result(None)
-    del opened
-    monkeypatch.undo()
+    writes.pop().set_result(None)
     assert not sessions.knows("a")
 
 
