@@ -6,6 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config, GlmMoeDsaConfig
 from transformers.utils.logging import enable_progress_bar
 
@@ -119,6 +120,16 @@ def test_a_folder_without_a_model_says_what_it_lacks(folder: Path, tmp_path: Pat
 def test_a_folder_without_weights_says_so(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot load its weights"):
+        load_model(folder)
+
+
+def test_weights_are_not_made_up(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    match = r"2 of the weights of Qwen3ForCausalLM .* \(model.layers.1.mlp.up_proj.weight, model.norm.weight\)"
+    with pytest.raises(ConfigError, match=match):
         load_model(folder)
 
 

@@ -84,7 +84,8 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
     `dtype` is `float32`, `bfloat16` or `auto`: bfloat16 on CUDA, else float32. `device` is a torch device or `auto`.
 
     Raises:
-        ConfigError: if there is no such model, if its folder is incomplete, or if a setting is wrong.
+        ConfigError: if there is no such model, if its folder is incomplete, if this needs a package that is not installed, or if
+            a setting is wrong.
     """
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
@@ -96,15 +97,33 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         keep_few_kernels()
     config = _loaded(AutoConfig.from_pretrained, source, "configuration")
     tokenizer = _loaded(AutoTokenizer.from_pretrained, source, "tokenizer")
-    model = _loaded(
+    model, found = _loaded(
         AutoModelForCausalLM.from_pretrained,
         source,
         "weights",
         config=config,
         dtype=chosen_dtype,
         attn_implementation=attention_of(config),
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
     )
+    _check_complete(source, model, found)
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
+
+
+def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
+    """`transformers` makes up the weights that it does not find, with a warning.
+
+    Raises:
+        ConfigError: if it did.
+    """
+    made_up = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if made_up:
+        others = ", ..." if len(made_up) > 3 else ""
+        raise ConfigError(
+            f"model={source!r}: {len(made_up)} of the weights of {type(model).__name__} are not there, or have other shapes, and would "
+            f"be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
+        )
 
 
 def attention_of(config: Any) -> str | None:
@@ -257,7 +276,7 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
     try:
         with without_bars():
             return load(source, **options)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         if Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
