@@ -46,12 +46,8 @@ class Checkpoints:
         with self._saving:
             try:
                 return self._saved(step, write, state)
-            except (
-                OSError,
-                RuntimeError,
-                SafetensorError,
-                WorkerError,
-            ) as error:  # torch, safetensors and workers have their own for a full disk
+            # torch, safetensors and workers have errors of their own for a full disk
+            except (OSError, RuntimeError, SafetensorError, WorkerError) as error:
                 self._clear()
                 latest = self.latest()
                 raise CheckpointError(

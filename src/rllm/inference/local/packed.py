@@ -46,9 +46,7 @@ class PackedModel:
         self.module = copy.deepcopy(model, memo=shared)
         self._layers: list[PackedLinear] = []
         for parent in list(self.module.modules()):
-            if (
-                type(parent).__name__ == "ParamWrapper"
-            ):  # peft's, which puts another weight into its layer for each pass
+            if type(parent).__name__ == "ParamWrapper":  # peft's, which gives its layer another weight for each pass
                 continue
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
