@@ -180,3 +180,17 @@ def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp
     (target / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"adapter_config.json names no base model"):
         load_model(target)
+
+
+def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "adapter"
+    peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2, target_modules=["q_proj"])
+    ).save_pretrained(target)
+    weights = load_file(target / "adapter_model.safetensors")
+    renamed = {name.replace(".layers.", ".language_model.layers."): weight for name, weight in weights.items()}
+    save_file(renamed, target / "adapter_model.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"adapter's weights are not named as those of Qwen3ForCausalLM, so it would change nothing"
+    ):
+        load_model(target, device="cpu")

@@ -6,6 +6,7 @@ weights without it are the reference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ class Adapter:
         peft = _peft()
         targets = settings.targets if settings.targets == ALL_LINEAR else list(settings.targets)
         config = peft.LoraConfig(
-            r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM"
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=targets,
+            exclude_modules=_beside_text(model),
+            task_type="CAUSAL_LM",
         )
         self.settings = settings
         device = next(model.parameters()).device
@@ -58,7 +63,7 @@ class Adapter:
         _keep_buffers(self._inside)
         try:
             with torch.no_grad():
-                model(input_ids=torch.tensor([[1, 2]], device=device))
+                model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
         except Exception as error:  # whatever a layer raises that is not used as a linear one, as some routers are not
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all of these: "
@@ -108,6 +113,16 @@ class Adapter:
         if config.lora_alpha != self.settings.alpha:
             raise ValueError(f"its adapter has lora_alpha={config.lora_alpha}: keep model.lora_alpha")
         take_weights(own, saved)
+
+
+def _beside_text(model: Any) -> str | None:
+    """A pattern of the names of layers for images, if there are any: text does not pass them, so nothing would train them, and
+    servers take no adapters for them."""
+    if not hasattr(model.config, "vision_config"):
+        return None
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    names = [re.escape(name) for name, module in model.named_modules() if any(module is part for part in parts)]
+    return rf"(?!({'|'.join(names)})(\.|$)).*"
 
 
 def _keep_buffers(inside: torch.nn.Module) -> None:

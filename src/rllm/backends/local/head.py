@@ -25,8 +25,11 @@ _PROBE = (7, 3, 5, 2, 11)
 def body_of(model: Any) -> Any:
     """A causal language model without its head, whose states are made into logits; the model itself where there is no such part."""
     body = model.base_model
-    # Llama 4's prefix is that of the model with images, which this one is a part of.
-    return getattr(model, "model", model) if body is model else body
+    if body is not model:
+        return body
+    # Llama 4's prefix is that of the model with images, which the one of text is a part of.
+    text = getattr(model, "language_model", model)
+    return getattr(text, "model", model)
 
 
 @dataclass(frozen=True, kw_only=True)

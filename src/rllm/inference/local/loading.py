@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +15,28 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file, logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+_PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""How a model with images is given these; servers do not start without."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -98,7 +114,7 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
     config = _loaded(AutoConfig.from_pretrained, source, "configuration")
     tokenizer = _loaded(AutoTokenizer.from_pretrained, source, "tokenizer")
     model, found = _loaded(
-        AutoModelForCausalLM.from_pretrained,
+        _kind_of(config).from_pretrained,
         source,
         "weights",
         config=config,
@@ -108,7 +124,22 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         output_loading_info=True,
     )
     _check_complete(source, model, found)
+    _processor_files(model, local_files_only=False)  # a hub id's are then at hand when it is saved
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
+
+
+def _kind_of(config: Any) -> Any:
+    """What loads the model that is in the folder: one with images is kept whole, so that what is saved of it is served as it was.
+
+    `transformers` has some of these as language models, too: their text part alone, under other names.
+    """
+    kinds = {
+        AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoModelForImageTextToText: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    }
+    known = {kind: models[type(config)].__name__ for kind, models in kinds.items() if type(config) in models}
+    kept = (kind for kind, name in known.items() if name in (config.architectures or ()))
+    return next(kept, next(iter(known), AutoModelForCausalLM))
 
 
 def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
@@ -159,11 +190,18 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
     loaded = load_model(_base_of(adapter), dtype=dtype, device=device)
-    with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
-    if (weights := adapter / ADAPTER_WEIGHTS_FILE).is_file():
-        own, saved = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False), load_file(weights)
-        if own.keys() == saved.keys():
-            take_weights(own, saved)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
+    own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
+    weights = adapter / ADAPTER_WEIGHTS_FILE
+    if weights.is_file() and own.keys() == (saved := load_file(weights)).keys():
+        take_weights(own, saved)
+    elif any("missing adapter keys" in str(warning.message) for warning in said):
+        raise ConfigError(
+            f"model={str(adapter)!r}: this adapter's weights are not named as those of {type(loaded.model).__name__}, so it would "
+            f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({_base_of(adapter)})?"
+        )
     return replace(loaded, model=with_adapter.merge_and_unload().eval())
 
 
@@ -182,6 +220,20 @@ def save_model(model: Any, folder: Path, **options: Any) -> None:
     """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
     with without_bars():
         model.save_pretrained(folder, **options)
+    for path in _processor_files(model, local_files_only=True):
+        shutil.copyfile(path, folder / Path(path).name)
+
+
+def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
+    """Those of the folder or hub id that the model came from; none where it is gone since."""
+    if not model.name_or_path or not hasattr(model.config, "vision_config"):
+        return []
+    options = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local_files_only}
+    try:
+        found = [cached_file(model.name_or_path, name, **options) for name in _PROCESSOR_FILES]
+    except OSError:
+        return []
+    return [path for path in found if path is not None]
 
 
 @contextmanager
