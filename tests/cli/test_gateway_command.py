@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -165,3 +166,25 @@ def test_limits_and_hooks_that_cannot_be_are_refused_before_anything_starts(fail
     assert code == 2
     assert problem in errors
     assert not database.exists()
+
+
+def test_ctrl_c_gives_up_the_calls_in_flight_only_when_it_comes_again(tmp_path):
+    with ScriptedServer(ScriptedEngine(["hello"], latency_s=60.0)) as upstream, ThreadPoolExecutor() as threads:
+        arguments = ["--upstream", upstream.base_url, "--port", "0", "--store", f"sqlite:///{tmp_path / 't.db'}"]
+        command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            url = re.search(r"http://\S+", process.stdout.readline()).group()
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            call = threads.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=60)
+            while not upstream.requests:
+                time.sleep(0.01)
+            for _ in range(2):  # as `timeout -s INT` does
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+            time.sleep(0.3)
+            assert not call.done()
+            process.send_signal(signal.SIGINT)
+            assert call.result().status_code == 503
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors == "1 call cut off, not having ended in time for the shutdown\n"

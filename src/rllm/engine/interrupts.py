@@ -4,25 +4,19 @@ once for what should end in order, and again for what should end now."""
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeVar
 
 from rllm.errors import RolloutError
+from rllm.signals import on_ctrl_c
 
 T = TypeVar("T")
 
 _STOPPED = "Event loop stopped before Future completed."
 """What event loops say for it, asyncio's and uvloop's."""
-
-TOGETHER_S = 0.3
-"""Signals that come no later than this after another mean the same: `timeout` sends two, to its child and to all of its group,
-as do terminals that close, and programs that pass on what their child has got already."""
 
 
 def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
@@ -57,27 +51,6 @@ def _kept_handler() -> Iterator[None]:
     finally:
         if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def on_ctrl_c(handle: Any) -> Iterator[None]:
-    """While inside, this handler hears of Ctrl-C; of several that come together, of the first. Only the main thread has one."""
-    if threading.current_thread() is not threading.main_thread() or not callable(handle):
-        yield
-        return
-    heard_at = -math.inf
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal heard_at
-        if time.monotonic() - heard_at > TOGETHER_S:
-            heard_at = time.monotonic()
-            handle(number, frame)
-
-    before = signal.signal(signal.SIGINT, hear)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def say_nothing_of_interrupted_tasks() -> None:

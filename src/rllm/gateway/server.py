@@ -27,6 +27,7 @@ from rllm.gateway.errors import STOPPED
 from rllm.gateway.http_limits import BoundedHTTP
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
+from rllm.signals import on_ctrl_c
 from rllm.store.base import TraceStore
 
 __all__ = ["GatewayServer"]
@@ -249,18 +250,16 @@ class _Server(uvicorn.Server):
         state = self.server_state
         for connection in list(state.connections):
             connection.shutdown()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets tell nobody
                     await asyncio.sleep(_CLOSING_TICK_S)
-        except TimeoutError:
+        if state.tasks:
             logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))
             for task in state.tasks:
                 task.cancel(STOPPED)
-            if state.tasks:
-                await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients are told
-        if not self.force_exit:
-            await self.lifespan.shutdown()
+            await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients are told
+        await self.lifespan.shutdown()
 
     def _protocol(self) -> asyncio.Protocol:
         """What speaks with one client."""
@@ -274,12 +273,12 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = signal.signal(signal.SIGTERM, self.handle_exit)
         try:
-            yield
+            with on_ctrl_c(self.handle_exit):
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _run(server: _Server, listener: socket.socket) -> None:

@@ -19,7 +19,7 @@ from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.backends.refusals import refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.garbage import rarely_collected
-from rllm.engine.interrupts import on_ctrl_c, say_nothing_of_interrupted_tasks
+from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
@@ -29,6 +29,7 @@ from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.registry import resolve
+from rllm.signals import on_ctrl_c
 from rllm.store import absolute, open_store
 from rllm.store.base import TraceStore
 from rllm.threads import Boundless

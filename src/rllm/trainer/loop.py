@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import shlex
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,9 +124,8 @@ class TrainingLoop:
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
             episodes = await self._episodes_of(self.steps_done)
-        await _to_the_end(
-            self._learn(episodes, times), f"step {self.steps_done + 1} is finished; Ctrl-C again gives it up"
-        )
+        again = "; Ctrl-C again gives it up" if threading.current_thread() is threading.main_thread() else ""
+        await _to_the_end(self._learn(episodes, times), f"step {self.steps_done + 1} is finished{again}")
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
         """Update the weights on these episodes, publish them, and tell the store and the trackers what came of it."""

@@ -10,7 +10,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from rllm.engine.interrupts import on_ctrl_c, run_to_its_end
+from rllm.engine.interrupts import run_to_its_end
+from rllm.signals import on_ctrl_c
 
 T = TypeVar("T")
 
