@@ -282,6 +282,13 @@ def test_a_router_with_a_bias_of_its_own_takes_an_adapter(
     torch.testing.assert_close(backend.score(batch), torch.cat(expected).detach(), atol=1e-5, rtol=0)
 
 
+def test_a_model_that_runs_without_a_cache_only_takes_an_adapter() -> None:
+    """xLSTM fills the cache that `transformers` makes for it with states of another size."""
+    sizes = {"hidden_size": 32, "num_heads": 4, "num_blocks": 1}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("xlstm", vocab_size=300, **sizes)).eval()
+    assert Adapter(model, SMALL).settings == SMALL
+
+
 def test_layers_that_cannot_take_an_adapter_are_refused(make_backend: MakeBackend, tokenizer: Any) -> None:
     """Phi-MoE's router is a linear layer whose output is a pair."""
     sizes = {**LAGUNA, "num_local_experts": 2, "num_experts_per_tok": 2}
