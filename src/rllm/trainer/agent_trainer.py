@@ -208,9 +208,7 @@ class AgentTrainer:
             self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
             self._check_something_is_left()
             stack.enter_context(rarely_collected())
-            with on_ctrl_c(
-                signal.default_int_handler
-            ):  # nothing is lost yet, and models and servers take minutes to load
+            with on_ctrl_c(signal.default_int_handler):  # nothing is lost yet, and models take minutes to load
                 loop = self._loop(stack)
             self._start.restore_rng()
             await loop.run()

@@ -168,9 +168,8 @@ def charts_of(
         last: the last one.
     """
     steps = [int(row["step"]) for _, rows in runs for row in rows if _is_within(int(row["step"]), first, last)]
-    across = _Axis.of(
-        min(steps, default=0), max(steps, default=1), LEFT, WIDTH - RIGHT
-    )  # one for all, to compare by eye
+    # one for all, to compare by eye
+    across = _Axis.of(min(steps, default=0), max(steps, default=1), LEFT, WIDTH - RIGHT)
     charts = (_chart(panel, runs, across, first, last) for panel in PANELS)
     return [chart for chart in charts if chart.traces]
 

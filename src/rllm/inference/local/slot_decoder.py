@@ -102,9 +102,8 @@ class SlotDecoder:
         slots, columns = self._cache.num_slots, self._cache.num_columns
         self._positions = torch.zeros(slots, dtype=torch.long, device=self._device)
         self._columns = torch.zeros((slots, 1), dtype=torch.long, device=self._device)
-        self._mask = torch.full(
-            (slots, 1, 1, columns), -torch.inf, dtype=self._cache.shape.dtype, device=self._device
-        )  # added to the attention scores: 0 where a column holds a token
+        # Added to the attention scores: 0 where a column holds a token.
+        self._mask = torch.full((slots, 1, 1, columns), -torch.inf, dtype=self._cache.shape.dtype, device=self._device)
         self._mask_start = torch.arange(slots, device=self._device) * columns
         for row in self._rows:
             self._mark(row)
