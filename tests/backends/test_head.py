@@ -74,6 +74,37 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
         Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
 
 
+class Scaled(LlamaForCausalLM):  # type: ignore[misc]
+    share: float
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        return output.__class__(**{**output, "logits": output.logits * self.share})
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1.001), (torch.bfloat16, 1.03)])
+def test_a_model_whose_logits_are_a_little_off_is_refused(dtype: torch.dtype, share: float) -> None:
+    model = Scaled(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval().to(dtype)
+    model.share = 1.0
+    assert Head.of(model).factor == 1.0
+    model.share = share
+    with pytest.raises(ConfigError, match=r"Scaled does something to its logits"):
+        Head.of(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("granite", {"logits_scaling": 7.0}),
+        ("cohere", {"logit_scale": 0.07}),
+        ("gemma3_text", {"final_logit_softcapping": 0.3}),
+    ],
+)
+def test_what_bfloat16_rounds_is_allowed(family: str, options: dict[str, float]) -> None:
+    head = Head.of(model_of(family, **options).to(torch.bfloat16))
+    assert (head.factor, head.cap) != (1.0, None)
+
+
 def test_a_model_without_a_body_of_its_own_is_refused() -> None:
     class Whole(LlamaForCausalLM):  # type: ignore[misc]
         base_model_prefix = "nothing"

@@ -63,7 +63,7 @@ class Head:
         with torch.no_grad():
             expected = model(input_ids=ids, use_cache=False).logits
             states = body(input_ids=ids, use_cache=False).last_hidden_state
-            tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 5e-2
+            tolerance = 1e-4 if expected.dtype.itemsize >= 4 else 2e-2  # in bfloat16, a rounding is 4e-3
             for head in cls._known(model):
                 try:
                     error = (head(states) - expected).abs().max()
