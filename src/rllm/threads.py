@@ -27,6 +27,9 @@ T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
 logger = logging.getLogger(__name__)
 
+BACKEND_THREAD = "rllm trainer"
+"""What the thread is called in which a training backend works."""
+
 IDLE_S = 10.0
 """How long a thread without work waits for some before it ends."""
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 WAITS = """
 import sys, threading
 from rllm.cli.left_threads import tell_of_left_threads
@@ -28,3 +30,30 @@ def test_nothing_is_said_of_daemons():
     program = WAITS.replace("sys.stdin.readline", "threading.Event().wait").replace('name="uploads"', "daemon=True")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
+
+
+GIVEN_UP = """
+import atexit, sys, threading, time
+from rllm import cli
+from rllm.threads import BACKEND_THREAD
+
+
+def run():
+    threading.Thread(target=time.sleep, args=(60,), name=sys.argv[1] or BACKEND_THREAD, daemon=True).start()
+    print("Stopped.")
+    sys.exit(130)
+
+
+cli._run = run
+atexit.register(print, "Python takes down what is left.")
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("thread", "told"), [("", "Stopped.\n"), ("an agent's", "Stopped.\nPython takes down what is left.\n")]
+)
+def test_an_update_that_was_given_up_is_not_taken_down_by_python(thread, told):
+    command = [sys.executable, "-c", GIVEN_UP, thread]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, told, "")

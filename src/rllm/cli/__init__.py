@@ -25,7 +25,7 @@ from rllm.cli.explain import explain
 from rllm.cli.export import export
 from rllm.cli.gateway import gateway
 from rllm.cli.init import init
-from rllm.cli.left_threads import tell_of_left_threads
+from rllm.cli.left_threads import end_amid_an_update, tell_of_left_threads
 from rllm.cli.open_files import REMEDY, TOO_MANY, allow_many
 from rllm.cli.plain_help import PlainGroup
 from rllm.cli.rescore import rescore
@@ -111,6 +111,10 @@ def main() -> None:
     try:
         with signals_like_ctrl_c():
             _run()
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and ended.code > 128:
+            atexit.register(end_amid_an_update, ended.code)
+        raise
     finally:
         tell_of_left_threads()
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C prints where Python's own end was

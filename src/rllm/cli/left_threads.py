@@ -1,10 +1,14 @@
-"""Says of a command that has done its work what it is waiting for: threads that an agent has left behind."""
+"""What a command does about threads that are left behind: it says which of an agent's it waits for, and for no update."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
+
+from rllm.threads import BACKEND_THREAD
 
 _PATIENCE_S = 5.0
 
@@ -13,6 +17,16 @@ def tell_of_left_threads(patience_s: float = _PATIENCE_S) -> None:
     """Name the threads that still run a while after the command, since Python ends only with the last that is no daemon."""
     if _left():
         threading.Thread(target=_tell, args=(patience_s,), name="rllm left threads", daemon=True).start()
+
+
+def end_amid_an_update(code: int) -> None:
+    """Called last: end the process, if an update goes on that was given up. Python would end its thread within torch's own code,
+    which aborts then, with a signal for an exit code."""
+    if any(thread.name == BACKEND_THREAD for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _tell(patience_s: float) -> None:

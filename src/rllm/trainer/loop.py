@@ -24,7 +24,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import CheckpointError, RolloutError, TokenMismatchError
 from rllm.store.base import TraceStore
-from rllm.threads import OneThread
+from rllm.threads import BACKEND_THREAD, OneThread
 from rllm.tracking.base import Trackers
 from rllm.trainer import rng
 from rllm.trainer.assemble import Assembled, Teacher, assemble
@@ -299,7 +299,7 @@ class TrainingLoop:
 
     async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """What the function returns, called in the backend's thread while the event loop goes on."""
-        return await self._thread.run(partial(function, *args, **kwargs), name="rllm trainer")
+        return await self._thread.run(partial(function, *args, **kwargs), name=BACKEND_THREAD)
 
     def _due(self, every: int) -> bool:
         return self.steps_done == self.config.num_steps or (every > 0 and self.steps_done % every == 0)
