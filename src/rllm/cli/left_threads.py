@@ -20,7 +20,7 @@ def tell_of_left_threads(patience_s: float = _PATIENCE_S) -> None:
 
 
 def end_amid_an_update(code: int) -> None:
-    """Called last: end the process, if an update goes on that was given up. Python would end its thread within torch's own code,
+    """Called as Python ends: end the process, if an update goes on that was given up. Python would end its thread within torch's own code,
     which aborts then, with a signal for an exit code."""
     if any(thread.name == BACKEND_THREAD for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):

@@ -67,7 +67,7 @@ class Head:
             for head in cls._known(model):
                 try:
                     error = (head(states) - expected).abs().max()
-                except RuntimeError:  # layers that do not fit behind each other
+                except (RuntimeError, TypeError, AttributeError):  # layers that do not fit behind each other
                     continue
                 if error <= tolerance * expected.abs().max():
                     return head
