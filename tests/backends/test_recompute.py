@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, DeepseekV4Config
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
@@ -82,3 +83,30 @@ def test_layers_are_themselves_again_afterwards(make_model: Make) -> None:
 def test_a_model_without_such_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.gradient_checkpointing=True: Linear has no layers"):
         recomputable_layers(torch.nn.Linear(1, 1))
+
+
+def test_layers_that_always_fill_a_cache_are_refused() -> None:
+    config = DeepseekV4Config(
+        vocab_size=60,
+        hidden_size=16,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        layer_types=["sliding_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        q_lora_rank=8,
+        o_lora_rank=8,
+        o_groups=1,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        hc_mult=2,
+        pad_token_id=0,
+        max_position_embeddings=64,
+    )
+    body = AutoModel.from_config(config).eval()
+    assert Trunk.of(body).recompute is False
+    with pytest.raises(
+        ConfigError, match=r"gradient_checkpointing=True: the layers of DeepseekV4Model cannot be run again"
+    ):
+        Trunk.of(body, recompute=True)

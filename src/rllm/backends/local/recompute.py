@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import torch
 from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, first_line
 
 
 def recomputable_layers(model: Module) -> list[Module]:
@@ -40,3 +41,24 @@ def recomputing(layers: Sequence[Module]) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward
+
+
+def check_recomputing(model: Module) -> None:
+    """Try it.
+
+    Raises:
+        ConfigError: if the model has no such layers, or one that its first run has changed something for, as DeepSeek V4's, which
+            always have a cache.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = [weight for weight in trained if weight.dim() < 2] or trained  # the small ones are in all layers
+    with recomputing(recomputable_layers(model)):
+        ids = torch.tensor([[1, 2, 3]], device=next(model.parameters()).device)
+        states = model(input_ids=ids, use_cache=False).last_hidden_state
+        try:
+            torch.autograd.grad(states.sum(), weights, allow_unused=True)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"model.gradient_checkpointing=True: the layers of {type(model).__name__} cannot be run again; use false "
+                f"({first_line(error)})"
+            ) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward
-from rllm.backends.local.recompute import recomputable_layers, recomputing
+from rllm.backends.local.recompute import check_recomputing, recomputable_layers, recomputing
 from rllm.backends.local.rms_norm import use_quick_norms
 from rllm.inference.local.attention import use_grouped_attention
 
@@ -36,7 +36,7 @@ class Trunk:
             ConfigError: if it is to be recomputed and cannot be.
         """
         if recompute:
-            recomputable_layers(module)
+            check_recomputing(module)
         use_grouped_attention(module)
         use_quick_norms(module)
         return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
