@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import Llama4TextConfig, Llama4TextModel
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import TokenTree, build_tree
@@ -246,6 +247,27 @@ def test_a_model_with_a_sliding_window_is_trained_sequence_by_sequence(
     assert "one by one" in caplog.text
     batch = groups()
     torch.testing.assert_close(backend.score(batch), naive_logprobs(backend.model, batch).detach(), atol=1e-5, rtol=0)
+
+
+def test_where_a_cache_tells_positions_sequences_are_trained_one_by_one() -> None:
+    """Llama 4's queries grow with these, from a length on that no trial reaches."""
+    config = Llama4TextConfig(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=16,
+        intermediate_size_mlp=16,
+        num_local_experts=2,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        layer_types=["full_attention"],
+        no_rope_layers=[0],
+    )
+    model = Llama4TextModel(config).eval()
+    assert choose_forward(model) is separate_hidden_states
+    config.attn_temperature_tuning = False
+    assert choose_forward(model) is hidden_states
 
 
 def test_separate_passes_have_the_gradients_of_shared_ones(make_model: Make) -> None:

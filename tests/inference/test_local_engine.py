@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import ReformerConfig, ReformerModelWithLMHead
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, StreamingInferenceEngine
@@ -304,6 +305,25 @@ async def test_other_architectures_are_exact_too(
 def test_a_model_whose_tokens_see_later_ones_is_refused(make_engine: Any, family: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"gives a token other probabilities where others stand behind it"):
         make_engine(family, model_options=options)
+
+
+def test_a_model_that_hashes_at_random_is_refused(make_engine: Any, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    config = ReformerConfig(
+        vocab_size=len(tokenizer),
+        is_decoder=True,
+        hidden_size=32,
+        num_attention_heads=2,
+        attention_head_size=16,
+        feed_forward_size=32,
+        attn_layers=["lsh"],
+        lsh_attn_chunk_length=16,
+        num_buckets=8,
+        axial_pos_shape=(8, 16),
+        axial_pos_embds_dim=(16, 16),
+    )
+    with pytest.raises(ConfigError, match=r"gives a token other probabilities where others stand behind it"):
+        make_engine(model=ReformerModelWithLMHead(config).eval())
 
 
 def test_a_model_that_wants_more_than_tokens_is_refused(make_engine: Any) -> None:

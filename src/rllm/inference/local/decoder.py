@@ -94,7 +94,9 @@ def check_causal(model: Any) -> None:
 
 
 def _chunk_size(model: Any) -> int:
-    """Tokens that state-space layers compute at a time; 0 where there are none."""
+    """Tokens that state-space layers compute at a time, or among which Reformer's hashes choose; 0 where there are none."""
     config = model.config.get_text_config(decoder=True)
+    if hashed := getattr(config, "lsh_attn_chunk_length", None):
+        return int(2 * hashed)
     found = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
     return next((size for size in found if isinstance(size, int)), 0)

@@ -107,8 +107,13 @@ def _check_causal(model: Any) -> None:
 
 
 def has_full_attention(model: Any) -> bool:
-    """Whether every layer keeps all keys and values, by `transformers`' own account."""
+    """Whether every layer keeps all keys and values, by `transformers`' own account.
+
+    And uses them alike at all positions: Llama 4 takes these from its cache, from a length on that no trial reaches.
+    """
     if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
+        return False
+    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
         return False
     try:
         layers = DynamicCache(config=model.config).layers
