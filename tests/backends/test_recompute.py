@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import AutoModel, DeepseekV4Config
 
@@ -85,6 +87,7 @@ def test_a_model_without_such_layers_is_refused() -> None:
         recomputable_layers(torch.nn.Linear(1, 1))
 
 
+@pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="they leave it alone there")
 def test_layers_that_always_fill_a_cache_are_refused() -> None:
     config = DeepseekV4Config(
         vocab_size=60,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import ReformerConfig, ReformerModelWithLMHead
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
@@ -290,7 +292,7 @@ async def test_other_architectures_are_exact_too(
     [
         ("Bert", {}),
         # The code that stands in for its kernels carries states from one chunk of tokens to those before it.
-        (
+        pytest.param(
             "NemotronH",
             {
                 "layers_block_type": ["mamba", "attention"],
@@ -299,6 +301,7 @@ async def test_other_architectures_are_exact_too(
                 "mamba_head_dim": 16,
                 "n_groups": 1,
             },
+            marks=pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="mended there"),
         ),
     ],
 )
