@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, first_line
 
 _ENDS = ([13, 1], [4, 9])
 """Of two sequences that part there."""
@@ -70,19 +70,24 @@ def check_causal(model: Any) -> None:
     """Look whether what stands behind a token leaves its logits alone, as in a language model.
 
     Raises:
-        ConfigError: if not: what such a model samples from, token by token, is not what it says of a whole sequence.
+        ConfigError: if not: what such a model samples from, token by token, is not what it says of a whole sequence; or if it does not
+            run on tokens alone.
     """
-    size, beginning = model.get_input_embeddings().num_embeddings, range(_chunk_size(model) + 5)
-    with torch.no_grad():
-        one, other = (
-            model(
-                input_ids=torch.tensor([[(7 * token + 3) % size for token in [*beginning, *end]]], device=model.device),
-                use_cache=False,
+    beginning = range(_chunk_size(model) + 5)
+    try:
+        size = model.get_input_embeddings().num_embeddings
+        both = [[(7 * token + 3) % size for token in [*beginning, *end]] for end in _ENDS]
+        with torch.no_grad():
+            one, other = (
+                model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+                .logits[0, : len(beginning)]
+                .float()
+                for ids in both
             )
-            .logits[0, : len(beginning)]
-            .float()
-            for end in _ENDS
-        )
+    except Exception as error:  # what this model needs beside tokens, or wants to be installed
+        raise ConfigError(
+            f"{type(model).__name__} cannot be given tokens and nothing else ({type(error).__name__}: {first_line(error)})"
+        ) from error
     # Experts that are given other tokens beside these may round otherwise.
     allowed = 1e-3 if model.dtype.itemsize >= 4 else 0.1
     if (one - other).norm() > allowed * one.norm():

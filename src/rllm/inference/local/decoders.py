@@ -16,7 +16,6 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rllm.errors import ConfigError, first_line
 from rllm.inference.local.attention import use_grouped_attention
 from rllm.inference.local.decoder import Added, Decoder, check_causal, last_logits_only, plain_logits
 from rllm.inference.local.kv_cache import CacheShape
@@ -85,7 +84,7 @@ def choose_decoder(
     else:
         decoder = RecomputeDecoder(original or model)
     if not isinstance(decoder, SlotDecoder):
-        _check_causal(original or model)
+        check_causal(original or model)
         logger.warning(
             "%s does not keep plain full attention, so it is sampled by the slower %s: exact, but without batching or "
             "shared prefixes",
@@ -93,17 +92,6 @@ def choose_decoder(
             type(decoder).__name__,
         )
     return decoder
-
-
-def _check_causal(model: Any) -> None:
-    try:
-        check_causal(model)
-    except ConfigError:
-        raise
-    except Exception as error:  # what this model needs beside tokens, or wants to be installed
-        raise ConfigError(
-            f"{type(model).__name__} cannot be given tokens and nothing else ({type(error).__name__}: {first_line(error)})"
-        ) from error
 
 
 def has_full_attention(model: Any) -> bool:
