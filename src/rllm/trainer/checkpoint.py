@@ -57,9 +57,9 @@ class Checkpoints:
                 ) from error
 
     def _saved(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        target = self._folder / f"step-{step:06d}"
+        target = self._path_of(step)
         self._clear()
-        if target in self.all():
+        if self.have(step):
             _write_state(target, step, state)
             return target
         scratch = target.with_suffix(_UNFINISHED)
@@ -91,7 +91,10 @@ class Checkpoints:
 
     def have(self, step: int) -> bool:
         """Whether there is a complete one of this step."""
-        return any(_step_of(path) == step for path in self.all())
+        return self._path_of(step) in self.all()
+
+    def _path_of(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
