@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from rllm.testing.scripted import ScriptedEngine, decode, encode
 from rllm.testing.scripted_server import ScriptedServer
 from rllm.types import Episode
 
+from ..waiting import wait_for
 from .conftest import here, rllm
 
 PROGRAM = """
@@ -209,13 +209,6 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
     assert "Traceback" not in errors
     for name in ("child", "leader"):
         assert not Path(f"/proc/{int((work / name).read_text())}").exists()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,16 @@ import json
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
+from rllm.gateway import durable
+from rllm.store import writer
 from rllm.store.sqlite import SqliteTraceStore
+
+from ..waiting import wait_for
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ROUTES = {
@@ -52,6 +57,21 @@ def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path
         assert [trace.response["content"] for trace in store.by_session("s")] == ["one", "three"]
         assert served.http.get("/healthz").status_code == 200
         assert served.http.get("/readyz").status_code == 200
+
+
+def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_WAITING", 8)
+    monkeypatch.setattr(durable, "MAX_PENDING", 1)
+    with SqliteTraceStore(tmp_path / "traces.db") as store, ThreadPoolExecutor(16) as agents:
+        served = serve([str(number) for number in range(16)], store=store)
+        with locked(store.path):
+            answers = [agents.submit(ask, served)]
+            wait_for(lambda: "rllm_gateway_store_pending 1\n" in served.http.get("/metrics").text)
+            answers += [agents.submit(ask, served, stream=bool(number % 2)) for number in range(15)]
+            wait_for(lambda: "rllm_gateway_requests_in_flight 16\n" in served.http.get("/metrics").text)
+            assert served.engine.num_calls == 1
+        assert {answer.result(60).status_code for answer in answers} == {200}
+        assert len(store.by_session("s")) == 16
 
 
 def test_a_request_is_refused_for_what_it_asks_while_nothing_can_be_kept(serve, tmp_path, caplog):

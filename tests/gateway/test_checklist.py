@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +17,7 @@ from rllm.testing.scripted import TURN_END, encode
 from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
+from ..waiting import wait_for
 from .held import HeldEngine
 
 REQUESTS = {
@@ -506,11 +506,3 @@ def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, strea
     [trace] = served.store.by_session("s")
     assert (trace.error, trace.response["content"]) == (None, "hello")
     assert trace.timings["queue_s"] > 0
-
-
-def wait_for(read, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := read()):
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
-    return value

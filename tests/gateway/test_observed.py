@@ -6,7 +6,6 @@ They are made once the answer has left, so a test stops the gateway before it lo
 import json
 import logging
 import threading
-import time
 
 import httpx
 import pytest
@@ -21,6 +20,7 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 
 from ..telemetry.collector import collecting
+from ..waiting import wait_for
 from .held import HeldEngine, HeldStore
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -191,11 +191,7 @@ def test_nobody_is_told_of_traces_that_are_not_durable(serve, lines, leaves):
     assert lines() == []
     assert "rllm_gateway_traces_total 0\n" in served.http.get("/metrics").text
     store.release.set()
-    deadline = time.monotonic() + 60
-    while not lines():
-        assert time.monotonic() < deadline, "the call was never told of"
-        time.sleep(0.01)
-    [line] = lines()
+    [line] = wait_for(lines)
     assert (line["status"], line["finish_reasons"]) == ((499, ["abort"]) if leaves else (200, ["stop"]))
     if not leaves:
         agent.join(60)
@@ -211,11 +207,3 @@ def test_a_call_whose_client_leaves_while_its_trace_is_written_is_told_of_once_i
     [line] = wait_for(lines)
     assert (line["status"], line["finish_reasons"], line["num_response_ids"]) == (499, ["stop"], 5)
     assert "rllm_gateway_traces_total 1\n" in served.http.get("/metrics").text
-
-
-def wait_for(read):
-    deadline = time.monotonic() + 60
-    while not (value := read()):
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
-    return value

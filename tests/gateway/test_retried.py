@@ -14,6 +14,7 @@ from rllm.gateway.errors import GatewayError
 from rllm.gateway.retried import Attempt, Flights, attempt_of
 from rllm.gateway.sessions import Session
 
+from ..waiting import wait_for
 from .held import HeldEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -286,12 +287,3 @@ async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
         with flights.begin(Attempt(key=(SESSION, b"k", number))) as flight:
             flight.land(b"x" * size)
     assert [key[2] for key in flights._offered] == [0, 2]
-
-
-def wait_for(read, timeout_s=60.0):
-    waited = threading.Event()
-    for _ in range(int(timeout_s / 0.02)):
-        if found := read():
-            return found
-        waited.wait(0.02)
-    raise AssertionError("it never came")

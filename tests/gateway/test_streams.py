@@ -10,6 +10,7 @@ import pytest
 
 from rllm.testing.scripted import TURN_END, ScriptedEngine, encode_prompt
 
+from ..waiting import wait_for
 from .held import HeldEngine, HeldStore
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -182,11 +183,3 @@ def test_an_engine_that_cannot_stream_gives_its_answer_in_one_delta(serve):
         chunks = events_of(httpx.post(f"{gateway.url}{CHAT}", json=BODY, timeout=60).text)
     assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == ["hello", None]
     assert served.store.by_session("s")[0].response_ids == [*b"hello", TURN_END]
-
-
-def wait_for(read, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := read()):
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
-    return value

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -24,6 +23,7 @@ from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
+from ..waiting import wait_for
 
 pytestmark = pytest.mark.litellm
 
@@ -80,7 +80,7 @@ def proxy(upstream, tmp_path_factory):
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, verify=False) as client:
-            wait_until(lambda: is_alive(client, process, folder / "log"), seconds=600)
+            wait_for(lambda: is_alive(client, process, folder / "log"), 600)
             with open_store(str(folder / "traces.db")) as store:
                 yield client, store
     finally:
@@ -95,13 +95,6 @@ def is_alive(client, process, log):
         return client.get("/health/liveliness").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def wait_until(true, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def ask(proxy, session_id, content, *, model="captured", headers=(), **fields):
@@ -167,7 +160,7 @@ def test_a_stream_that_its_client_leaves_keeps_what_was_sampled(proxy, upstream)
             next(answer.iter_lines())
     finally:
         upstream.fault = None
-    wait_until(lambda: proxy[1].by_session("left"))
+    wait_for(lambda: proxy[1].by_session("left"), 120)
     [trace] = proxy[1].by_session("left")
     assert trace.finish_reason == "abort"
     assert "disconnected" in trace.error

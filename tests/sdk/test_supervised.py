@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.sdk.programs import run_program, run_program_async
 from rllm.sdk.supervised import Limits, ProgramResult, run_supervised
+
+from ..waiting import wait_for
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -126,13 +127,6 @@ def test_and_when_whoever_started_it_is_killed(family: list[str], tmp_path: Path
         wait_for(lambda: len(members(tmp_path)) == 3)
         parent.kill()
     wait_for(lambda: not any(map(alive, members(tmp_path))))
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_flood_is_kept_within_its_limit() -> None:

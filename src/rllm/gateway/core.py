@@ -147,6 +147,7 @@ class Gateway:
         Raises:
             RLLMError: if the upstream cannot be asked for it; the failure is in the store by then.
         """
+        await self.writes.room()
         try:
             return self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
         except Exception as error:

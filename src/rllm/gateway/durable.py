@@ -6,6 +6,10 @@ import asyncio
 from collections import deque
 from concurrent.futures import Future
 
+MAX_PENDING = 1024
+"""Writes that may be waited for before no further call is begun. The store's own bound is far above: whoever meets that one waits
+together with the whole event loop."""
+
 
 class DurableWrites:
     """Turns the store's futures into awaitables of one event loop.
@@ -19,6 +23,13 @@ class DurableWrites:
         self._waking = False
         self.pending = 0
         """How many writes are being waited for."""
+        self._some_ended = asyncio.Event()
+
+    async def room(self) -> None:
+        """Return once fewer than `MAX_PENDING` writes are being waited for: a slow disk holds back the calls that follow."""
+        while self.pending >= MAX_PENDING:
+            self._some_ended.clear()
+            await self._some_ended.wait()
 
     async def wait(self, write: Future[None]) -> None:
         """Return once the write is durable, or raise what kept it from being so."""
@@ -31,6 +42,7 @@ class DurableWrites:
             await waiter
         finally:
             self.pending -= 1
+            self._some_ended.set()
 
     def _on_done(self, waiter: asyncio.Future[None], write: Future[None]) -> None:
         """Runs in the writer's thread."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 Work: TypeAlias = Callable[[C, list[P]], Sequence[T | StoreError]]
 """Does several jobs of one kind: a connection and their payloads, to a result for each, or why it was not done."""
 
-MAX_WAITING = 2048
+MAX_WAITING = 16_384
 """Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
 
 

@@ -26,6 +26,8 @@ from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload, choose_
 from rllm.inference.vllm_server import VLLMServer, free_port
 from rllm.testing.tiny_policy import train_tokenizer
 
+from ...waiting import wait_for
+
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PATIENCE_S = 60.0
 
@@ -67,13 +69,6 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.02)
 
 
 def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
@@ -189,7 +184,7 @@ def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, take
     server.watch(lambda: None)
     with pytest.raises(OSError, match=r"closed|reset|disconnected"):
         urllib.request.urlopen(f"{server.url.removesuffix('/v1')}/die")
-    eventually(lambda: server.failure is not None)
+    wait_for(lambda: server.failure is not None)
     with pytest.raises(
         InferenceError, match=r"the last time: it has ended\. The end of its log .*vllm\.log\):\nall was well"
     ):
@@ -204,7 +199,7 @@ def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: 
 
     server.watch(recover)
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
-    eventually(lambda: server.failure is not None)
+    wait_for(lambda: server.failure is not None)
     with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: it does not take the weights"):
         server.await_ready()
     assert not server.is_ready
@@ -223,7 +218,7 @@ def test_who_waits_for_a_server_that_has_died_for_good_is_told_where_its_log_is(
         failure=lambda: server.failure,
     )
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
-    eventually(lambda: not server.is_ready)
+    wait_for(lambda: not server.is_ready)
     with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: .*exit code 3") as told:
         asyncio.run(waiting.get_model_response([{"role": "user", "content": "a fig"}]))
     assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(told.value)
@@ -234,7 +229,7 @@ def test_who_waits_for_a_server_that_has_died_for_good_is_told_where_its_log_is(
 def test_a_server_that_nobody_brings_back_is_not_waited_for(start: Start, tmp_path: Path) -> None:
     server = start(says=["all is well"])
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
-    eventually(server.is_gone)
+    wait_for(server.is_gone)
     with pytest.raises(InferenceError, match=r"is gone\. The end of its log .*\nall is well"):
         server.await_ready()
 
@@ -247,7 +242,7 @@ def test_what_nobody_expected_is_told_to_those_who_wait(start: Start, tmp_path: 
 
     server.watch(recover)
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
-    eventually(lambda: server.failure is not None)
+    wait_for(lambda: server.failure is not None)
     with pytest.raises(InferenceError, match="vLLM is gone: one by none"):
         server.await_ready()
 
@@ -266,13 +261,13 @@ def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
     )
     owner = subprocess.Popen([sys.executable, "-c", program])
     try:
-        eventually(lambda: (tmp_path / "starts").exists() and bool(starts(tmp_path)))
+        wait_for(lambda: (tmp_path / "starts").exists() and bool(starts(tmp_path)))
     finally:
         owner.kill()
         owner.wait()
     [pid] = starts(tmp_path)
-    eventually(lambda: not is_running(pid))
-    eventually(lambda: not scratch.exists())
+    wait_for(lambda: not is_running(pid))
+    wait_for(lambda: not scratch.exists())
 
 
 def test_the_fastest_handover_that_the_server_offers(start: Start) -> None:

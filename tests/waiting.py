@@ -1,0 +1,16 @@
+"""Waiting for what another thread or process does."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_for(read: Callable[[], T], timeout_s: float = 60.0) -> T:
+    """What `read` gives, once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := read()):
+        assert time.monotonic() < deadline, f"nothing came about within {timeout_s:g} s"
+        time.sleep(0.01)
+    return value
