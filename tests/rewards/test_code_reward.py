@@ -52,6 +52,11 @@ def test_outputs_are_compared_word_for_word(expected: str, printed: str, reward:
     assert judged({"inputs": [""], "outputs": [expected]}, f"print({printed!r})").reward == reward
 
 
+def test_a_long_output_is_read_to_its_end_in_any_script() -> None:
+    length = 70_000
+    assert judged({"inputs": [""], "outputs": ["𝄞" * length]}, f"print('𝄞' * {length})").reward == 1.0
+
+
 @pytest.mark.parametrize(
     "tests",
     [
@@ -98,6 +103,8 @@ def test_a_method_may_have_the_name_of_a_function_that_is_there_for_convenience(
 def test_tuples_count_as_lists_and_floats_as_near() -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [[1, 0.3, {"1": "x"}]]}
     assert judged(tests, "def f():\n    print('noise')\n    return 1, 0.1 + 0.2, {1: 'x'}").reward == 1.0
+    assert judged(tests, "def f():\n    return 1, 0.1 + 0.2, {1: 'y'}").reward == 0.0
+    assert judged({**tests, "outputs": [0]}, "def f():\n    return 0.1 + 0.2 - 0.3").reward == 1.0
 
 
 @pytest.mark.parametrize(

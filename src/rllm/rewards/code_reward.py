@@ -71,7 +71,7 @@ class RewardCodeFn:
             seconds = min(self.timeout_s, end - time.monotonic())
             if seconds <= 0:
                 return _Verdict(index, total, {"test": index, "error": f"not finished in {self.deadline_s:g} s"})
-            max_bytes = 64_000 + 2 * len(expected)
+            max_bytes = 64_000 + 4 * len(expected)  # no character takes more
             run = run_python(
                 solution, stdin=stdin, timeout_s=seconds, memory_mb=self.memory_mb, max_output_bytes=max_bytes
             )
