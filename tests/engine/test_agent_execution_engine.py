@@ -249,8 +249,9 @@ async def test_the_lengths_may_bound_each_step_by_itself() -> None:
         assert [len(step.response_ids) for step in episode.trajectories[0].steps] == lengths
 
 
-async def test_an_answer_that_runs_out_of_room_decides_nothing() -> None:
-    episode = await one(start=1, max_response_length=3)
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 50}, {"max_completion_tokens": 50}])
+async def test_an_answer_that_runs_out_of_room_decides_nothing(asked: dict[str, int]) -> None:
+    episode = await one(start=1, max_response_length=3, sampling_params=asked)
     (step,) = episode.trajectories[0].steps
     assert decode(step.response_ids) == "tur"
     assert (step.reward, step.action, episode.is_correct) == (0.0, None, False)

@@ -15,6 +15,7 @@ from rllm.capture.snapshot import snapshot
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
+from rllm.gateway.sessions import with_fixed_sampling
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory
@@ -131,9 +132,7 @@ class Interaction:
             tools = getattr(self.agent, "tool_schemas", None)
         if not messages:
             raise AgentError(f"{self._agent_name}.chat_completions is empty: update_from_env must add a message")
-        params = dict(self.sampling)
-        if budget is not None:
-            params["max_tokens"] = min(budget, params.get("max_tokens") or budget)
+        params = with_fixed_sampling(self.sampling, {} if budget is None else {"max_tokens": budget})
         started = time.perf_counter()
         with boundary(AgentError, f"asking the model with {self._agent_name}.chat_completions"):
             output = await self.engine.get_model_response(messages, tools=tools, **params)
