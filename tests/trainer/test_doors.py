@@ -113,6 +113,23 @@ class ReturnsItself(SolverJudge):
         return self.collect_trajectories()
 
 
+class Passing(SolverJudge):
+    def __init__(self, rollout_engine: Any, executor: Any, num_tries: int = 1, **kwargs: Any) -> None:
+        super().__init__(rollout_engine, executor, **kwargs)
+        self.num_tries = num_tries
+
+
+class NeedsItsEngine(SolverJudge):
+    def __init__(self, rollout_engine: Any, **kwargs: Any) -> None:
+        self.ask, self.num_tries = rollout_engine.get_model_response, kwargs.pop("num_tries")
+        super().__init__(rollout_engine, **kwargs)
+
+
+class PassingAgent(Echo):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+
 def metrics(run_dir: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {key: value for line in lines for key, value in line.items()}
@@ -343,6 +360,18 @@ def says(question: str) -> str:
             r"SimpleWorkflow\(\*\*workflow_args\): missing a required .*'reward_function'; did you mean 'reward_function'\?",
         ),
         (
+            {"workflow_class": SolverJudge, "workflow_args": {"num_trys": 3}},
+            "SolverJudge takes no argument 'num_trys': see its __init__",
+        ),
+        (
+            {"workflow_class": Passing, "workflow_args": {"num_tries": 3, "gama": 0.9}},
+            "Passing takes no argument 'gama': did you mean 'gamma'",
+        ),
+        (
+            {"agent_class": PassingAgent, "env_class": TwoTurns, "agent_args": {"sistem": "x"}},
+            r"PassingAgent\(\*\*agent_args\): .* got an unexpected keyword argument 'sistem'",
+        ),
+        (
             {"workflow_class": SolverJudge, "workflow_args": [3]},
             r"workflow_args=\[3\]: give a mapping of names to values",
         ),
@@ -359,6 +388,15 @@ def test_a_door_that_does_not_open_says_so_before_work_starts(tmp_path: Path, do
     with pytest.raises(ConfigError, match=said):
         AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **door)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_workflow_may_need_its_engine_when_it_is_made(tmp_path: Path) -> None:
+    AgentTrainer(
+        train_dataset=TASKS,
+        config={**CONFIG, "run_dir": str(tmp_path / "run")},
+        workflow_class=NeedsItsEngine,
+        workflow_args={"num_tries": 2},
+    )
 
 
 def test_what_an_environment_with_its_own_from_dict_is_given_is_its_own_affair(tmp_path: Path) -> None:

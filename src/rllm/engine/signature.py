@@ -61,14 +61,31 @@ def check_arguments(**arguments: Any) -> None:
 
 def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, **ours: Any) -> None:
     """Raise `ConfigError` if a class cannot be called with these arguments, which the user gave by this name, and ours. It is
-    not called: that may take long, and belongs to the rollout."""
+    called only where its `**kwargs` hide what becomes of them: that may take long, and belongs to the rollout."""
+    arguments = arguments or {}
     try:
-        inspect.signature(kind).bind(**ours, **(arguments or {}))
-    except TypeError as error:
-        meant = _misspelt(inspect.signature(kind).parameters, arguments or {}, ours)
-        raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
+        signature = inspect.signature(kind)
     except ValueError:  # a builtin that says nothing of its parameters
         return
+    try:
+        signature.bind(**ours, **arguments)
+    except TypeError as error:
+        meant = _misspelt(signature.parameters, arguments, ours)
+        raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
+    if _takes_any(signature.parameters) and not _named(signature.parameters).issuperset(arguments):
+        _check_taken(kind, name, {**ours, **arguments})
+
+
+def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if making an object, which is thrown away, finds an argument that nobody takes. What else it raises
+    may come of what ours stand in for, such as an engine that is not there yet, and is told when the rollouts begin."""
+    try:
+        kind(**arguments)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
 
 
 def check_named(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
