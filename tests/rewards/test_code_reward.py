@@ -46,6 +46,8 @@ def test_the_first_failure_is_told() -> None:
         ("3", "3.0", 0.0),
         ("yes", "YES", 0.0),
         ("1", "1 1", 0.0),
+        ("1 2", "1 3", 0.0),
+        ("1" * 350 + ".0", "2" * 350 + ".0", 0.0),
     ],
 )
 def test_outputs_are_compared_word_for_word(expected: str, printed: str, reward: float) -> None:
@@ -104,6 +106,7 @@ def test_tuples_count_as_lists_and_floats_as_near() -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [[1, 0.3, {"1": "x"}]]}
     assert judged(tests, "def f():\n    print('noise')\n    return 1, 0.1 + 0.2, {1: 'x'}").reward == 1.0
     assert judged(tests, "def f():\n    return 1, 0.1 + 0.2, {1: 'y'}").reward == 0.0
+    assert judged(tests, "def f():\n    return 1, 0.31, {1: 'x'}").reward == 0.0
     assert judged({**tests, "outputs": [0]}, "def f():\n    return 0.1 + 0.2 - 0.3").reward == 1.0
 
 

@@ -182,7 +182,7 @@ def _same_output(got: str, expected: str) -> bool:
 def _same_word(got: str, expected: str) -> bool:
     if got == expected:
         return True
-    if "." not in expected or max(len(got), len(expected)) > 400:
+    if "." not in expected or max(len(got), len(expected)) > 300:  # beyond all floats, which would be one infinity
         return False
     try:
         return math.isclose(float(got), float(expected), rel_tol=1e-6, abs_tol=1e-9)
