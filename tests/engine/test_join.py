@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rllm.engine.complete import complete
-from rllm.engine.join import join
+from rllm.engine.join import awaited_ids, join
 from rllm.engine.runner import Attempt
 from rllm.errors import CaptureError
-from rllm.types import Episode, Step, Trace, Trajectory
+from rllm.types import UNSCORED, Episode, Step, Trace, Trajectory
 
 YES = {"role": "assistant", "content": "yes"}
 
@@ -59,6 +59,22 @@ def test_calls_that_said_the_same_to_the_same_are_taken_in_call_order() -> None:
     assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[1], [2]]
 
 
+def test_a_call_that_a_step_names_is_no_other_step_s() -> None:
+    steps = [told(user("a"), YES), told(user("a"), YES, id="call-1")]
+    assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[2], [1]]
+
+
+def test_an_answer_may_be_nothing_but_tool_calls() -> None:
+    answer = {"content": None, "tool_calls": [{"id": "1"}]}
+    traces = [trace(1, [user("a")], **answer), trace(2, [user("a")], content=None)]
+    assert joined([told(user("a"), {"role": "assistant", **answer})], *traces) == [[1]]
+
+
+@pytest.mark.parametrize("asked", [[], [user("a")]])
+def test_only_the_answer_need_be_told(asked: list[dict[str, Any]]) -> None:
+    assert joined([told(*asked, model_response="yes")], trace(1, [user("a")])) == [[1]]
+
+
 @pytest.mark.parametrize(
     ("step", "traces"),
     [
@@ -80,6 +96,26 @@ def test_tool_calls_tell_answers_of_the_same_text_apart() -> None:
     traces = [trace(number, [user("a")], tool_calls=calls[number]) for number in range(2)]
     steps = [told(user("a"), {**YES, "tool_calls": calls[number]}) for number in (1, 0)]
     assert joined(steps, *traces) == [[1], [0]]
+
+
+@pytest.mark.parametrize("rewards", [(0.25, 0.5), (0.25, UNSCORED)])
+def test_what_a_call_without_usable_tokens_had_earned_stays(rewards: tuple[float, float]) -> None:
+    path = Trajectory(steps=[Step(id=f"call-{number}", reward=reward) for number, reward in enumerate(rewards)])
+    earned = path.final_reward()
+    join(Episode(trajectories=[path]), [replace(trace(0, []), error="cut off"), trace(1, [])])
+    assert [step.response_ids for step in path.steps] == [[1]]
+    assert path.final_reward() == earned
+    assert path.info["num_unusable_calls"] == 1
+
+
+def test_waiting_is_for_what_was_called_or_is_nothing_but_an_id() -> None:
+    complete_step = Step(id="call-3", prompt_ids=[1], response_ids=[9], logprobs=[-1.0])
+    no_prompt = Step(id="call-4", response_ids=[9], logprobs=[-1.0])
+    steps = [told(user("a"), YES, id="call-1"), told(user("a"), YES), Step(id="call-2"), complete_step, no_prompt]
+    episode = Episode(trajectories=[Trajectory(steps=steps)])
+    attempt = Attempt(task={}, task_id="t")
+    assert awaited_ids(episode, attempt, [trace(1, [user("a")])]) == {"call-1", "call-2", "call-4"}
+    assert awaited_ids(episode, replace(attempt, trainable=False), []) == set()
 
 
 def test_tokens_of_another_rollout_are_borne_where_nobody_trains_on_them() -> None:

@@ -98,6 +98,7 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         ("3,4", "4, 3"),
         ("(3,4)", r"x=3 \text{ and } y=4"),
         ("x=3, y=4", "(x,y)=(3,4)"),
+        ("x=3, y=4", "(y,x)=(4,3)"),
         ("x=3, x=4", "4, 3"),
         ("10", r"10 \text{ kg} \cdot \text{m}/\text{s}^{-2}"),
         ("18", "18 eggs"),
@@ -105,6 +106,7 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         (r"\frac{1}{2}", "1/2 miles per hour"),
         ("2516_8", "2516"),
         (r"6 \text{ p.m.}", r"6 \text{ PM}"),
+        (r"6 \text{ PM}", r"6 \text{ p.m.}"),
     ],
 )
 def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
@@ -155,6 +157,7 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         ("1e3", "1000.5"),
         (r"6.63 \times 10^{-34}", r"1.6 \times 10^{-19}"),
         ("0.0000001", "0.0000002"),
+        ("0.0000504", "0.0000501"),
         ("0.0000001", r"\frac{1}{5000000}"),
     ],
 )
