@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.parser import ChatTemplateParser, QwenToolParser, R1ToolParser, ToolCall, ToolCallParser, get_tool_parser
+from rllm.parser import ChatTemplateParser, QwenToolParser, R1ToolParser, ToolCall, ToolParser, get_tool_parser
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 
@@ -29,10 +29,18 @@ def test_classes_by_name() -> None:
 
 
 def test_the_parser_for_a_tokenizer(parser_of: Callable[..., ChatTemplateParser]) -> None:
-    assert isinstance(ToolCallParser.get_parser(parser_of("qwen").tokenizer), QwenToolParser)
-    assert isinstance(ToolCallParser.get_parser(parser_of("deepseek").tokenizer), R1ToolParser)
+    assert isinstance(ToolParser.get_parser(parser_of("qwen").tokenizer), QwenToolParser)
+    assert isinstance(ToolParser.get_parser(parser_of("deepseek").tokenizer), R1ToolParser)
     with pytest.raises(ConfigError, match="prints no tool calls that are known: name the format, one of"):
-        ToolCallParser.get_parser(parser_of("{{ messages[0].content }}").tokenizer)
+        ToolParser.get_parser(parser_of("{{ messages[0].content }}").tokenizer)
+
+
+def test_a_parser_of_ones_own() -> None:
+    class Shouted(ToolParser):
+        def parse(self, text: str) -> list[ToolCall]:
+            return [ToolCall(word.lower()) for word in text.split() if word.isupper()]
+
+    assert Shouted().parse("please STOP now") == [ToolCall("stop")]
 
 
 @pytest.mark.parametrize("name", ["qwen", "r1", "llama3_json", "mistral", "harmony"])

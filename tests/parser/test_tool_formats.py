@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.parser.streaming import visible_content
-from rllm.parser.tool_parser import TOOL_PARSERS, ToolParser, tool_format_of_template, tool_parser
+from rllm.parser.tool_parser import TOOL_PARSERS, ToolFormat, tool_format_of_template, tool_parser
 
 R1_BLOCK, R1_BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 R1_CALL, R1_CALL_END, R1_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -135,7 +135,7 @@ def test_what_may_become_a_call_is_not_shown(name: str, text: str, shown: str) -
     assert shown_of(tool_parser(name), text) == shown
 
 
-def shown_of(parser: ToolParser, text: str) -> str:
+def shown_of(parser: ToolFormat, text: str) -> str:
     return visible_content(text, markers=parser.markers, opening_markers=parser.opening_markers)
 
 

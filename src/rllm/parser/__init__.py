@@ -2,6 +2,6 @@
 
 from rllm.parser.chat_template_parser import ChatTemplateParser
 from rllm.parser.tool_call import ToolCall
-from rllm.parser.tool_call_parser import QwenToolParser, R1ToolParser, ToolCallParser, get_tool_parser
+from rllm.parser.tool_call_parser import QwenToolParser, R1ToolParser, ToolParser, get_tool_parser
 
-__all__ = ["ChatTemplateParser", "QwenToolParser", "R1ToolParser", "ToolCall", "ToolCallParser", "get_tool_parser"]
+__all__ = ["ChatTemplateParser", "QwenToolParser", "R1ToolParser", "ToolCall", "ToolParser", "get_tool_parser"]

@@ -10,7 +10,7 @@ from rllm.parser.decoding import TextDecoder
 from rllm.parser.incremental_text import IncrementalText, first_stop
 from rllm.parser.reasoning import OPEN, split_reasoning
 from rllm.parser.streaming import safe_length, visible_content, visible_reasoning
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _LAST_PROMPT_TOKENS = 8
 
@@ -48,7 +48,7 @@ class AnswerReader:
         *,
         prompt_ids: Sequence[int],
         stop: Sequence[str],
-        tool_parser: ToolParser | None,
+        tool_parser: ToolFormat | None,
         plain: bool = False,
     ) -> None:
         """`plain`: the text is the content, whatever is in it: what continues a bare prompt has no other parts."""

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any, ClassVar
 
 from rllm.errors import ConfigError
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.reasoning import split_reasoning
 from rllm.parser.tool_call import ToolCall
-from rllm.parser.tool_parser import TOOL_PARSERS, tool_format_of_template, tool_parser
+from rllm.parser.tool_parser import TOOL_PARSERS, ToolFormat, tool_format_of_template, tool_parser
 
 
-class ToolCallParser:
-    """One format; the work is done by its `rllm.parser.tool_parser.ToolParser`."""
+class ToolParser:
+    """One format; the work is done by its `rllm.parser.tool_parser.ToolFormat`. A subclass may do it by itself, in `parse` and
+    `get_tool_prompt`."""
 
     format: ClassVar[str]
     """A name of `TOOL_PARSERS`, or `package.module:Class`."""
 
-    def __init__(self) -> None:
-        self._parser = tool_parser(self.format)
+    @cached_property
+    def _format(self) -> ToolFormat:
+        return tool_parser(self.format)
 
     @staticmethod
-    def get_parser(tokenizer: Any) -> ToolCallParser:
+    def get_parser(tokenizer: Any) -> ToolParser:
         """The parser of the format in which this tokenizer's chat template prints calls.
 
         Raises:
@@ -37,7 +40,7 @@ class ToolCallParser:
 
     def parse(self, text: str) -> list[ToolCall]:
         """The well-formed calls of the answer, in order; calls that are only thought about (`<think>`) do not count."""
-        calls = self._parser.parse(split_reasoning(text).answer).tool_calls
+        calls = self._format.parse(split_reasoning(text).answer).tool_calls
         return [_tool_call(call["function"]) for call in calls]
 
     def get_tool_prompt(self, tools_schema: str) -> str:
@@ -45,23 +48,23 @@ class ToolCallParser:
         return (
             f"# Tools\n\nThese tools are at your disposal, each described by a JSON schema:\n<tools>\n{tools_schema}\n"
             "</tools>\n\nTo call one, write exactly this, with the tool's name for NAME and a JSON object of its "
-            f"arguments for {{ARGUMENTS}}:\n{self._parser.example}\n"
+            f"arguments for {{ARGUMENTS}}:\n{self._format.example}\n"
         )
 
 
-class QwenToolParser(ToolCallParser):
+class QwenToolParser(ToolParser):
     """The format of Qwen and Hermes models."""
 
     format = "qwen"
 
 
-class R1ToolParser(ToolCallParser):
+class R1ToolParser(ToolParser):
     """The format of DeepSeek models."""
 
     format = "deepseek_r1"
 
 
-def get_tool_parser(parser_name: str) -> type[ToolCallParser]:
+def get_tool_parser(parser_name: str) -> type[ToolParser]:
     """The class for this short name (`qwen`, `r1`, `llama3_json`, `mistral`, `harmony`, ...) or `package.module:Class`.
 
     Raises:
@@ -70,7 +73,7 @@ def get_tool_parser(parser_name: str) -> type[ToolCallParser]:
     tool_parser(parser_name)
     if parser_name in _CLASSES:
         return _CLASSES[parser_name]
-    return type("NamedToolCallParser", (ToolCallParser,), {"format": parser_name})
+    return type("NamedToolParser", (ToolParser,), {"format": parser_name})
 
 
 _CLASSES = {"qwen": QwenToolParser, "hermes": QwenToolParser, "r1": R1ToolParser, "deepseek_r1": R1ToolParser}

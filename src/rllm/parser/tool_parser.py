@@ -10,7 +10,7 @@ from rllm.registry import resolve
 
 __getattr__, _ = lazy_names(
     __name__,
-    dict.fromkeys(("QwenToolParser", "R1ToolParser", "get_tool_parser"), "rllm.parser.tool_call_parser"),
+    dict.fromkeys(("QwenToolParser", "R1ToolParser", "ToolParser", "get_tool_parser"), "rllm.parser.tool_call_parser"),
 )
 """Names that users of the framework import from here."""
 
@@ -37,7 +37,7 @@ class ParsedText:
     """In the OpenAI format: `{"id", "type": "function", "function": {"name", "arguments"}}`."""
 
 
-class ToolParser(Protocol):
+class ToolFormat(Protocol):
     """Finds tool calls in text. It never raises: what is malformed stays content. Inherit from it for the defaults."""
 
     markers: tuple[str, ...]
@@ -54,9 +54,9 @@ class ToolParser(Protocol):
     def parse(self, text: str) -> ParsedText: ...
 
 
-def tool_parser(name: str) -> ToolParser:
+def tool_parser(name: str) -> ToolFormat:
     """The parser of this short name or `package.module:Class`."""
-    parser: ToolParser = resolve(name, TOOL_PARSERS, kind="tool_parser")()
+    parser: ToolFormat = resolve(name, TOOL_PARSERS, kind="tool_parser")()
     return parser
 
 

@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 from rllm.parser.tool_formats.calls import is_object, new_call, object_end, skip_space
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _BLOCK, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 
 
-class DeepSeekToolParser(ToolParser):
+class DeepSeekToolParser(ToolFormat):
     """R1 writes `function`, the separator, a name and fenced JSON; V3.1 writes a name, the separator and bare JSON.
 
     The closing tokens may be missing at the very end. Of a block with good and malformed calls the malformed ones stay

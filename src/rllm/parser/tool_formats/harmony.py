@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.parser.tool_formats.calls import is_object, new_call, object_end
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"
 
@@ -26,7 +26,7 @@ class _Part:
     end: str
 
 
-class HarmonyToolParser(ToolParser):
+class HarmonyToolParser(ToolFormat):
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 
     The recipient may also stand before the channel. The analysis channel is reasoning; other channels are content.

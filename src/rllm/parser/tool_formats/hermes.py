@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from rllm.parser.tool_formats.calls import call_of_object, object_end
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 
-class HermesToolParser(ToolParser):
+class HermesToolParser(ToolFormat):
     r"""`<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`.
 
     The single newline before a call belongs to its markup (chat templates print it), so that an answer rendered again

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rllm.parser.tool_formats.calls import all_or_none, call_of_object, object_values, objects
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _TAG = "<|python_tag|>"
 
 
-class Llama3JsonToolParser(ToolParser):
+class Llama3JsonToolParser(ToolFormat):
     """`{"name": ..., "parameters": {...}}`, several of them with `;` between them.
 
     An answer that happens to be a JSON object is a call only if it has a name and parameters. What follows a tag is

@@ -14,12 +14,12 @@ from rllm.parser.tool_formats.calls import (
     objects,
     skip_space,
 )
-from rllm.parser.tool_parser import ParsedText, ToolParser
+from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _TAG, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralToolParser(ToolParser):
+class MistralToolParser(ToolFormat):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since 2025 `[TOOL_CALLS]name[ARGS]{...}` for each.
 
     What follows a tag is either calls from end to end or content.
