@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from rllm.errors import CheckpointError, ConfigError
+from rllm.errors import CheckpointError, ConfigError, WorkerError
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints, damage_of, read_state, score_of
 from rllm.trainer.run_folder import in_use
 
@@ -112,6 +113,15 @@ def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> 
         signal.signal(signal.SIGXFSZ, before)
     assert list((tmp_path / "checkpoints").iterdir()) == [first], "nothing is left in the way"
     assert damage_of(first) is None
+
+
+@pytest.mark.parametrize("error", [SafetensorError, WorkerError])
+def test_weights_that_cannot_be_written_are_told(tmp_path: Path, error: type[Exception]) -> None:
+    def fail(folder: Path) -> None:
+        raise error("no room")
+
+    with pytest.raises(CheckpointError, match=rf"step 1 cannot be written .* \({error.__name__}: no room\)"):
+        Checkpoints(tmp_path, keep=1).save(1, fail, {})
 
 
 def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:

@@ -481,6 +481,20 @@ def test_a_best_that_cannot_be_told_is_refused(run_trainer: RunTrainer, name: st
         run_trainer({"keep_best": name}, val=val)
 
 
+@pytest.mark.parametrize(("evaluated_at", "kept"), [(2, 3), (1, 2)])
+def test_the_metrics_of_what_is_made_again_are_forgotten(tmp_path: Path, evaluated_at: int, kept: int) -> None:
+    lines = [
+        '{"step": 1, "eval/reward": 0.5}',
+        '{"step": 2, "loss": 1}',
+        '{"step": 2, "eval/reward": 1}',
+        '{"step": 3}',
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f"{line}\n" for line in lines))
+    StartingPoint(checkpoint=tmp_path, state={"step": 2, "evaluated_at": evaluated_at}).forget_metrics(tmp_path)
+    assert metrics.read_text().splitlines() == lines[:kept]
+
+
 def test_only_rollouts_after_the_last_session_are_forgotten() -> None:
     store = MemoryTraceStore()
     for session_id in ("one", "two", "three"):

@@ -78,8 +78,6 @@ class StartingPoint:
     checkpoint: Path | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint keeps beside the weights."""
-    begun: bool = False
-    """Whether the folder has been trained in before."""
 
     @property
     def steps_done(self) -> int:
@@ -110,12 +108,10 @@ class StartingPoint:
 
     def forget_sessions(self, store: TraceStore) -> None:
         """Drop the rollouts that will be made again from the run's own store."""
-        if self.begun and (self.checkpoint is None or "last_session" in self.state):
-            num_lost = forget_sessions_after(
-                store, self.state.get("last_session"), steps_done=self.steps_done, evaluated_at=self.evaluated_at
-            )
-            if num_lost:
-                logger.info("the traces of %s of lost steps are deleted", counted(num_lost, "rollout"))
+        last = self.state.get("last_session")
+        num_lost = forget_sessions_after(store, last, steps_done=self.steps_done, evaluated_at=self.evaluated_at)
+        if num_lost:
+            logger.info("the traces of %s of lost steps are deleted", counted(num_lost, "rollout"))
 
     def restore_rng(self) -> None:
         """Let random numbers go on where they were."""
@@ -137,14 +133,14 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
             _check_free(run_dir, begun=begun)
         if begun:
             _check_never_saved(run_dir)
-        return StartingPoint(begun=begun)
+        return StartingPoint()
     if not resume:
         raise ConfigError(
             f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or "
             "AgentTrainer(..., resume=True)); to begin anew, choose another folder, or delete this one"
         )
     try:
-        return StartingPoint(checkpoint=latest, state=read_state(latest), begun=True)
+        return StartingPoint(checkpoint=latest, state=read_state(latest))
     except ConfigError as error:
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
 
