@@ -7,7 +7,7 @@ import pytest
 
 from rllm.algorithms import ALGORITHMS
 from rllm.backends.base import BACKENDS
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, PluginError
 from rllm.registry import closest, did_you_mean, load_object, resolve
 from rllm.tracking import TRACKERS
 
@@ -54,11 +54,25 @@ def test_of_names_with_the_same_letters_the_nearest_is_meant() -> None:
     assert closest("abcd", ["abxy"], cutoff=0.8) is None
 
 
-def test_an_error_inside_a_module_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "users_module.py").write_text("import a_package_that_is_missing\n")
+@pytest.mark.parametrize(
+    ("line", "raised"),
+    [
+        ("import a_package_that_is_missing", "ModuleNotFoundError: No module named 'a_package_that_is_missing'"),
+        ("int('one')", "ValueError: invalid literal for int() with base 10: 'one'"),
+        ("exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_raises_is_named_with_its_own_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, raised: str
+) -> None:
+    (tmp_path / "users_module.py").write_text(f"x = 1\n{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_missing"):
-        resolve("users_module:Thing", KNOWN)
+    with pytest.raises(PluginError) as caught:
+        resolve("users_module:Thing", KNOWN, kind="thing")
+    assert str(caught.value) == (
+        "thing='users_module:Thing' cannot be imported:\n"
+        f'  File "{tmp_path}/users_module.py", line 2, in <module>\n    {line}\n{raised}'
+    )
 
 
 def test_a_module_that_is_no_python_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

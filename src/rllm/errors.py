@@ -3,6 +3,7 @@
     RLLMError
     ├── ConfigError(ValueError)              a setting is wrong; raised before anything starts
     ├── MissingDependencyError(ImportError)  names the extra: pip install 'rllm[verl]'
+    ├── PluginError                          a module that the user named raised when it was imported
     ├── RolloutError                         recorded on the episode, never stops its siblings
     │   ├── AgentError · EnvError · RewardError   user code raised; `boundary` attributes it
     │   ├── CaptureError                     a rollout that called no model, or whose calls hold no usable tokens
@@ -53,6 +54,10 @@ class MissingDependencyError(RLLMError, ImportError):
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingDependencyError:
         return cls(f"{purpose} needs the package {package!r}, which is not installed: pip install 'rllm[{extra}]'")
+
+
+class PluginError(RLLMError):
+    """A module of the user's raised when it was imported; the message has the traceback through the user's own lines."""
 
 
 class RolloutError(RLLMError):

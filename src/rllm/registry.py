@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sysconfig
+import traceback
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, PluginError, RLLMError
 
-__all__ = ["closest", "did_you_mean", "load_object", "resolve"]
+__all__ = ["closest", "did_you_mean", "load_object", "own_frames", "resolve"]
+
+_LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+"""Where code lies that is not the user's: ours, Python's, and what is installed."""
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
     """The object behind a short name of `known`, or behind `pkg.mod:Attribute`.
 
     Raises:
-        ConfigError: if it is neither, or if it cannot be imported; the message lists what is known.
+        ConfigError: if it is neither, in which case the message lists what is known; or see `load_object`.
+        PluginError: see `load_object`.
     """
     path = known.get(name, name)
     if ":" not in path:
@@ -49,21 +56,41 @@ def load_object(path: str, *, kind: str = "name") -> Any:
     """Import `package.module:Attribute`.
 
     Raises:
-        ConfigError: if the module is not found, is no Python, or lacks the attribute. What it *raises* travels unchanged.
+        ConfigError: if the module is not found, is no Python, or lacks the attribute.
+        PluginError: if it raises.
     """
     module_name, _, attribute = path.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise
+            raise _raised(path, kind, error) from error
         raise ConfigError(f"{kind}={path!r}: there is no module {module_name!r} on the Python path") from error
     except SyntaxError as error:
         raise ConfigError(
             f"{kind}={path!r}: {error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
         ) from error
+    except RLLMError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(path, kind, error) from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise ConfigError(f"{kind}={path!r}: module {module_name!r} has no {attribute!r}")
         target = getattr(target, part)
     return target
+
+
+def _raised(path: str, kind: str, error: BaseException) -> PluginError:
+    return PluginError(f"{kind}={path!r} cannot be imported:\n{own_frames(error)}")
+
+
+def own_frames(error: BaseException) -> str:
+    """The traceback without what lies in libraries, Python's or ours: how their code came to be called is no help."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<") and not _is_library(Path(frame.filename))]
+    return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
+
+
+def _is_library(file: Path) -> bool:
+    return any(file.is_relative_to(folder) for folder in _LIBRARIES)

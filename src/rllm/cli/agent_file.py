@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rllm.errors import AgentError, ConfigError
-from rllm.registry import load_object
-
-_LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-"""Where code lies that is not the user's: ours, Python's, and what is installed."""
+from rllm.errors import ConfigError, PluginError
+from rllm.registry import load_object, own_frames
 
 
 def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
@@ -23,7 +18,7 @@ def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
 
     Raises:
         ConfigError: see `load_function`; or if the reward cannot be called with a task and an answer.
-        AgentError: see `load_function`.
+        PluginError: see `load_function`.
     """
     function = load_function(agent)
     if reward is None:
@@ -41,7 +36,7 @@ def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Calla
 
     Raises:
         ConfigError: if the file or the function is not there, or the file is no Python.
-        AgentError: if the file raises on import, with the traceback of the user's own lines.
+        PluginError: if the file raises on import.
     """
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
@@ -78,38 +73,22 @@ def _module_of(path: Path, what: str, *, anew: bool) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(_not_importable(path, error)) from error
     except (Exception, SystemExit) as error:
-        raise _not_importable(str(path), error) from error
+        raise PluginError(_not_importable(path, error)) from error
     return module
+
+
+def _not_importable(path: Path, error: BaseException) -> str:
+    return f"{path} cannot be imported:\n{own_frames(error)}"
 
 
 def _imported(spec: str, what: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as with `python -m`
-    try:
-        return load_object(spec, kind=what)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _not_importable(spec, error) from error
-
-
-def _not_importable(what: str, error: BaseException) -> ConfigError | AgentError:
-    """What is no Python is a mistake in what the user wrote; what raises has failed."""
-    kind = ConfigError if isinstance(error, SyntaxError) else AgentError
-    return kind(f"{what} cannot be imported:\n{_own_frames(error)}")
-
-
-def _own_frames(error: BaseException) -> str:
-    """The traceback without what lies in libraries, Python's or ours: how their code came to be called is no help."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<") and not _is_library(Path(frame.filename))]
-    return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
-
-
-def _is_library(file: Path) -> bool:
-    return any(file.is_relative_to(folder) for folder in _LIBRARIES)
+    return load_object(spec, kind=what)
 
 
 def _functions(module: ModuleType) -> str:
