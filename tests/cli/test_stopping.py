@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 
@@ -66,6 +67,27 @@ def test_a_signal_lets_work_end_in_order_and_is_told_by_the_exit_code(number, co
         command(number, saved)
     assert (ended.value.code, saved) == (code, ["the last step"])
     assert signal.getsignal(number) == before
+
+
+INTERRUPTED_WHILE_IMPORTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from rllm.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_all_is_imported_ends_the_command_without_a_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTED], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_signal_that_is_ignored_stays_so():

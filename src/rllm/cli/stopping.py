@@ -74,8 +74,10 @@ def signals_like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_as_asyncio_knows_it() -> Iterator[None]:
-    """Where Ctrl-C is ignored, as in the background of a script, it is blocked instead: asyncio makes its handler, which the
-    other signals need, only in the place of Python's own."""
+    """Ctrl-C has Python's own handler: asyncio makes its handler, which the other signals need, only in the place of that one.
+    Where Ctrl-C is ignored, as in the background of a script, it is blocked instead."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
         yield
         return
