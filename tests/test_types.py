@@ -20,6 +20,7 @@ from rllm.types import (
     TrajectoryGroup,
     Unscored,
     is_scored,
+    parts_beside_text,
     text_of,
 )
 
@@ -227,3 +228,10 @@ def test_steps_have_ids_of_their_own() -> None:
 def test_the_text_of_a_message(content: Any, text: str) -> None:
     assert text_of({"role": "user", "content": content}) == text
     assert text_of({"role": "user"}) == ""
+
+
+def test_the_parts_of_messages_that_are_no_text() -> None:
+    parts = [{"type": kind, "text": "?"} for kind in ("text", "input_audio", "image_url", "refusal")]
+    messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": None}, {"role": "user", "content": parts}]
+    assert parts_beside_text(messages) == ["image_url", "input_audio"]
+    assert parts_beside_text([{"content": [{"text": "?"}, "?"]}, "?"]) == []

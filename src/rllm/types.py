@@ -62,6 +62,11 @@ SIDE_CALL_KEY = "rllm.side_call"
 NUM_SIDE_CALLS_KEY = "num_side_calls"
 """Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
 
+NOT_TEXT_KEY = "rllm.not_text"
+"""Where the `info` of a step keeps the types of its prompt's parts that are no text, if it has any; see `parts_beside_text`."""
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+"""The types of the parts of a message's content that are text."""
+
 OUTCOME_KEY = "rllm.outcome"
 """Where the metadata of a session keeps how its rollout ended; see `rllm.trainer.outcomes`."""
 
@@ -194,7 +199,7 @@ class Step:
             logprobs=trace.logprobs,
             chat_completions=[*trace.messages, trace.response],
             model_response=text_of(trace.response),
-            info=dict(trace.metadata),
+            info=dict(trace.metadata) | _beside_text(trace),
             weight_version=trace.weight_version,
             weight_updates=trace.weight_updates,
             finish_reason=trace.finish_reason,
@@ -222,6 +227,7 @@ class Step:
         """Take the tokens, and whatever the agent left empty, from the trace of the same id."""
         if DRIFT_KEY in trace.metadata:
             self.info[DRIFT_KEY] = trace.metadata[DRIFT_KEY]
+        self.info |= _beside_text(trace)
         self.prompt_ids = trace.prompt_ids
         self.response_ids = trace.response_ids
         self.logprobs = trace.logprobs
@@ -443,6 +449,19 @@ def text_of(message: Mapping[str, Any]) -> str:
     if not content:
         return ""
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+
+
+def parts_beside_text(messages: Iterable[Any]) -> list[str]:
+    """The types of those parts of chat messages that are no text, such as `image_url`: tokens alone do not say what is in them."""
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping))
+    return sorted({str(part.get("type") or "text") for part in parts} - TEXT_PARTS)
+
+
+def _beside_text(trace: Trace) -> dict[str, Any]:
+    """What a step keeps of it."""
+    found = parts_beside_text(trace.messages)
+    return {NOT_TEXT_KEY: found} if found else {}
 
 
 def _reward_or_none(reward: float | None) -> float | None:

@@ -121,6 +121,7 @@ def test_the_hash_is_that_of_the_template_text() -> None:
         ([{"content": "hi"}], r"messages\[0\]=.*'role'"),
         ([{"role": "user", "content": 3}], r"messages\[0\]\.content=3"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "part of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "image_url", "text": "a cat"}]}], "part of type 'image_url'"),
     ],
 )
 def test_malformed_messages_are_named(messages: list[Any], complaint: str) -> None:

@@ -17,7 +17,7 @@ from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.filters import LEFT_OUT, leave_out, leave_out_uniform, num_informative
 from rllm.trainer.roles import Role
-from rllm.types import Episode, Step, TerminationReason, Trajectory, TrajectoryGroup
+from rllm.types import Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
 
 from .conftest import RunTrainer, ask
 
@@ -50,6 +50,16 @@ def test_rollouts_are_left_out_by_how_they_ended() -> None:
     assert reasons(episodes) == [None, None, None]
     leave_out(episodes, FilterConfig(ended_by=["max_turns_exceeded"], truncated=True))
     assert reasons(episodes) == [None, "max_turns_exceeded", "truncated"]
+
+
+def test_what_tokens_do_not_say_is_left_out() -> None:
+    look = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {}}]}]
+    trace = Trace(id="c", call_id="c", session_id="s", model="m", messages=look, response={}, response_ids=[2])
+    told_of = Step(id="c", chat_completions=[{"role": "user", "content": "?"}])
+    told_of.fill_from(trace)
+    episodes = [Episode(trajectories=[Trajectory(steps=[step])]) for step in (Step.from_trace(trace), told_of)]
+    leave_out(episodes, FilterConfig())
+    assert reasons(episodes) == ["not_text", "not_text"]
 
 
 def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rllm.errors import ConfigError
-from rllm.types import Message
+from rllm.types import TEXT_PARTS, Message
 
 _MEMO_SIZE = 256
 _LONG = 100_000
@@ -161,11 +161,11 @@ def _text_content(index: int, content: Any) -> str:
 def _part_text(index: int, part: Any) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+    kind = str(part.get("type") or "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
-    if isinstance(part, Mapping) and part.get("type") == "refusal":
+    if kind == "refusal":
         return str(part.get("refusal", ""))
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise ConfigError(f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only")
 
 

@@ -10,11 +10,12 @@ from rllm.algorithms.base import Algorithm
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.roles import Roles
 from rllm.trainer.shares import ALONE, ZERO_VARIANCE, Sample, shares_of
-from rllm.types import Episode, Trajectory
+from rllm.types import NOT_TEXT_KEY, Episode, Trajectory
 
 LEFT_OUT = "left_out"
 """Where a trajectory's `info` says why it is kept out."""
 TRUNCATED = "truncated"
+NOT_TEXT = "not_text"
 
 
 def leave_out(episodes: Sequence[Episode], filters: FilterConfig) -> None:
@@ -22,7 +23,9 @@ def leave_out(episodes: Sequence[Episode], filters: FilterConfig) -> None:
     for episode in episodes:
         ended = episode.termination_reason.value if episode.termination_reason else None
         for trajectory in episode.trajectories:
-            if ended in filters.ended_by:
+            if any(NOT_TEXT_KEY in step.info for step in trajectory.steps):  # the trainer sees tokens, and no images
+                trajectory.info[LEFT_OUT] = NOT_TEXT
+            elif ended in filters.ended_by:
                 trajectory.info[LEFT_OUT] = ended
             elif filters.truncated and any(step.finish_reason == "length" for step in trajectory.steps):
                 trajectory.info[LEFT_OUT] = TRUNCATED

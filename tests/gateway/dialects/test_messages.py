@@ -253,6 +253,12 @@ def test_an_empty_answer_has_a_block_that_clients_can_read():
         ({"n": 2}, "n=2: a message is one answer"),
         (said("user", RESULT, {"type": "x"}), "messages[0].content[1].type='x'"),
         (said("user", {"type": "text", "text": "t"}, {"type": "x"}, RESULT), "messages[0].content[1].type='x'"),
+        (
+            said(
+                "user", {"type": "search_result", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]}
+            ),
+            "messages[0].content[0].content.text",
+        ),
         (said("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
     ],
 )

@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.demonstrations.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
-from rllm.types import OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
+from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
 
 from ..conftest import RunTrainer, ask
 
@@ -37,6 +37,13 @@ def test_what_earned_enough_keeps_its_tokens() -> None:
 def test_what_must_not_be_learned_from_is_not() -> None:
     assert process_trajectories([trajectory(1.0, trainable=False)], 0.0) == []
     assert rows_of_items([Episode(id="a:0", trajectories=[trajectory(1.0)], info={"error": {}})]) == []
+
+
+def test_what_images_were_shown_to_is_refused() -> None:
+    shown = trajectory(1.0)
+    shown.steps[0].info[NOT_TEXT_KEY] = ["image_url"]
+    with pytest.raises(ConfigError, match=r"trajectory 'agent' was shown parts of type image_url, .*: leave it out"):
+        process_trajectories([shown], 0.5)
 
 
 def test_without_ids_a_conversation_is_left_to_be_rendered() -> None:

@@ -27,6 +27,7 @@ SHOP: list[Message] = [
     {"role": "user", "content": "Sure?"},
     {"role": "assistant", "content": "Yes"},
 ]
+LOOK: Message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
 ANSWERS = [
     '<tool_call>\n{"name": "price", "arguments": {"item": "fig"}}\n</tool_call><|im_end|>',
     "It costs 42<|im_end|>",
@@ -129,6 +130,8 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": [SHOP[6]]}, "is an assistant's, and nothing asked for it"),
         ({"messages": [SHOP[1], {"content": "no role"}, SHOP[6]]}, r"messages\[1\].*string 'role'"),
         ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
+        ({"messages": [LOOK, SHOP[6]]}, "row 0: messages have parts of type image_url, .*: leave the row out"),
+        ({"messages": [LOOK], "steps": [{"prompt_ids": [1], "response_ids": [1]}]}, "parts of type image_url"),
         ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids behind no prompt_ids"),
         ({"steps": [{"prompt_ids": [1]}]}, "steps hold no response_ids"),
         ({"steps": "all"}, "row 0: steps='all': use a list of objects with prompt_ids and response_ids"),

@@ -160,7 +160,11 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         case "search_result":
             title, source = block.get("title") or "", block.get("source") or ""
             found = _content(block.get("content") or "", f"{where}.content")
-            texts = found if isinstance(found, str) else "\n".join(part.get("text", "") for part in found)
+            texts = (
+                found
+                if isinstance(found, str)
+                else "\n".join(field(part, "text", str, f"{where}.content") for part in found)
+            )
             return {"type": "text", "text": f"{title}\n{source}\n{texts}".strip()}
         case "tool_reference":
             return {"type": "text", "text": f"The tool {field(block, 'tool_name', str, where)} can be called now."}

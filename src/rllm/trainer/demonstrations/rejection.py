@@ -11,8 +11,9 @@ from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.trainer.filters import NOT_TEXT
 from rllm.trainer.shares import FROZEN
-from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
+from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
 
 T = TypeVar("T", Trajectory, Episode)
 
@@ -27,7 +28,7 @@ def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: f
     `task_id`. It is JSON. A trajectory of a server that told no ids has no `steps`: its messages are rendered anew.
 
     Raises:
-        ConfigError: if a trajectory has no ids, and its messages are not one conversation either.
+        ConfigError: if a trajectory has no ids, and its messages are not one conversation either; or if it was shown more than text.
     """
     return [
         row_of(trajectory)
@@ -43,6 +44,11 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
         raise ConfigError(
             f"trajectory {trajectory.name!r} has no token ids, and its steps do not extend each other, so it is not one "
             "conversation: give rows with the messages of each step instead"
+        )
+    if kinds := sorted({kind for step in trajectory.steps for kind in step.info.get(NOT_TEXT_KEY, ())}):
+        raise ConfigError(
+            f"trajectory {trajectory.name!r} was shown parts of type {', '.join(kinds)}, and the policy learns from text alone: "
+            "leave it out"
         )
     row: Row = {
         "task_id": task_id or hashlib.sha256(to_json(trajectory.task, sort_keys=True)).hexdigest()[:16],
@@ -133,7 +139,7 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
     by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):
         for credit in credits_of.get(trace.id, ()) if trace.error is None else ():
-            if credit.dropped != FROZEN:
+            if credit.dropped not in (FROZEN, NOT_TEXT):
                 path = (credit.trajectory_index, credit.trajectory_name, credit.reward)
                 by_trajectory.setdefault(path, []).append(Step.from_trace(trace))
     return [

@@ -19,7 +19,7 @@ from rllm.inference.local.loading import LoadedTokenizer
 from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
 from rllm.trainer.config.schema import SFTConfig
-from rllm.types import Message, Step, Trajectory
+from rllm.types import Message, Step, Trajectory, parts_beside_text
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class _Reader:
 
     def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
         try:
+            _check_text(row.get("messages"))
             shown = self._sampled(row["steps"]) if row.get("steps") else self._rendered(row)
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error}") from error
@@ -138,6 +139,18 @@ class _Reader:
             _compare(parser, messages, tools)
         read = [place for place in answers if place <= learned[-1]]
         return [_whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])]
+
+
+def _check_text(messages: Any) -> None:
+    """
+    Raises:
+        ConfigError: if there is more in them than text, of which tokens do not say what it was.
+    """
+    if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
+        raise ConfigError(
+            f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row out, or put into "
+            "words what they show"
+        )
 
 
 def _is_answer(message: Any) -> bool:
