@@ -101,3 +101,15 @@ def test_adapters_are_put_beside_what_text_passes(
     trained = [name for name, weight in backend.model.named_parameters() if weight.requires_grad]
     assert len(trained) == 14, "seven layers"
     assert all(name.startswith("model.language_model.") for name in trained)
+
+
+def test_what_text_does_not_pass_has_no_float32_copies_and_is_the_critics_too(
+    folder_of: MakeFolder, make_backend: Callable[..., LocalBackend]
+) -> None:
+    loaded = load_model(folder_of(LLAVA), dtype="bfloat16", device="cpu")
+    backend = make_backend(loaded.model)
+    frozen = {id(weight) for name, weight in backend.model.named_parameters() if "language_model" not in name}
+    frozen -= {id(weight) for weight in backend.model.get_output_embeddings().parameters()}
+    assert frozen
+    assert len(backend.optimizer._masters) == len(list(backend.model.parameters())) - len(frozen)
+    assert frozen <= {id(weight) for weight in backend.critic._module.parameters()}

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
-from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, take_weights
+from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, take_weights, text_parts
 
 ALL_LINEAR = "all-linear"
 
@@ -118,9 +118,9 @@ class Adapter:
 def _beside_text(model: Any) -> str | None:
     """A pattern of the names of layers for images, if there are any: text does not pass them, so nothing would train them, and
     servers take no adapters for them."""
-    if not hasattr(model.config, "vision_config"):
+    parts = text_parts(model)
+    if parts is None:
         return None
-    parts = (model.get_decoder(), model.get_output_embeddings())
     names = [re.escape(name) for name, module in model.named_modules() if any(module is part for part in parts)]
     return rf"(?!({'|'.join(names)})(\.|$)).*"
 

@@ -34,7 +34,14 @@ from rllm.backends.sampling.serving import open_server
 from rllm.backends.updates import Progress, aligned, batch_metrics, check_batch, minibatches
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, check_tokenizer_in, load_model, save_model
+from rllm.inference.local.loading import (
+    ADAPTER_FILE,
+    LoadedModel,
+    check_tokenizer_in,
+    load_model,
+    save_model,
+    text_parts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +90,7 @@ class LocalBackend:
         self.device = loaded.device
         self.settings = settings
         self.critic_settings = critic or CriticSettings()
+        _freeze_beside_text(self.model)
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
         with nullcontext() if self.adapter is None else self.adapter.at_work():
             trunk = Trunk.of(body_of(self.model), autocast=settings.autocast, recompute=gradient_checkpointing)
@@ -307,6 +315,14 @@ class LocalBackend:
     @property
     def _updates_per_batch(self) -> int:
         return self.settings.num_minibatches * self.settings.num_epochs
+
+
+def _freeze_beside_text(model: Any) -> None:
+    """Spare what text does not pass, such as layers for images, the optimiser's float32 copies: it has no gradients."""
+    if (parts := text_parts(model)) is not None:
+        trained = {id(weight) for part in parts for weight in part.parameters()}
+        for weight in model.parameters():
+            weight.requires_grad_(id(weight) in trained)
 
 
 def _looked_at(before: Tensor, passes: list[Tensor], entropies: list[Tensor]) -> dict[str, Tensor]:

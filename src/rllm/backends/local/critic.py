@@ -36,7 +36,9 @@ class Critic:
 
     def __init__(self, policy: Policy, settings: CriticSettings, optim: OptimizerSettings) -> None:
         """`optim` decides whatever `settings` does not."""
-        self._trunk = policy.trunk.like(copy.deepcopy(policy.trunk.module))
+        body = policy.trunk.module
+        frozen = {id(weight): weight for weight in body.parameters() if not weight.requires_grad}  # these they share
+        self._trunk = policy.trunk.like(copy.deepcopy(body, memo=frozen))
         weight = next(self._trunk.module.parameters())
         precise = torch.promote_types(weight.dtype, torch.float32)
         width = policy.model.get_output_embeddings().in_features

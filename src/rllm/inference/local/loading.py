@@ -224,6 +224,13 @@ def save_model(model: Any, folder: Path, **options: Any) -> None:
         shutil.copyfile(path, folder / Path(path).name)
 
 
+def text_parts(model: Any) -> list[Any] | None:
+    """The modules of a model with images that text passes; `None` where there is nothing beside them."""
+    if not hasattr(model.config, "vision_config"):
+        return None
+    return [model.get_decoder(), model.get_output_embeddings()]
+
+
 def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
     """Those of the folder or hub id that the model came from; none where it is gone since."""
     if not model.name_or_path or not hasattr(model.config, "vision_config"):
