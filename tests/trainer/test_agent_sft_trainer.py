@@ -276,6 +276,15 @@ def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -
         AgentSFTTrainer(config_of(policy, tmp_path), data)
 
 
+def test_rows_of_which_none_is_learned_from_are_refused(policy: Path, tmp_path: Path) -> None:
+    config = config_of(policy, tmp_path, roles={"judge": {"trainable": False}})
+    judged = [{**row, "name": "judge"} for row in HELD_OUT]
+    AgentSFTTrainer(config, TRAIN, [*judged, HELD_OUT[0]])
+    for train, held_out, name in ((judged, HELD_OUT, "train_dataset"), (TRAIN, judged, "val_dataset")):
+        with pytest.raises(ConfigError, match=rf"{name}: all rows .* do not learn \(roles\.judge\.trainable=false\)"):
+            AgentSFTTrainer(config, train, held_out)
+
+
 def test_an_agent_is_not_trained_by_imitation_of_itself(policy: Path, tmp_path: Path) -> None:
     def agent(question: str) -> float:
         return 1.0

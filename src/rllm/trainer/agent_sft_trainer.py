@@ -24,7 +24,7 @@ from rllm.trainer.demonstrations.rejection import (
     rows_of_store,
     sampled_from,
 )
-from rllm.trainer.demonstrations.rows import prepared
+from rllm.trainer.demonstrations.rows import FIELD, prepared
 from rllm.trainer.history import filled, folder_of, named_store
 from rllm.types import Episode, Trajectory
 
@@ -138,4 +138,17 @@ def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
     of = load_tokenizer(config.model.path)
     lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
     with concerning(name):
-        return prepared(rows, of, config.sft, min(lengths, default=None))
+        found = prepared(rows, of, config.sft, min(lengths, default=None))
+        _check_roles({row[FIELD].name for row in found}, config)
+    return found
+
+
+def _check_roles(names: set[str], config: TrainConfig) -> None:
+    """
+    Raises:
+        ConfigError: if none of the rows is learned from, so that there is no loss of them either.
+    """
+    frozen = {name for name, role in config.roles.items() if not role.trainable}
+    if names <= frozen:
+        settings = " and ".join(f"roles.{name}.trainable=false" for name in sorted(names))
+        raise ConfigError(f"all rows are of roles that do not learn ({settings}): give it rows of another 'name'")
