@@ -5,8 +5,10 @@ The names below load on first use, so that `import rllm` costs next to nothing.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from rllm.gone import GoneFinder
 from rllm.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from rllm.types import Episode as Episode
     from rllm.types import Step as Step
     from rllm.types import Trajectory as Trajectory
+
+sys.meta_path.append(GoneFinder)
 
 __version__ = "0.1.0"
 __all__ = ["Action", "AgentTrainer", "BaseAgent", "Episode", "Step", "Trajectory", "__version__"]

@@ -13,6 +13,9 @@ from rllm.types import Trajectory
 
 __all__ = ["compute_pass_at_k", "save_trajectories"]
 
+__path__: list[str] = []
+"""As if it were a package: imports of its published submodules are then answered by `rllm.gone`."""
+
 
 def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
     """See `rllm.evaluation.pass_at_k.compute_pass_at_k`; the result is also printed."""

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.agents.chat_agent import ChatAgent
+from rllm.gone import gone_names
 from rllm.parser.reasoning import CLOSE, OPEN, SplitText
 from rllm.parser.tool_call_parser import get_tool_parser
 from rllm.parser.tool_parser import tool_parser
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool
 from rllm.types import Message
+
+__getattr__ = gone_names(__name__)
 
 SYSTEM_PROMPT = """\
 You answer questions with the help of tools. Call as many as you need, several at once where they do not depend on each

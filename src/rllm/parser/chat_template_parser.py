@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.gone import gone_names
 from rllm.parser.append_only import (
     PROBE,
     AppendOnlyRenderer,
@@ -25,6 +26,8 @@ from rllm.parser.decoding import TextDecoder
 from rllm.parser.reasoning import OPEN, split_reasoning
 from rllm.parser.tool_parser import ParsedText, tool_format_of_template, tool_parser
 from rllm.types import Message
+
+__getattr__ = gone_names(__name__)
 
 _LAST_PROMPT_TOKENS = 8
 

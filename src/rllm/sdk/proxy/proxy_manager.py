@@ -28,8 +28,11 @@ from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, RLLMError
 from rllm.forks import no_fork_meanwhile
+from rllm.gone import gone_names
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = gone_names(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _PROVIDERS = ("openai/", "hosted_vllm/")
