@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.data.order import _order, tasks_of_step
+from rllm.data.order import _order, more_tasks_of_step, tasks_of_step
 
 
 def taken(num_steps: int, *, num_tasks: int, per_step: int, seed: int = 0) -> list[int]:
@@ -40,3 +40,22 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_a_step_may_take_more_than_there_are() -> None:
     assert Counter(taken(1, num_tasks=3, per_step=7)).most_common()[0][1] == 3
+
+
+def more(extra_round: int, *, num_tasks: int, count: int, seed: int = 0) -> list[int]:
+    return more_tasks_of_step(3, extra_round, num_tasks=num_tasks, per_step=4, count=count, seed=seed)
+
+
+def test_more_tasks_are_others_than_those_of_the_step_while_there_are_any() -> None:
+    own = tasks_of_step(3, num_tasks=20, per_step=4, seed=0)
+    assert sorted(own + more(1, num_tasks=20, count=16)) == list(range(20))
+    assert set(more(1, num_tasks=5, count=9)) == set(range(5)) - set(tasks_of_step(3, num_tasks=5, per_step=4, seed=0))
+    assert sorted(more(1, num_tasks=4, count=4)) == [0, 1, 2, 3]
+
+
+def test_more_tasks_are_drawn_anew_in_each_round_and_with_each_seed() -> None:
+    first = more(1, num_tasks=40, count=9)
+    assert first == more(1, num_tasks=40, count=9)
+    assert first != sorted(first)
+    assert first != more(2, num_tasks=40, count=9)
+    assert first != more(1, num_tasks=40, count=9, seed=1)

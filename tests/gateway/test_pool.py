@@ -158,6 +158,17 @@ async def test_a_stream_that_breaks_off_before_its_first_event_is_asked_for_agai
         assert (await ask(pool, stream=True)).replica == two.url
 
 
+async def test_a_call_goes_where_it_has_not_failed_if_it_can():
+    async with pool_of(RawServer(), RawServer()) as pool:
+        route = Route("s")
+        first = await pool.replicas.acquire(route)
+        route.retries.append({"replica": first.address})
+        other = await pool.replicas.acquire(route)
+        assert other is not first
+        pool.replicas.pause(other.id)
+        assert await pool.replicas.acquire(route) is first
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_calls_are_held_while_no_replica_answers(stream):
     server = RawServer(STREAMED if stream else GOOD)
@@ -321,6 +332,28 @@ async def test_a_replica_that_is_removed_finishes_its_calls_and_gets_no_more():
     assert (len(one.requests), len(two.requests)) == (1, 1)
 
 
+async def test_a_replica_that_is_removed_in_a_pause_of_its_calls_is_gone_at_once():
+    async with pool_of(RawServer(), RawServer()) as pool:
+        await ask(pool)
+        pool.replicas.remove(1)
+        assert [shown["id"] for shown in pool.replicas.to_dict()["replicas"]] == [2]
+
+
+async def test_a_replica_that_is_added_later_comes_back_like_the_others():
+    one, two = RawServer(), RawServer()
+    async with pool_of(one, two, check_interval_s=0.02) as pool:
+        pool.replicas.remove(2)
+        await ask(pool)
+        await two.stop()
+        pool.replicas.add(two.url)
+        pool.replicas.remove(1)
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: pool.replicas.all_down)
+        await two.start()
+        await call
+    assert len(two.requests) == 1
+
+
 async def test_a_replica_that_is_added_takes_what_waits():
     one, two = RawServer(), RawServer()
     one.hold.clear()
@@ -357,6 +390,19 @@ async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
         for _ in range(4):
             await ask(pool, None)
     assert (len(server.requests), len(hanging.requests)) == (4, 0)
+
+
+async def test_a_replica_that_leaves_a_call_without_an_answer_is_checked_at_once(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rllm.gateway.upstream.replica._MAX_SLOW_CHECKS", 1)
+    server = RawServer()
+    server.hangs = True
+    server.hold.clear()
+    async with pool_of(server, total_timeout_s=0.1, check_interval_s=DEADLINE_S) as pool:
+        with pytest.raises(UpstreamError) as failed:
+            await ask(pool)
+        assert failed.value.status_code == 504
+        await until(lambda: pool.replicas.all_down)
 
 
 @pytest.mark.parametrize("status", [401, 404])

@@ -72,6 +72,25 @@ def test_a_failure_ahead_is_told_when_its_turn_comes(run_trainer: RunTrainer) ->
     assert run.backend.saved_at == [1], "the step before it is kept"
 
 
+def test_what_ends_a_run_is_told_and_not_what_became_of_the_rollouts_ahead(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no memory is left")
+
+    def slow_ahead(word: str, base_url: str) -> float:
+        if next(turn) >= 6:
+            ended.wait(timeout=60)
+        ask(base_url, word)
+        return float(len(word) % 2)
+
+    monkeypatch.setattr(ScriptedBackend, "update", fail)
+    turn, ended = itertools.count(), threading.Event()
+    run = run_trainer({"rollout": {"max_staleness": 1}}, agent=slow_ahead, raises=ValueError)
+    ended.set()
+    assert str(run.error) == "no memory is left"
+
+
 def test_what_was_ahead_of_an_interrupted_run_is_rolled_out_again_and_stored_once(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 5, "save_every": 1, "rollout": {"max_staleness": 2}}
     stopped = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
