@@ -97,6 +97,19 @@ async def test_openai_itself_is_sent_only_what_it_knows(server: ScriptedServer) 
     assert output.metrics["completion_tokens"] == 5.0
 
 
+async def test_at_openais_own_address_it_sends_only_what_openai_knows(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.base_url.removesuffix("/v1"))
+    monkeypatch.setenv("no_proxy", "")
+    for host in ("api.openai.com", "openai.example.com"):
+        engine = OpenAIEngine("scripted", base_url=f"http://{host}/v1", api_retries=0)
+        assert (await engine.get_model_response(ASK, top_k=7)).text == "four"
+        await engine.close()
+    known, more = (sent.keys() for sent in server.requests)
+    assert more - known == {"return_token_ids", "top_k"}
+
+
 async def test_tools_and_reasoning_come_through() -> None:
     said = {"content": "so", "reasoning": "hm", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
     with ScriptedServer(ScriptedEngine([said])) as server:

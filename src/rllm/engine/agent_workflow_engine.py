@@ -47,6 +47,7 @@ class AgentWorkflowEngine:
         workflow_cls: type[Workflow],
         workflow_args: Mapping[str, Any] | None = None,
         rollout_engine: InferenceEngine | None = None,
+        config: Any = None,
         *,
         n_parallel_tasks: int = 128,
         retry_limit: int = 3,
@@ -54,7 +55,6 @@ class AgentWorkflowEngine:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         episode_logger: EpisodeLogger | None = None,
         capture: Capture | None = None,
-        config: Any = None,
     ) -> None:
         """Check the class, and make a first object of it; nothing is started.
 
@@ -62,13 +62,13 @@ class AgentWorkflowEngine:
             workflow_cls: a subclass of `Workflow`.
             workflow_args: more arguments of its constructor.
             rollout_engine: the model; its calls are recorded. `None` for workflows with clients of their own.
+            config: not needed; accepted because code for other frameworks passes it.
             n_parallel_tasks: workflows under way at a time.
             retry_limit: tries of a rollout that raises; one that runs out of time is not tried again.
             raise_on_error: `execute_tasks` raises when all rollouts have ended, if one of them failed for good.
             timeout_s: seconds that a rollout may take, hung threads included.
             episode_logger: is given every episode.
             capture: where model calls are kept; by default in memory, while the rollout takes.
-            config: not needed; accepted because code for other frameworks passes it.
 
         Raises:
             ConfigError: naming what does not fit, and the remedy.

@@ -18,6 +18,7 @@ from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import ModelOutput, SamplingParams
 from rllm.types import Message
 
+_OPENAI_HOST = "api.openai.com"
 _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
 _PASSED_ON = set(SAMPLING_FIELDS) - _TYPED - {"max_completion_tokens", "n"}
@@ -35,6 +36,7 @@ class OpenAIEngine:
     def __init__(
         self,
         model: str,
+        tokenizer: Any = None,
         *,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -44,8 +46,7 @@ class OpenAIEngine:
         max_response_length: int | None = None,
         api_retries: int = 3,
         timeout_s: float = 600.0,
-        kind: Literal["vllm", "openai"] = "vllm",
-        tokenizer: Any = None,
+        kind: Literal["vllm", "openai"] | None = None,
         max_model_length: int | None = None,
         accumulate_reasoning: bool = False,
     ) -> None:
@@ -53,6 +54,7 @@ class OpenAIEngine:
 
         Args:
             model: the name to ask for.
+            tokenizer: not needed; accepted because code for other frameworks passes it.
             base_url: up to and including `/v1`; by default `OPENAI_BASE_URL`.
             api_key: by default `OPENAI_API_KEY`; local servers need none.
             sampling_params: defaults for every call.
@@ -61,9 +63,9 @@ class OpenAIEngine:
             max_response_length: default `max_tokens` of an answer.
             api_retries: new tries of a call whose server was busy or out of reach.
             timeout_s: the longest wait for an answer.
-            kind: `vllm` asks for token ids; `openai` sends only what OpenAI itself knows.
-            tokenizer: not needed; accepted because code for other frameworks passes it.
-            max_model_length: likewise: the server knows its model's.
+            kind: `vllm` asks for token ids; `openai` sends only what OpenAI itself knows; `None` does the latter at its own
+                address.
+            max_model_length: not needed: the server knows its model's.
             accumulate_reasoning: likewise: the server's chat template decides.
         """
         self.model = model
@@ -107,7 +109,7 @@ class OpenAIEngine:
         client = self._client
         try:
             response = await client.chat.completions.with_raw_response.create(
-                **self._request(messages, tools or self.tools, sampling, others)
+                **self._request(client, messages, tools or self.tools, sampling, others)
             )
         except openai.APIStatusError as error:
             raise _refusal(error) from error
@@ -127,6 +129,7 @@ class OpenAIEngine:
 
     def _request(
         self,
+        client: openai.AsyncOpenAI,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         sampling: SamplingParams,
@@ -135,7 +138,8 @@ class OpenAIEngine:
         sent = {name: value for name, value in sampling.to_dict().items() if value is not None and value != ()}
         body = {name: sent.pop(name) for name in _BEYOND_OPENAI if name in sent}
         request: dict[str, Any] = {"model": self.model, "messages": list(messages), "logprobs": True, **sent}
-        request["extra_body"] = {**body, **others, "return_token_ids": True} if self._kind == "vllm" else dict(others)
+        kind = self._kind or ("openai" if client.base_url.host == _OPENAI_HOST else "vllm")
+        request["extra_body"] = {**body, **others, "return_token_ids": True} if kind == "vllm" else dict(others)
         if tools:
             request["tools"] = [getattr(tool, "json", tool) for tool in tools]
         return request
