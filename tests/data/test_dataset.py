@@ -124,6 +124,7 @@ def test_split_into_gives_each_row_to_one_part(sizes: tuple[float, ...], lengths
         ((), "use numbers of rows, or fractions"),
         ((0.5, 4), "only numbers of rows, or only fractions"),
         ((-1,), "use numbers of rows, or fractions"),
+        ((5, 0), "use numbers of rows, or fractions"),
         ((9,), r"split_into\(9,\): the data has 8 rows; the sizes may sum to 8"),
         ((0.9, 0.2), "the sizes may sum to 1.0"),
         ((0.99,), r"gives parts of \[8, 0\] rows"),

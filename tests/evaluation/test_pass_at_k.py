@@ -56,6 +56,12 @@ def test_rollouts_that_are_independent_of_their_task_do():
     assert many.high - many.low < (few.high - few.low) / 3.5
 
 
+def test_few_tasks_widen_the_interval_as_students_t_says():
+    """The standard error is 0.03536, and t of 4 degrees of freedom 2.776: as certain as 99.7 trials are."""
+    estimate = mean_over_tasks([0.4, 0.45, 0.5, 0.55, 0.6], num_rollouts=1000)
+    assert (estimate.low, estimate.high) == (pytest.approx(0.404, abs=0.003), pytest.approx(0.596, abs=0.003))
+
+
 def test_an_interval_is_never_empty_and_never_leaves_the_unit():
     assert mean_over_tasks([1.0] * 3, num_rollouts=300) == Estimate(
         value=1.0, low=pytest.approx(0.4385, abs=1e-4), high=1.0, num_tasks=3

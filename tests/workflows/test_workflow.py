@@ -104,6 +104,7 @@ async def test_committing_may_reset_the_agent_for_its_next_try() -> None:
 
     episode = await run(Tries(), do)
     assert [path.reward for path in episode.trajectories] == [0.0, 1.0]
+    assert episode.metrics == {"solver_acc": 0.5}
 
 
 async def test_rewards_are_summed_discounted_and_given_a_bonus_for_rising() -> None:
@@ -116,6 +117,8 @@ async def test_rewards_are_summed_discounted_and_given_a_bonus_for_rising() -> N
     assert [step.reward for step in discounted.steps] == [0.625, 1.25, 0.5]
     (bonus,) = (await run(Scripted(reward_bonus_coeff=0.5), committed)).trajectories
     assert [step.reward for step in bonus.steps] == [0.0, 1.5, 0.25]
+    (partly,) = (await run(Scripted(), lambda workflow: workflow.commit(trajectory=path_of(1.0, None)))).trajectories
+    assert [step.reward for step in partly.steps] == [1.0, None]
 
 
 @pytest.mark.parametrize("shaping", [{}, {"gamma": 0.5}, {"reward_bonus_coeff": 0.5}])
