@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 from rllm.errors import ConfigError, shown
 from rllm.parser.tool_call import ToolCall
@@ -121,8 +121,14 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": self._parameters}
         return {"type": "function", "function": function}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        """Call the tool and wait, from any thread."""
+    @overload
+    def __call__(self, *args: Any, use_async: Literal[False] = False, **kwargs: Any) -> ToolOutput: ...
+    @overload
+    def __call__(self, *args: Any, use_async: Literal[True], **kwargs: Any) -> Awaitable[ToolOutput]: ...
+    def __call__(self, *args: Any, use_async: bool = False, **kwargs: Any) -> ToolOutput | Awaitable[ToolOutput]:
+        """Call the tool and wait, from any thread; with `use_async`, return what waits, as `call` does."""
+        if use_async:
+            return self._called_beside(args, kwargs)
         with tool_span(self.name) as span:
             return _told(self._called(args, kwargs), span)
 
@@ -136,14 +142,17 @@ class Tool:
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call the tool with what a model sent."""
-        with tool_span(self.name) as span:
-            return _told(await self._called_by_model(arguments), span)
+        return await self._called_beside((), arguments)
 
-    async def _called_by_model(self, arguments: Mapping[str, Any]) -> ToolOutput:
+    async def _called_beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolOutput:
+        with tool_span(self.name) as span:
+            return _told(await self._awaited(args, kwargs), span)
+
+    async def _awaited(self, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> ToolOutput:
         try:
             if not isinstance(arguments, Mapping):
                 raise ArgumentError(f"the arguments must be a JSON object, not {arguments!r:.80}")
-            args, kwargs = self._arguments.check((), arguments)
+            args, kwargs = self._arguments.check(args, arguments)
             if self._awaitable:
                 return self._output(await self._awaitable(*args, **kwargs))
             returned = await in_thread(lambda: self._told_by(args, kwargs), name=f"tool {self.name}")
