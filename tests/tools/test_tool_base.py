@@ -193,7 +193,9 @@ async def test_an_async_tool_is_awaited_and_can_be_called_from_anywhere() -> Non
 async def test_a_call_may_be_awaited_as_the_rllm_framework_has_it() -> None:
     tool = Tool(function=search)
     assert await tool("rivers", limit=1, use_async=True) == tool("rivers", limit=1)
-    assert (await tool(limit=1, use_async=True)).error == "tool 'search' was called wrongly: argument 'query' is missing"
+    assert (
+        await tool(limit=1, use_async=True)
+    ).error == "tool 'search' was called wrongly: argument 'query' is missing"
 
 
 async def test_a_blocking_tool_gets_a_thread() -> None:
