@@ -92,9 +92,15 @@ def test_a_compressed_body_is_refused_by_its_name(serve, path):
     assert served.http.post(path, content=b"{}", headers={"content-encoding": "identity"}).status_code != 415
 
 
-def test_a_head_that_does_not_end_in_time_is_refused(serve):
+@pytest.mark.parametrize("before", ["nothing", "an answer", "a request"])
+def test_a_head_that_does_not_end_in_time_is_refused(serve, before):
+    whole, begun = (HEAD % (b"chat/completions", len(BODY)) + end for end in (b"\r\n" + BODY, b""))
     with connect(limited(serve, header_timeout_s=1)) as connection:
-        connection.sendall(HEAD % (b"chat/completions", 10))
+        connection.sendall({"nothing": b"", "an answer": whole, "a request": whole + begun}[before])
+        if before != "nothing":
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        if before != "a request":
+            connection.sendall(begun)
         status, body = read_answer(connection)
     assert status == 408
     assert "within 1 s" in body["error"]["message"]
