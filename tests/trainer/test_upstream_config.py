@@ -240,7 +240,10 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
         ("rllm.stepwise_advantage.mode=both", "='both': use broadcast or per_step"),
         ("rllm.disable_thinking=true", "=True: this version cannot do that: leave it off"),
         ("rllm.rejection_sample.mode=episode", "='episode': use rllm.rejection_sample.enable=true"),
-        ("rllm.async_training.enable=true", "=True: set how many updates a rollout may be behind, rollout.max_staleness"),
+        (
+            "rllm.async_training.enable=true",
+            "=True: set how many updates a rollout may be behind, rollout.max_staleness",
+        ),
         ("rllm.agent.agent_args.tools=[x]", "=['x']: pass it to AgentTrainer: agent_args="),
         ("trainer.resume_mode=auto", "='auto': pass it to AgentTrainer: resume=True"),
         ("rllm.sdk.processing.traj_name_key=role", "='role': name trajectories with @trajectory(name=...)"),
