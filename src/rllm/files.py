@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,9 +23,20 @@ def flush(path: Path) -> None:
     """Make the file, or the folder's entries, survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Make what was written to an open file survive a power loss."""
+    if sys.platform == "darwin":  # where `fsync` leaves it in the cache of the disk
+        import fcntl
+
+        with suppress(OSError):  # of file systems that know only `fsync`
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

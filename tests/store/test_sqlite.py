@@ -172,6 +172,13 @@ def test_a_store_in_a_folder_that_may_not_be_written_can_be_read():
             assert reading.by_session("s") == [trace_of()]
 
 
+def test_commits_reach_the_disk_itself(tmp_path: Path):
+    connection = open_for_writing(tmp_path / "traces.db", timeout_s=1)
+    settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "fullfsync")]
+    connection.close()
+    assert settings == [2, 1], "the second counts on macOS"
+
+
 def test_a_store_in_use_can_be_read_by_another_process(tmp_path: Path):
     path = tmp_path / "traces.db"
     program = (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rllm.errors import ConfigError
-from rllm.files import lock
+from rllm.files import lock, sync
 
 SUFFIX = ".jsonl"
 
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield draft
         with draft.open("rb+") as file:
-            os.fsync(file.fileno())
+            sync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

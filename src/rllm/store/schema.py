@@ -139,6 +139,7 @@ def open_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
         _version(connection, path)  # before the pragmas below, which write to the file
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")  # on macOS, where a sync ends in the disk's cache; no other has it
         migrate(connection, path, MIGRATIONS)
     except sqlite3.Error as error:
         connection.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 
+from rllm.files import sync
 from rllm.types import Episode
 
 _VARIES = re.compile(r"(^|/)(timing|memory)/|^tokens/per_second")
@@ -26,7 +26,7 @@ class JSONLTracker:
         # orjson writes what is not a number as null; `NaN` is not JSON.
         self._file.write(orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """Episodes are in the store."""
@@ -62,7 +62,7 @@ def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
         with new.open("wb") as file:
             file.writelines(line for line in lines if _stays(line, step, evaluated))
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         new.replace(path)
 
 

@@ -1,0 +1,27 @@
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllm.files import replace_text, sync
+
+
+def test_on_macos_a_file_reaches_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    replace_text(tmp_path / "settings.yaml", "seed: 1")
+    assert asked == [51, 51], "the file, and the folder that it was moved in"
+
+
+def test_a_file_system_without_it_is_asked_for_the_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", -1, raising=False)  # nothing that Linux has
+    monkeypatch.setattr(os, "fsync", asked.append)
+    with (tmp_path / "file").open("w") as file:
+        sync(file.fileno())
+        assert asked == [file.fileno()]
