@@ -1,5 +1,8 @@
 """Options that are given wrongly: each mistake is told of the option, before anything starts."""
 
+import subprocess
+import sys
+
 import pytest
 
 from .conftest import here
@@ -64,3 +67,16 @@ def test_the_server_of_a_model_has_one_name_everywhere(work, fails, arguments, o
     for option in ("--base-url", *others):
         code, errors = fails(*arguments, option, "nothing", *(["--", "true"] if arguments == ["run"] else []))
         assert (code, "'nothing' is no address of a server" in errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("import rllm.cli as cli; import sys; sys.platform = 'win32'; cli.main()", 2),
+        ("import sys; sys.platform = 'win32'; from rllm import AgentTrainer", 1),
+    ],
+)
+def test_windows_itself_is_refused_in_a_sentence(program, code):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "install it in WSL2, where it runs as on Linux" in done.stderr.splitlines()[-1]

@@ -99,6 +99,8 @@ def root(
 def main() -> None:
     """Run the command line; a mistake of the user ends with a sentence and exit code 2, a failure with 1, Ctrl-C with 130,
     SIGTERM with 143."""
+    if sys.platform == "win32":
+        _fail("Windows itself is not supported: install it in WSL2, where it runs as on Linux", code=2)
     # Nothing that is imported is garbage, and to look for any among it takes a seventh of the time in which a run starts.
     gc.set_threshold(100_000, 20, 100)
     if os.environ.get("NO_COLOR"):

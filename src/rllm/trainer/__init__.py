@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from rllm.lazy import lazy_names
+
+if sys.platform == "win32":
+    raise ImportError("rllm does not train on Windows itself: install it in WSL2, where it runs as on Linux")
 
 if TYPE_CHECKING:
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer as AgentSFTTrainer
