@@ -22,7 +22,7 @@ from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.types import Episode
-from rllm.workflows import SimpleWorkflow
+from rllm.workflows import MultiTurnWorkflow, SimpleWorkflow
 from rllm.workflows.workflow import Workflow
 
 from .conftest import BACKEND, TASKS, ScriptedBackend
@@ -366,6 +366,17 @@ def says(question: str) -> str:
         (
             {"workflow_class": Passing, "workflow_args": {"num_tries": 3, "gama": 0.9}},
             "Passing takes no argument 'gama': did you mean 'gamma'",
+        ),
+        (
+            {
+                "workflow_class": MultiTurnWorkflow,
+                "workflow_args": {"agent_cls": Echo, "env_cls": TwoTurns, "agent_args": {"sistem": "x"}},
+            },
+            r"MultiTurnWorkflow\(\*\*workflow_args\): .* got an unexpected keyword argument 'sistem'",
+        ),
+        (
+            {"workflow_class": MultiTurnWorkflow, "workflow_args": {"agent_cls": "echo", "env_cls": TwoTurns}},
+            "agent_cls='echo': give the class itself",
         ),
         (
             {"agent_class": PassingAgent, "env_class": TwoTurns, "agent_args": {"sistem": "x"}},

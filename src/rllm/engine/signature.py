@@ -72,7 +72,7 @@ def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, 
     except TypeError as error:
         meant = _misspelt(signature.parameters, arguments, ours)
         raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
-    if _takes_any(signature.parameters) and not _named(signature.parameters).issuperset(arguments):
+    if arguments and _takes_any(signature.parameters):
         _check_taken(kind, name, {**ours, **arguments})
 
 
