@@ -1,7 +1,12 @@
 import socket
 from pathlib import Path
 
-from rllm.trainer.checkup.machine import disk, memory, python, reachable_port
+import pytest
+import torch
+
+from rllm.inference.local.loading import choose_device
+from rllm.trainer.checkup import machine
+from rllm.trainer.checkup.machine import disk, gpus, memory, python, reachable_port
 
 
 def test_the_interpreter() -> None:
@@ -15,6 +20,20 @@ def test_memory_that_a_model_does_not_fit_into() -> None:
     assert not found.ok
     assert "training all weights takes 1000000000.0 GB" in found.said
     assert "model.lora_rank=16" in found.fix
+
+
+def test_where_the_system_tells_nothing_of_free_memory_all_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
+    assert "free" not in memory(None).said
+    assert memory(1.0).ok
+    assert not memory(1e18).ok
+
+
+def test_a_model_runs_on_an_apple_gpu_only_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert (choose_device("auto").type, choose_device("mps").type) == ("cpu", "mps")
+    assert "models run on the CPU, unless model.device=mps" in gpus().said
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints(tmp_path: Path) -> None:

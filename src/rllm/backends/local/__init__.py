@@ -1,1 +1,1 @@
-"""Training with torch on one machine: CPU, CUDA or MPS."""
+"""Training with torch on one machine: CPU or CUDA."""

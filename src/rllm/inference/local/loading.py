@@ -255,11 +255,9 @@ def without_bars() -> Iterator[None]:
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """The named device, or for `auto` the first of CUDA, MPS and CPU that is present."""
+    """The named device; `auto` is CUDA where there is one, and else the CPU: on MPS nothing here was ever tried."""
     if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:

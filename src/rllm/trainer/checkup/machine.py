@@ -10,7 +10,7 @@ from pathlib import Path
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.capabilities import Finding
-from rllm.main_memory import free_memory
+from rllm.main_memory import free_memory, total_memory
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder, why_unwritable
 
 GB = 1e9
@@ -47,18 +47,17 @@ def gpus() -> Finding:
         said = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
         return Finding(name="gpu", ok=False, said=said, fix=fix)
     apple = torch.backends.mps.is_available()
-    return Finding(name="gpu", ok=True, said="Apple's (MPS)" if apple else "none: models run on the CPU")
+    more = ", unless model.device=mps, which is not tested" if apple else ""
+    return Finding(name="gpu", ok=True, said=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
 
 
 def memory(needed: float | None) -> Finding:
     """Main memory; and where models run in it, whether it holds `needed` bytes."""
     free = free_memory()
-    if free is None:
-        return Finding(name="memory", ok=True, said="not known on this system")
-    said = f"{free / GB:.1f} GB free"
+    said = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
         return Finding(name="memory", ok=True, said=said)
-    room = max([free, *_free_on_gpus()])
+    room = max([total_memory() if free is None else free, *_free_on_gpus()])
     said += f"; training all weights takes {needed / GB:.1f} GB beside activations"
     fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
     return Finding(name="memory", ok=needed <= room, said=said, fix=fix)

@@ -42,7 +42,8 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward passes; auto is bfloat16 on CUDA and float32 elsewhere."""
     device: str = "auto"
-    """auto takes the first of CUDA, MPS and CPU; or a torch device such as cuda:1."""
+    """auto takes CUDA where there is one, and else the CPU, also on a Mac; or a torch device such as cuda:1, or mps, which is
+    not tested."""
     max_length: PositiveInt | None = None
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
     tool_parser: str = "hermes"
