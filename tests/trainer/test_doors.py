@@ -14,8 +14,10 @@ import pytest
 from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
 from rllm.agents.math_agent import MathAgent
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.environments.grid_world.env import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
+from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.sdk import get_chat_client_async
 from rllm.store import open_store
@@ -354,6 +356,14 @@ def says(question: str) -> str:
         (
             {"agent_class": Echo, "env_class": GymnasiumEnv, "env_args": {"env": "CartPole-v1", "map": 4}},
             "env_args.map: GymnasiumEnv takes no such argument; known here: env, env_kwargs, seed",
+        ),
+        (
+            {"agent_class": Echo, "env_class": SingleTurnEnvironment, "env_args": {"reward_function": every_other}},
+            "train_dataset: SingleTurnEnvironment: the task has no reward_fn: give env_args.reward_fn",
+        ),
+        (
+            {"agent_class": Echo, "env_class": ToolEnvironment, "env_args": {"tools": ["pyhton"]}},
+            "tool='pyhton' is not known: did you mean 'python'",
         ),
         (
             {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_fn": print}},
