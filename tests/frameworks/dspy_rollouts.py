@@ -27,7 +27,7 @@ def questions(buyer: str) -> list[str]:
 def parallel(buyer: str) -> float:
     react = dspy.ReAct("question -> answer", tools=[example.price])
     asked = [(react, {"question": question}) for question in questions(buyer)]
-    done = dspy.Parallel(num_threads=2, disable_progress_bar=True)(asked)
+    done = dspy.Parallel(num_threads=2)(asked)  # with its bar, without which DSPy may fail here: see docs/frameworks/dspy.md
     return float(all("49.05" in item.answer for item in done))
 
 
@@ -49,6 +49,7 @@ async def main(url: str, way: str) -> None:
         assert not episode.failed, episode.info
         [trajectory] = episode.trajectories
         steps = [{"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in trajectory.steps]
+        print()  # behind the bars
         print(json.dumps({"buyer": buyer, "reward": trajectory.reward, "steps": steps}))
 
 

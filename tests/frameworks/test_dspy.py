@@ -67,7 +67,7 @@ def test_rollouts_that_share_a_process_keep_their_calls_apart(way, engine):
         command = [FRAMEWORK.python, program, gateway.url, way]
         done = run_program(command, timeout_s=TIMEOUT_S, env={"PYTHONPATH": path, **QUIET})
     assert done.exit_code == 0, done.stderr
-    rollouts = [json.loads(line) for line in done.stdout.splitlines()]
+    rollouts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [(rollout["reward"], len(rollout["steps"])) for rollout in rollouts] == [(1.0, 3 * NUM_CALLS)] * 4
     for rollout in rollouts:
         prompts = [engine.tokenizer.decode(step["prompt_ids"]) for step in rollout["steps"]]

@@ -46,7 +46,7 @@ async def stream() -> str:
 def parallel() -> str:
     """In threads of DSPy's own."""
     agent = dspy.ReAct("question -> answer", tools=[price])
-    (done,) = dspy.Parallel(num_threads=2, disable_progress_bar=True)([(agent, {"question": QUESTION})])
+    (done,) = dspy.Parallel(num_threads=2)([(agent, {"question": QUESTION})])
     return done.answer
 
 
