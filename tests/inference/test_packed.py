@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from rllm.inference.local.packed import PackedLinear, PackedModel, can_pack
+from rllm.inference.local.packed import PackedLinear, PackedModel, can_pack, multiplies_bfloat16
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
+IN_BFLOAT16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="oneDNN has no products in bfloat16 here")
 SHAPES = [(256, 1024), (300, 32), (896, 896), (2, 7), (1, 64)]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 2e-2, marks=IN_BFLOAT16)]
+)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_are_those_of_the_layer(
@@ -29,7 +35,7 @@ def test_products_are_those_of_the_layer(
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=IN_BFLOAT16)])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES[:3])
 def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     packed = PackedLinear(nn.Linear(inputs, outputs), dtype)
@@ -61,3 +67,19 @@ def test_a_packed_model_shares_its_tensors_and_follows_them_when_told(new_model:
 def test_what_is_not_in_float32_on_a_cpu_is_left_alone(new_model: Any) -> None:
     assert not can_pack(new_model().to(torch.bfloat16))
     assert not can_pack(new_model().to("meta"))
+
+
+OLD = """
+import torch
+from rllm.inference.local.packed import PackedModel
+model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+packed, rows = PackedModel(model, autocast=True), torch.randn(8, 64)
+assert packed.products == torch.float32
+with torch.no_grad():
+    torch.testing.assert_close(packed.module(rows), model(rows))
+"""
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU is such a one")
+def test_a_cpu_without_products_in_bfloat16_does_them_in_float32() -> None:
+    subprocess.run([sys.executable, "-c", OLD], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True)

@@ -36,12 +36,17 @@ def can_pack(model: Any) -> bool:
     )
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN does on this CPU: most of those of laptops, which have no AVX512, it leaves out."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class PackedModel:
     """A copy of a model that multiplies by packed weights; it shares all its tensors with the model."""
 
     def __init__(self, model: Any, *, autocast: bool = False) -> None:
-        """With `autocast` products are done in bfloat16, and everything else in the model's own format."""
-        self.products = torch.bfloat16 if autocast else torch.float32
+        """With `autocast` products are done in bfloat16, where that can be, and everything else in the model's own format."""
+        self.products = torch.bfloat16 if autocast and multiplies_bfloat16() else torch.float32
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.module = copy.deepcopy(model, memo=shared)
         self._layers: list[PackedLinear] = []

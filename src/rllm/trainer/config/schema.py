@@ -205,8 +205,8 @@ class OptimConfig(Section):
     """Tokens in one forward and backward pass; bounds the memory and never changes the result. Unless it is set, on a CPU no
     more than a quarter of main memory has room for."""
     autocast: bool = False
-    """Whether the trainer's matrix products are done in bfloat16 for weights of more bits; on a CPU the embedded sampler's,
-    too."""
+    """Whether the trainer's matrix products are done in bfloat16 for weights of more bits; on a CPU that can, the embedded
+    sampler's, too."""
     offload: bool = False
     """Whether AdamW works in main memory, which spares a GPU two to three copies of the weights."""
 
