@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 
@@ -33,7 +32,7 @@ class BaseEnv(ABC):
 
     @staticmethod
     @abstractmethod
-    def from_dict(info: Mapping[str, Any]) -> BaseEnv:
+    def from_dict(info: dict[str, Any]) -> BaseEnv:
         """The environment of a task: a row of the dataset, with the engine's `env_args` added."""
 
     @staticmethod
