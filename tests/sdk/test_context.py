@@ -219,7 +219,7 @@ def test_a_subclass_with_its_own_run_keeps_it() -> None:
 
 
 def test_a_thread_that_could_not_be_started_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*_: object) -> None:
+    def no_room(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     starts = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
