@@ -27,7 +27,8 @@ def questions(buyer: str) -> list[str]:
 def parallel(buyer: str) -> float:
     react = dspy.ReAct("question -> answer", tools=[example.price])
     asked = [(react, {"question": question}) for question in questions(buyer)]
-    done = dspy.Parallel(num_threads=2)(asked)  # with its bar, without which DSPy may fail here: see docs/frameworks/dspy.md
+    # With its bar, without which DSPy may fail here: see docs/frameworks/dspy.md.
+    done = dspy.Parallel(num_threads=2)(asked)
     return float(all("49.05" in item.answer for item in done))
 
 
