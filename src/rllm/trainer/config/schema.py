@@ -47,7 +47,8 @@ class ModelConfig(Section):
     max_length: PositiveInt | None = None
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
     tool_parser: str = "hermes"
-    """Format in which the model writes tool calls."""
+    """Format in which the model writes tool calls: hermes (Qwen's, too), llama3_json, mistral, deepseek_r1, harmony, or a
+    package.module:Class; with model.engine=vllm one that vLLM knows by the same name."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """What answers are sampled by: embedded works in this process, on the trainer's own weights; vllm is a server that is
     given the weights after each update (see vllm)."""
@@ -75,7 +76,8 @@ class VLLMConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of its weights; auto is the trainer's."""
     gpu_memory: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of each GPU's memory that it takes; None is 0.4 where it shares the trainer's GPU, else vLLM's own default."""
+    """Share of each GPU's memory that it takes; None is 0.4 where it gives that back while the trainer works (`sleep`), else
+    vLLM's own default."""
     reasoning_parser: str | None = None
     """vLLM's name of the format in which the model reasons, such as qwen3; None leaves reasoning in the answers' text."""
     args: list[str] = Field(default_factory=list)
@@ -123,8 +125,7 @@ class RolloutConfig(Section):
     """Training steps that rollouts may run ahead of the updates: a token is trained at most this many publishes after the
     one that it was sampled from. 0 does one after the other. Above it algorithm.correction is truncate unless it is set."""
     max_steps: PositiveInt | None = None
-    """Steps that an agent may take in its environment; None leaves it to the engine."""
-
+    """Steps that an agent may take in its environment; None is 5. Functions and workflows end by themselves."""
     side_calls: bool = False
     """Whether calls are trained on that an agent's program makes beside its task, such as one for a title, where the agent
     does not say which calls are its steps. They are counted as dropped otherwise."""
@@ -280,7 +281,7 @@ class RayConfig(Section):
 
     address: str | None = None
     """The cluster, as host:port, or auto for the one on this machine; None takes the one that RAY_ADDRESS names, else starts one
-    that ends with the run. It also is verl.ray_address, unless that is set."""
+    that ends with the run. The workers of backend=verl are on the same one."""
     num_actors: PositiveInt | None = None
     """Processes that make rollouts; None starts one on each node that has a CPU."""
     concurrency: PositiveInt | None = None
@@ -302,15 +303,14 @@ class VerlConfig(Section):
     num_nodes: PositiveInt = 1
     """Nodes to train on."""
     ray_address: str | None = None
-    """The Ray cluster, as host:port, or auto for the one on this machine; None takes the one that RAY_ADDRESS names, else
-    starts one that ends with the run."""
+    """Another name of ray.address for the workers' cluster; where both are set, they have to be the same."""
     policy_loss: str | None = None
     """A policy loss of verl's own, by its name there, such as vanilla or gspo, in the place of the algorithm's."""
     timeout_s: PositiveFloat = 3600.0
     """The longest that the workers may take for one call: loading the model, one update, a checkpoint."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """verl's own keys for its workers, as in its ppo_trainer.yaml: verl.overrides.actor_rollout_ref.actor.fsdp_config...;
-    one that a setting of rllm decides is refused."""
+    one that contradicts a setting of rllm is refused."""
 
 
 class TrainConfig(Section):
@@ -336,7 +336,7 @@ class TrainConfig(Section):
     keep_batches: NonNegativeInt | None = None
     """How many of the newest batches stay in run_dir/batches for rllm view; None keeps all, 0 writes none."""
     backend: str = "local"
-    """What holds the weights."""
+    """What holds the weights: local, which is this process, verl, which is its workers on Ray, or a package.module:Class."""
     store: str | None = None
     """Path or URL of the store of traces; None makes traces.db in run_dir."""
     model: ModelConfig = Field(default_factory=ModelConfig)
