@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rllm.backends.sampling.serving import Served, check_serving, open_server
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, WeightSyncError
 from rllm.inference.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
 
@@ -173,3 +173,25 @@ def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any)
     assert len(Probe(model, tokenizer, max_length=40).ids) == 38
     model.config.max_position_embeddings = 64
     assert len(Probe(model, tokenizer).ids) == 62
+
+
+def test_weights_are_compared_also_where_the_server_nests_the_text_part_of_a_model_otherwise(
+    make_model: Any, tokenizer: Any
+) -> None:
+    from rllm.backends.sampling.proof import Probe, bits_of
+
+    model = make_model()
+    norm = model.model.norm.weight
+
+    class Server:
+        bits = bits_of(norm)
+
+        def weight_bits(self) -> list[dict[str, Any]]:
+            told = [list(norm.shape), str(norm.dtype), self.bits]
+            return [{"language_model.model.norm.weight": told, "visual.merger.norm.weight": told}]
+
+    server, probe = Server(), Probe(model, tokenizer)
+    assert probe.check_bits(cast("Any", server)) == 1
+    server.bits += 1
+    with pytest.raises(WeightSyncError, match=r"language_model\.model\.norm\.weight is not the trainer's"):
+        probe.check_bits(cast("Any", server))

@@ -91,15 +91,19 @@ class Probe:
         Raises:
             WeightSyncError: naming one that is not the trainer's.
         """
-        ours = {name: (list(weight.shape), str(weight.dtype), weight) for name, weight in self.model.named_parameters()}
+        ours = {
+            _bare(name): (list(weight.shape), str(weight.dtype), weight)
+            for name, weight in self.model.named_parameters()
+        }
         num_compared = 0
         for worker in control.weight_bits():
-            for name, (shape, dtype, bits) in worker.items():
+            for told, (shape, dtype, bits) in worker.items():
+                name = _bare(told)
                 if name not in ours or ours[name][:2] != (shape, dtype):
                     continue
                 num_compared += 1
                 if bits_of(ours[name][2]) != bits:
-                    raise WeightSyncError(f"the weights did not arrive: {name} is not the trainer's, bit for bit")
+                    raise WeightSyncError(f"the weights did not arrive: {told} is not the trainer's, bit for bit")
         return num_compared
 
     def _logprobs(self, ids: list[int]) -> Tensor:
@@ -123,6 +127,11 @@ def check_moved(before: Likelihoods, after: Likelihoods) -> None:
             f"the weights did not arrive: the update moved the trainer's log-probabilities of a probe by {moved:.2g}, and "
             f"the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
         )
+
+
+def _bare(name: str) -> str:
+    """A weight's name without the parts that models with images nest in another order than servers do."""
+    return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def bits_of(weight: Tensor) -> int:

@@ -93,6 +93,7 @@ def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _repack_tied_head(model: Any) -> None:
     """On CPUs an output head that shares the embedding keeps a packed copy of it, which a reload leaves as it was."""
+    model = getattr(model, "language_model", model)  # of one with images
     if not current_platform.is_cpu() or not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return
     head = _inner(getattr(model, "lm_head", None))
