@@ -92,6 +92,11 @@ def test_an_event_that_is_not_a_json_object_is_named(payload, details):
         parse_events([payload], logprob_details=details)
 
 
+def test_a_text_that_is_not_utf8_is_named():
+    with pytest.raises(UpstreamError, match="an event that is not JSON"):
+        parse_events([text_event("a", 1).replace(b'"a"', b'"\xed\xa0\xbd"')], logprob_details=False)
+
+
 def test_ids_that_stand_in_the_texts_of_tokens_are_kept():
     entry = {"token": "token_id:7", "logprob": -0.5}
     choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None, "logprobs": {"content": [entry]}}

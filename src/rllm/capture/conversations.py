@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from rllm.capture.tokens import TokenIds, begins_with
 from rllm.types import Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
@@ -110,11 +111,11 @@ class _Call:
     def first(self) -> _Call:
         return self.from_the_first()[0]
 
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> array[int]:
         ids = array("I")
         for call in self.from_the_first():
             ids.extend(call.added_ids or ())
-        return ids.tolist()
+        return ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,19 +169,19 @@ class Conversations:
         return Prior(
             trace_id=found.call.trace_id,
             num_messages=found.num_messages,
-            token_ids=found.call.token_ids(),
+            token_ids=found.call.token_ids().tolist(),
             written_on=found.written_on,
         )
 
-    def drift_of(self, said: Said, prompt_ids: list[int]) -> Drift | None:
+    def drift_of(self, said: Said, prompt_ids: TokenIds) -> Drift | None:
         """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
         if not said.goes_on:
             return None
         found = self._found(said)
         if found is None:
             return "edited" if said.opening in self._openings else None
-        call, known = found.call, found.call.token_ids()
-        if prompt_ids[: len(known)] == known:
+        call = found.call
+        if begins_with(prompt_ids, call.token_ids()):
             return None
         if found.written_on or not self._same_arguments(said, found.num_messages):
             return "edited"
@@ -214,9 +215,10 @@ class Conversations:
         )
         if (before := self._found(said)) and self.lacks(said) is None:
             known = before.call.token_ids()
-            if trace.prompt_ids[: len(known)] == known:
+            if begins_with(trace.prompt_ids, known):
                 call.before = before.call
-                call.added_ids = array("I", [*trace.prompt_ids[len(known) :], *trace.response_ids])
+                call.added_ids = array("I", trace.prompt_ids[len(known) :])
+                call.added_ids.extend(trace.response_ids)
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
         forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
         digests = [hash((said.digests[-1], form)) for form in forms]
@@ -240,6 +242,8 @@ class Conversations:
         }
 
     def _found(self, said: Said) -> _Found | None:
+        if not said.goes_on:
+            return None
         for place in range(len(said.messages), 0, -1):
             call = self._call(said, place)
             if call is not None:

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
+from rllm.capture.tokens import join_ids, join_logprobs
 from rllm.errors import TokenMismatchError
 
+E = TypeVar("E")
 
-class SSEDecoder:
+
+def split_lines(text: bytes) -> list[bytes] | None:
+    """The payloads of whole events, each one line `data: ...` and an empty one (missing behind the last); `None` if any is not."""
+    if b"\r" in text or not text.startswith(b"data: "):
+        return None
+    payloads = text[6:].split(b"\n\ndata: ")
+    # A search is several times as fast as a count.
+    return None if b"\n" in b"".join(payloads) else payloads
+
+
+class SSEDecoder(Generic[E]):
     """Server-sent events from bytes cut anywhere, as the HTML standard defines them.
 
     Only `data` matters here: comments and other fields are skipped, and an event that the connection cut off is not
     reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, split: Callable[[bytes], Sequence[E | bytes] | None] = split_lines) -> None:
+        """`split` cuts whole events that have the form in which nearly all servers send them, see `split_lines`; into payloads, or
+        into whatever its caller reads these as."""
+        self._split = split
         self._rest = b""
         self._data: list[bytes] = []
         self._after_cr = False
 
-    def feed(self, received: bytes) -> list[bytes]:
-        """The payloads of the events that these bytes complete."""
+    def feed(self, received: bytes) -> list[E | bytes]:
+        """The payloads of the events that these bytes complete, or what `split` makes of them."""
         if self._after_cr and received.startswith(b"\n"):
             received = received[1:]  # the second half of a CRLF that was cut in two
             self._after_cr = False
         if not received:
             return []
         text = self._rest + received
-        plain = None if self._data else _plain_events(text)
-        if plain is not None:
-            payloads, self._rest = plain
-            return payloads
+        end = -1 if self._data else text.rfind(b"\n\n")
+        if end >= 0 and (plain := self._split(text[:end])) is not None:
+            self._rest = text[end + 2 :]
+            return list(plain)
         lines = text.splitlines(keepends=True)
         self._after_cr = received.endswith(b"\r")
         self._rest = b"" if received.endswith((b"\r", b"\n")) else lines.pop()
-        payloads = []
+        payloads: list[E | bytes] = []
         for line in lines:
             field, _, value = line.rstrip(b"\r\n").partition(b":")
             if field in _DATA:
@@ -49,17 +65,6 @@ class SSEDecoder:
 _DATA = (b"data", b"\xef\xbb\xbfdata")
 """Also behind the mark with which a stream in UTF-8 may begin."""
 _LINE_ENDS = (b"\n", b"\r\n", b"\r")
-
-
-def _plain_events(text: bytes) -> tuple[list[bytes], bytes] | None:
-    """Payloads and remainder, if every event is one `data: ` line, as nearly all servers send them: no line by line."""
-    end = text.rfind(b"\n\n")
-    if end < 0 or b"\r" in text or not text.startswith(b"data: "):
-        return None
-    payloads = text[6:end].split(b"\n\ndata: ")
-    if b"\n" in b"".join(payloads):  # A search is several times as fast as a count.
-        return None
-    return payloads, text[end + 2 :]
 
 
 class ChatStream:
@@ -108,7 +113,9 @@ class _ChoiceStream:
         self.extras: dict[str, Any] = {}
         self.tool_calls: dict[int, dict[str, Any]] = {}
         self.logprobs: dict[str, list[Any]] | None = None
-        self.token_ids: list[int] | None = None
+        """Of each name, the lists or arrays that it came in."""
+        self.token_ids: list[Any] | None = None
+        """Likewise."""
 
     def feed(self, choice: Mapping[str, Any]) -> None:
         if "finish_reason" in self.fields and self.token_ids is not None:
@@ -120,7 +127,7 @@ class _ChoiceStream:
                 self._feed_delta(value)
             elif name == "token_ids":
                 self.token_ids = self.token_ids or []
-                self.token_ids += value
+                self.token_ids.append(value)
             elif name == "logprobs":
                 self._feed_logprobs(value)
             elif name != "index":
@@ -148,8 +155,8 @@ class _ChoiceStream:
     def _feed_logprobs(self, logprobs: Mapping[str, Any]) -> None:
         self.logprobs = self.logprobs or {}
         for name, entries in logprobs.items():
-            if isinstance(entries, list):
-                self.logprobs.setdefault(name, []).extend(entries)
+            if isinstance(entries, list | array):
+                self.logprobs.setdefault(name, []).append(entries)
 
     def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:
         """The call that this piece belongs to; servers that send no index send each call whole, with an id."""
@@ -166,9 +173,10 @@ class _ChoiceStream:
         if not message["content"] and any(value for name, value in message.items() if name != "role"):
             # What an unstreamed answer says when everything it holds is a tool call, reasoning or a refusal.
             message["content"] = None
-        choice = {"finish_reason": "abort", "logprobs": self.logprobs, **self.fields, "message": message}
+        logprobs = self.logprobs and {name: join_logprobs(pieces) for name, pieces in self.logprobs.items()}
+        choice = {"finish_reason": "abort", "logprobs": logprobs, **self.fields, "message": message}
         if self.token_ids is not None:
-            choice["token_ids"] = list(self.token_ids)
+            choice["token_ids"] = join_ids(self.token_ids)
         return choice
 
 

@@ -2,23 +2,31 @@
 
 Nothing is ever guessed here: a field that the server left out is named, and never filled with zeros (a log-probability of
 zero would claim certainty).
+
+Where a thousand objects would cost more than all else, tokens come as arrays, which were checked while they were read, and stand
+for lists until somebody may want one: see `with_lists`.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, TypeAlias, cast
 
 from rllm.errors import TokenMismatchError
+from rllm.types import Trace
 
 TOKEN_ID_PREFIX = "token_id:"
 """What a token's text looks like in `logprobs` when the request said `return_tokens_as_token_ids: true`."""
 
 LOGPROB_TOLERANCE = 1e-4
 """How far above 0 a log-probability may lie; rounding in the server's log-softmax puts certain tokens there."""
+
+
+TokenIds: TypeAlias = "list[int] | array[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,42 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     return tokens
 
 
+def join_ids(pieces: Sequence[Any]) -> Any:
+    """The ids of an answer that came in pieces: an array, if any of them is one and all are ids; else a list."""
+    return _joined(pieces, "I", _checked_ids)
+
+
+def join_logprobs(pieces: Sequence[Any]) -> Any:
+    """Likewise log-probabilities, or entries with them."""
+    return _joined(pieces, "d", _checked_logprobs)
+
+
+def _joined(pieces: Sequence[Any], typecode: str, check: Callable[[Any, str], Any]) -> Any:
+    if any(isinstance(piece, array) for piece in pieces):
+        joined: array[Any] = array(typecode)
+        try:
+            for piece in pieces:
+                joined.extend(check(piece, ""))
+        except TokenMismatchError:  # it is told with its place in the answer, later
+            pass
+        else:
+            return joined
+    return list(chain.from_iterable(pieces))
+
+
+def begins_with(ids: TokenIds, known: array[int]) -> bool:
+    """Whether the ids begin with these."""
+    beginning = ids[: len(known)]
+    return beginning == (known if isinstance(beginning, array) else known.tolist())
+
+
+def with_lists(trace: Trace) -> Trace:
+    """The trace with lists where its tokens are arrays."""
+    tokens = {name: getattr(trace, name) for name in ("prompt_ids", "response_ids", "logprobs")}
+    lists: dict[str, Any] = {name: values.tolist() for name, values in tokens.items() if isinstance(values, array)}
+    return replace(trace, **lists) if lists else trace
+
+
 def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[float], *, where: str) -> str | None:
     """Why these tokens of one answer cannot be trained on; `None` where they can.
 
@@ -123,6 +167,8 @@ def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> l
 def _checked_ids(ids: Any, field: str) -> list[int]:
     if ids is None:
         return []
+    if isinstance(ids, array):
+        return cast("list[int]", ids)
     if not isinstance(ids, list):
         raise TokenMismatchError(f"{field}={ids!r}: expected a list of token ids")
     try:
@@ -142,9 +188,11 @@ def _numbers_in(content: Any, field: str) -> list[Any]:
         raise TokenMismatchError(f"{field}={_start_of(content)}: every entry needs a 'logprob'") from error
 
 
-def _checked_logprobs(values: list[Any] | None, field: str) -> list[float]:
+def _checked_logprobs(values: Any, field: str) -> list[float]:
     if not values:
         return []
+    if isinstance(values, array):
+        return cast("list[float]", values)
     types = set(map(type, values))
     if not types <= {float, int}:
         position, bad = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))

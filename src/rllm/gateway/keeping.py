@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
+from rllm.capture.tokens import with_lists
 from rllm.errors import RLLMError
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.metrics import Metrics
@@ -58,6 +59,8 @@ class TraceKeeper:
 
     def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _Steps, RLLMError | None]:
         """The write of a call's traces, the steps that are to follow it, and what went wrong before it."""
+        if self._observed or self._redact is not None:
+            traces = [with_lists(trace) for trace in traces]
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self._store.add(stored, session=call.session.ref)
         count = partial(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import partial
 
+from rllm.capture.tokens import TokenIds
 from rllm.types import Trace
 
 _CALL_BYTES = 400
@@ -27,19 +29,20 @@ class Lineage:
         """`add` for later, which has no hold of the trace."""
         if not trace.response_ids:
             return _nothing
-        tokens = (*trace.prompt_ids, *trace.response_ids)
-        return partial(self._add, (len(tokens), tokens[-1]), hash(tokens), trace.id)
+        tokens = array("I", trace.prompt_ids)
+        tokens.extend(trace.response_ids)
+        return partial(self._add, (len(tokens), tokens[-1]), hash(tokens.tobytes()), trace.id)
 
     def _add(self, end: tuple[int, int], tokens_hash: int, trace_id: str) -> None:
         self._by_end.setdefault(end, {})[tokens_hash] = trace_id
         self.num_bytes += _CALL_BYTES
 
-    def parent_of(self, prompt_ids: list[int]) -> str | None:
+    def parent_of(self, prompt_ids: TokenIds) -> str | None:
         """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""
         known = len(prompt_ids)
         ends = [end for end in self._by_end if end[0] <= known and prompt_ids[end[0] - 1] == end[1]]
         for end in sorted(ends, reverse=True):
-            parent = self._by_end[end].get(hash(tuple(prompt_ids[: end[0]])))
+            parent = self._by_end[end].get(hash(array("I", prompt_ids[: end[0]]).tobytes()))
             if parent is not None:
                 return parent
         return None

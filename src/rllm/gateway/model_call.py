@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,13 +71,13 @@ class ModelCall:
 
     def parent_of(self, prompt_ids: Any) -> str | None:
         """The earlier call of the session whose tokens the prompt goes on from."""
-        if self.session.lineage is None or not isinstance(prompt_ids, list):
+        if self.session.lineage is None or not isinstance(prompt_ids, list | array):
             return None
         return self.session.lineage.parent_of(prompt_ids)
 
     def drift(self, prompt_ids: Any) -> dict[str, Any]:
         """As metadata, why the prompt does not go on from the tokens of the answer that it follows; empty if it does."""
-        if self.said is None or self.session.conversations is None or not isinstance(prompt_ids, list):
+        if self.said is None or self.session.conversations is None or not isinstance(prompt_ids, list | array):
             return {}
         drift = self.session.conversations.drift_of(self.said, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from rllm import native
 from rllm.errors import StoreError
 
 _zlib: ModuleType
@@ -76,18 +77,16 @@ def pack_wide_ids(wide: bytes) -> bytes:
 
     Compressed where that makes them smaller than in 18 bits each, which holds the ids of most vocabularies.
     """
-    highest = wide[2::4]
-    nothing = bytes(len(highest))
-    width = 4 if wide[3::4] != nothing else 3 if highest != nothing else 2
-    narrow = _narrowed(wide, width) if width < 4 else wide
+    width, narrow = _narrowed(wide) if native.compiled is None else native.compiled.to_narrow(wide)
+    highest = narrow[2::3] if width == 3 else b""
     in_bits = width == 3 and not highest.translate(None, b"\0\1\2\3")
     smallest = len(wide) * 18 // 32 if in_bits else len(narrow)
-    if len(highest) > _COMPRESS_IDS_ABOVE:
+    if len(wide) > 4 * _COMPRESS_IDS_ABOVE:
         compressed: bytes = _zlib.compress(narrow, 1)
         if len(compressed) < smallest:
             return bytes([_COMPRESSED_IDS | width]) + compressed
     if in_bits:
-        return bytes([_EIGHTEEN_BITS]) + wide[0::4] + wide[1::4] + _pack(highest, bits=2)
+        return bytes([_EIGHTEEN_BITS]) + narrow[0::3] + narrow[1::3] + _pack(highest, bits=2)
     return bytes([width]) + narrow
 
 
@@ -109,11 +108,16 @@ def unpack_ids(blob: bytes) -> list[int]:
     return _little_endian(array("I", body)).tolist()
 
 
-def _narrowed(wide: bytes, width: int) -> bytes:
+def _narrowed(wide: bytes) -> tuple[int, bytes]:
+    """How many bytes the largest of these numbers needs, at least 2; and all of them in that many."""
+    nothing = bytes(len(wide) // 4)
+    width = 4 if wide[3::4] != nothing else 3 if wide[2::4] != nothing else 2
+    if width == 4:
+        return width, wide
     narrow = bytearray(len(wide) // 4 * width)
     for byte in range(width):
         narrow[byte::width] = wide[byte::4]
-    return bytes(narrow)
+    return width, bytes(narrow)
 
 
 def _unpack_eighteen_bits(body: bytes) -> list[int]:
@@ -155,12 +159,8 @@ def pack_floats(values: Sequence[float]) -> bytes:
     Where the bytes that hold sign and exponent have at most 16 different values, as those of log-probabilities do, these
     take half a byte each.
     """
-    layout = f"<{len(values)}f"
-    try:
-        narrow = struct.pack(layout, *values)  # half the price of an array
-    except (OverflowError, struct.error):
-        narrow = b""
-    if len(narrow) != 4 * len(values) or struct.unpack(layout, narrow) != tuple(values):
+    narrow = _to_singles(values)
+    if narrow is None:
         return bytes([_FLOAT64]) + _little_endian(array("d", values)).tobytes()
     if len(values) > _SPLIT_ABOVE and len(heads := bytes(set(narrow[3::4]))) <= 16:
         numbers = narrow[3::4].translate(bytes.maketrans(heads, bytes(range(len(heads)))))
@@ -168,6 +168,19 @@ def pack_floats(values: Sequence[float]) -> bytes:
         packed = _pack(numbers, bits=4)
         return bytes([_FLOAT32_SPLIT]) + count + narrow[0::4] + narrow[1::4] + narrow[2::4] + packed + heads
     return bytes([_FLOAT32]) + narrow
+
+
+def _to_singles(values: Sequence[float]) -> bytes | None:
+    """The floats in 4 bytes each; `None` if one of them does not survive that."""
+    if native.compiled is not None and isinstance(values, array) and sys.byteorder == "little":
+        narrow: bytes | None = native.compiled.to_singles(values)
+        return narrow
+    layout = f"<{len(values)}f"
+    try:
+        narrow = struct.pack(layout, *values)  # half the price of an array
+    except (OverflowError, struct.error):
+        return None
+    return narrow if struct.unpack(layout, narrow) == tuple(values) else None
 
 
 def unpack_floats(blob: bytes) -> list[float]:

@@ -6,19 +6,29 @@ so that no field is ever lost.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import msgspec
+import orjson
 
+from rllm import native
+from rllm.capture.tokens import LOGPROB_TOLERANCE
 from rllm.gateway.upstream.shape import check_plain_answer
 
 
-def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
+def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any] | None:
     """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one.
+
+    Args:
+        body: of the HTTP answer.
+        as_arrays: see `UpstreamCall`.
 
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
+    if as_arrays and native.compiled is not None:
+        return _with_arrays(native.compiled.scan_answer(body, LOGPROB_TOLERANCE))
     try:
         answer = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -27,6 +37,26 @@ def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
     fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
     check_plain_answer(fields)
     return fields
+
+
+def _with_arrays(
+    scanned: tuple[bytes, array[int], list[tuple[array[int], array[float]]]] | None,
+) -> dict[str, Any] | None:
+    if scanned is None:
+        return None
+    rest, prompt_ids, tokens = scanned
+    try:
+        answer: dict[str, Any] = orjson.loads(rest)
+    except ValueError:
+        return None
+    if answer.get("error"):
+        return None
+    check_plain_answer(answer)
+    answer["prompt_token_ids"] = prompt_ids
+    for choice, (ids, logprobs) in zip(answer["choices"], tokens, strict=True):
+        choice["token_ids"] = ids
+        choice["logprobs"] = {"token_logprobs": logprobs}
+    return answer
 
 
 def _choice_to_dict(choice: _Choice) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from rllm.capture import Prior, SSEDecoder
+from rllm.capture.stream import split_lines
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
@@ -24,7 +25,7 @@ from rllm.gateway.upstream.connection import (
     TooLongError,
     UnreachableError,
 )
-from rllm.gateway.upstream.events import parse_events
+from rllm.gateway.upstream.events import Event, parse_events, split_events
 from rllm.gateway.upstream.refusals import json_object, refusal_of, start_of, without_error
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.shape import check_answer, check_models
@@ -114,7 +115,11 @@ class HTTPUpstream:
             raise self._named(error) from error
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self.complete(shorter)
-        if answer.status == 200 and not call.logprob_details and (plain := parse_plain_answer(body)):
+        if (
+            answer.status == 200
+            and not call.logprob_details
+            and (plain := parse_plain_answer(body, as_arrays=call.as_arrays))
+        ):
             return plain
         [parsed] = self._without_error([json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
@@ -125,21 +130,21 @@ class HTTPUpstream:
         return tokens.chat_answer(parsed, call.request, call.prompt_ids)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
-        decoder = SSEDecoder()
+        decoder: SSEDecoder[Event] = SSEDecoder(split_events if call.as_arrays else split_lines)
         num_unread, is_done = 0, False
         as_chat = self._chunk_reader(call)
         try:
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
                 while not is_done and (received := await answer.read_some()):
-                    payloads = decoder.feed(received)
-                    if is_done := _DONE in payloads:
-                        del payloads[payloads.index(_DONE) :]  # proxies say more, and clients read no further either
-                    num_unread = 0 if payloads else num_unread + len(received)
+                    events = decoder.feed(received)
+                    if is_done := _DONE in events:
+                        del events[events.index(_DONE) :]  # proxies say more, and clients read no further either
+                    num_unread = 0 if events else num_unread + len(received)
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
-                    if payloads:
-                        yield as_chat(self._without_error(parse_events(payloads, logprob_details=call.logprob_details)))
+                    if events:
+                        yield as_chat(self._without_error(parse_events(events, logprob_details=call.logprob_details)))
                 if is_done:
                     await answer.pass_over_rest()
         except OSError as error:

@@ -1,0 +1,454 @@
+"""The compiled reader gives what Python's gives, or leaves it to Python."""
+
+import json
+import struct
+from array import array
+
+import psutil
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rllm import native
+from rllm.capture import ChatStream, SSEDecoder
+from rllm.capture.tokens import tokens_of_choice, with_lists
+from rllm.errors import TokenMismatchError
+from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.answers import parse_plain_answer
+from rllm.gateway.upstream.events import parse_events, split_events
+from rllm.store import codec
+from rllm.types import Trace
+
+pytestmark = pytest.mark.skipif(native.compiled is None, reason="rllm_native is not installed: make native")
+
+MOST = 1e-4
+ENTRY = {"token": 'a"\\', "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "}", "logprob": -1.5}]}
+CHOICE = {
+    "index": 0,
+    "message": {"role": "assistant", "content": 'a]} "token_ids":[7]', "reasoning": None},
+    "logprobs": {"content": [ENTRY, {"logprob": -1}]},
+    "finish_reason": "stop",
+    "token_ids": [5, 6],
+}
+ANSWER = {
+    "id": "x",
+    "unheard_of": [{}],
+    "choices": [CHOICE],
+    "usage": {"total_tokens": 5},
+    "prompt_token_ids": [1, 2, 3],
+}
+
+
+def scan(body):
+    return native.compiled.scan_answer(body, MOST)
+
+
+def number(written):
+    """How a log-probability that is written like this is read; `None` if it is refused."""
+    found = scan(
+        b'{"prompt_token_ids":[1],"choices":[{"token_ids":[1],"logprobs":{"content":[{"logprob":%s}]}}]}' % written
+    )
+    return None if found is None else found[2][0][1][0]
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(max_value=0, allow_nan=False, allow_infinity=False))
+@example(-5e-324)
+@example(-1.7976931348623157e308)
+def test_doubles_are_read_to_the_bit(value):
+    assert number(repr(value).encode()).hex() == value.hex()
+
+
+@given(st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32))
+def test_floats_that_servers_print_as_doubles_are_read_to_the_bit(value):
+    assert number(json.dumps(value).encode()).hex() == value.hex()
+
+
+digits = st.text("0123456789", min_size=1, max_size=30)
+
+
+@given(digits, digits | st.none(), st.integers(-340, 320) | st.none())
+@example("9007199254740993", "0", None)  # halfway between two doubles: to the even one
+@example("9007199254740993", "00000000000000000001", None)  # a little above
+@example("1844674407370955161", "5", None)  # 2^64 - 1 as digits
+@example("9999999999999999999", None, -19)
+def test_any_decimal_is_read_as_python_reads_it(whole, fraction, exponent):
+    text = "-" + (whole.lstrip("0") or "0")
+    text += "" if fraction is None else f".{fraction}"
+    text += "" if exponent is None else f"e{exponent}"
+    expected = float(text)
+    read = number(text.encode())
+    assert read is None if expected == float("-inf") else read.hex() == expected.hex()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "01",
+        "-",
+        "+1",
+        "-.5",
+        "-1.",
+        "-1e",
+        "-1e+",
+        "NaN",
+        "-Infinity",
+        "-0x1",
+        "1",
+        "-1 2",
+        "0.001",
+        '"-1"',
+        "null",
+        "",
+    ],
+)
+def test_what_is_no_log_probability_is_refused(written):
+    assert number(written.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "ids", ["[-1]", "[4294967296]", "[1.0]", "[1e2]", "[01]", "[1,]", "[,1]", "[1 2]", "[true]", "[[1]]", "null", "1"]
+)
+def test_what_are_no_token_ids_are_refused(ids):
+    assert scan(json.dumps(ANSWER).encode().replace(b"[5, 6]", ids.encode())) is None
+
+
+def test_the_greatest_id_is_one():
+    rest, prompt_ids, _ = scan(json.dumps({**ANSWER, "prompt_token_ids": [0, 2**32 - 1]}).encode())
+    assert prompt_ids.tolist() == [0, 2**32 - 1]
+    assert json.loads(rest)["prompt_token_ids"] is None
+
+
+# --- whole answers -----------------------------------------------------------------------------------------------------
+
+
+def as_lists(value):
+    """Arrays as what they stand for."""
+    if isinstance(value, dict):
+        return {name: as_lists(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [as_lists(item) for item in value]
+    return value.tolist() if isinstance(value, array) else value
+
+
+def bare(answer):
+    """An answer of which only the numbers of its log-probabilities are kept."""
+    choices = [
+        {**choice, "logprobs": {"token_logprobs": [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]}}
+        for choice in answer["choices"]
+    ]
+    return {**answer, "choices": choices}
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+entries = st.fixed_dictionaries(
+    {"logprob": st.floats(-99, 0) | st.integers(-9, 0)},
+    optional={"token": st.text(max_size=9), "bytes": values, "top_logprobs": values},
+)
+choices = st.fixed_dictionaries(
+    {
+        "index": st.integers(0, 3),
+        "message": st.fixed_dictionaries({"role": st.just("assistant"), "content": st.text(max_size=20)}),
+        "logprobs": st.fixed_dictionaries({"content": st.lists(entries, max_size=3)}, optional={"refusal": st.none()}),
+        "token_ids": st.lists(st.integers(0, 2**32 - 1), max_size=3),
+    },
+    optional={"finish_reason": st.sampled_from([None, "stop"]), "stop_reason": st.text(max_size=3)},
+)
+answers = st.fixed_dictionaries(
+    {
+        "choices": st.lists(choices, min_size=1, max_size=2),
+        "prompt_token_ids": st.lists(st.integers(0, 2**32 - 1), max_size=4),
+    },
+    optional={"id": st.text(max_size=5), "unheard_of": values},
+)
+spacing = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")])
+
+
+@given(answers, spacing, st.booleans())
+@example(ANSWER, (",", ":"), False)
+def test_a_plain_answer_is_read_as_it_is(answer, separators, ensure_ascii):
+    body = json.dumps(answer, separators=separators, ensure_ascii=ensure_ascii).encode()
+    parsed = parse_plain_answer(body, as_arrays=True)
+    assert as_lists(parsed) == bare(answer)
+    assert list(parsed) == list(answer)
+
+
+@given(answers, st.data())
+def test_damaged_bytes_are_never_taken_for_other_tokens(answer, data):
+    body = bytearray(json.dumps(answer, separators=(",", ":")).encode())
+    for _ in range(data.draw(st.integers(1, 2))):
+        start = data.draw(st.integers(0, len(body)))
+        end = min(len(body), start + data.draw(st.integers(0, 4)))
+        body[start:end] = data.draw(
+            st.sampled_from([b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"0", b"-", b"null", b" "])
+        )
+    try:
+        parsed = parse_plain_answer(bytes(body), as_arrays=True)
+    except UpstreamError:  # another field has the wrong type, as it has for Python
+        return
+    if parsed is None:
+        return
+    whole = json.loads(body.decode(errors="replace"), strict=False)
+    assert as_lists(parsed["prompt_token_ids"]) == whole["prompt_token_ids"]
+    for choice, expected in zip(parsed["choices"], whole["choices"], strict=True):
+        assert as_lists(choice["token_ids"]) == expected["token_ids"]
+        assert as_lists(choice["logprobs"]) == bare({"choices": [expected]})["choices"][0]["logprobs"]
+
+
+@given(answers, st.data())
+def test_an_answer_that_is_cut_short_is_refused(answer, data):
+    body = json.dumps(answer).encode()
+    assert scan(body[: data.draw(st.integers(0, len(body) - 1))]) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompt_token_ids": None},
+        {"choices": None},
+        {"choices": []},
+        {"choices": [CHOICE, {**CHOICE, "token_ids": None}]},
+        {"choices": [{**CHOICE, "logprobs": None}]},
+        {"choices": [{**CHOICE, "logprobs": {"content": None}}]},
+        {"choices": [{**CHOICE, "logprobs": {"content": [ENTRY], "tokens": []}}]},
+        {"choices": [{**CHOICE, "logprobs": {"content": [{"token": "a"}]}}]},
+    ],
+)
+def test_an_answer_that_lacks_something_is_left_to_python(changed):
+    assert scan(json.dumps({**ANSWER, **changed}).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"token_ids"', b'"token_ids":[1],"token_ids"'),
+        (b'"prompt_token_ids"', b'"prompt_token_ids":[1],"prompt_token_ids"'),
+        (b'"choices"', b'"choices":[],"choices"'),
+        (b'"logprobs"', b'"logprobs":null,"logprobs"'),
+        (b'"logprob"', b'"logprob":-1,"logprob"'),
+        (b'"token_ids"', b'"token\\u005fids"'),
+        (b'"index"', b'"token\\u005fids"'),
+    ],
+)
+def test_names_that_are_there_twice_or_disguised_are_left_to_python(old, new):
+    body = json.dumps(ANSWER).encode()
+    assert scan(body) is not None
+    assert scan(body.replace(old, new, 1)) is None
+
+
+def test_an_answer_with_an_error_is_left_to_whoever_tells_errors():
+    assert parse_plain_answer(json.dumps({**ANSWER, "error": {"message": "no"}}).encode(), as_arrays=True) is None
+
+
+def test_what_is_nested_very_deeply_is_left_to_python():
+    deep = "[" * 100_000 + "]" * 100_000
+    assert scan(json.dumps(ANSWER).replace("[{}]", deep).encode()) is None
+
+
+def test_memory_is_given_back():
+    body = json.dumps({**ANSWER, "prompt_token_ids": list(range(20_000))}).encode()
+    broken, stream = body[:-1], b"data: " + body
+
+    def read_some():
+        for _ in range(300):
+            assert scan(body) is not None
+            assert scan(broken) is None
+            assert len(native.compiled.scan_events(stream, MOST)) == 1
+        return psutil.Process().memory_info().rss
+
+    read_some()
+    before = read_some()
+    assert read_some() - before < 20e6  # a leak of each would be 24 MB at least
+
+
+# --- streams -----------------------------------------------------------------------------------------------------------
+
+HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+deltas = st.one_of(
+    st.fixed_dictionaries({"content": st.text(max_size=3)}),
+    st.sampled_from([{}, {"role": "assistant", "content": ""}, {"reasoning_content": "r"}, {"content": None}]),
+    st.sampled_from(
+        [{"content": "x", "tool_calls": None}, {"content": "\ud83d"}, {"content": "\ude00"}, {"content": "\x00\n\\u"}]
+    ),
+)
+stream_entries = st.lists(st.fixed_dictionaries({"logprob": st.floats(-9, 0)}), max_size=2)
+stream_choices = st.fixed_dictionaries(
+    {"index": st.integers(0, 1), "delta": deltas, "finish_reason": st.sampled_from([None, None, None, "stop"])},
+    optional={
+        "token_ids": st.lists(st.integers(0, 9), max_size=2),
+        "logprobs": st.one_of(st.none(), st.fixed_dictionaries({"content": st.one_of(st.none(), stream_entries)})),
+        "unheard_of": st.just(1),
+        "stop_reason": st.none(),
+    },
+)
+chunks = st.fixed_dictionaries(
+    {**{name: st.just(value) for name, value in HEAD.items()}, "choices": st.lists(stream_choices, max_size=2)},
+    optional={
+        "usage": st.sampled_from([None, {"total_tokens": 3}]),
+        "prompt_token_ids": st.lists(st.integers(0, 9), max_size=2),
+        "system_fingerprint": st.sampled_from([None, "f"]),
+    },
+)
+
+
+def rebuilt(pieces, split=None):
+    """The answer of a stream that comes in these pieces, or the error that it ends with."""
+    decoder = SSEDecoder() if split is None else SSEDecoder(split)
+    answer = ChatStream()
+    try:
+        for piece in pieces:
+            for chunk in parse_events(decoder.feed(piece), logprob_details=False):
+                answer.feed(chunk)
+    except (UpstreamError, TokenMismatchError) as error:
+        return type(error), str(error).partition(":")[0]  # behind it is a position
+    return as_lists(answer.response())
+
+
+@given(st.lists(chunks, max_size=8), spacing, st.data())
+def test_a_stream_is_rebuilt_alike(stream, separators, data):
+    separators = tuple(separator.replace("\n", " ") for separator in separators)
+    ends = st.sampled_from([b"\n\n"] * 6 + [b"\r\n\r\n", b"\n: comment\n\n"])
+    text = b"".join(
+        b"data: "
+        + json.dumps(chunk, separators=separators, ensure_ascii=data.draw(st.booleans())).encode(errors="surrogatepass")
+        + data.draw(ends)
+        for chunk in stream
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert rebuilt(pieces, split_events) == rebuilt(pieces)
+
+
+def text_event(text, token_id, **changed):
+    choice = {
+        "index": 0,
+        "delta": {"content": text},
+        "finish_reason": None,
+        "token_ids": [token_id],
+        "logprobs": {"content": [ENTRY]},
+    }
+    return b"data: " + json.dumps({**HEAD, "choices": [{**choice, **changed}]}).encode()
+
+
+def test_text_that_arrived_together_is_one_chunk():
+    events = [
+        text_event('a"', 1),
+        text_event("ü\n", 2),
+        text_event("c", 3, index=1),
+        text_event("d", 4, logprobs=None),
+        b"data: [DONE]",
+    ]
+    *merged, done = split_events(b"\n\n".join(events))
+    assert done == b"[DONE]"
+    [first, second, third] = parse_events(merged, logprob_details=False)
+    assert first == {
+        **HEAD,
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"content": 'a"ü\n'},
+                "logprobs": {"token_logprobs": array("d", [-0.5, -0.5])},
+                "finish_reason": None,
+                "token_ids": array("I", [1, 2]),
+            }
+        ],
+    }
+    assert second["choices"][0]["index"] == 1
+    assert third["choices"][0]["logprobs"] is None
+
+
+def test_the_prompt_of_a_stream_is_an_array():
+    opening = {
+        **HEAD,
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
+        "prompt_token_ids": [1, 2],
+    }
+    [chunk] = parse_events(split_events(b"data: " + json.dumps(opening).encode()), logprob_details=False)
+    assert chunk == {**opening, "prompt_token_ids": array("I", [1, 2])}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"event: x\ndata: {}", b"data:{}", b": comment", b"data: {}\n\n\ndata: {}", b"data: {}\r\n\r\ndata: {}", b"x"],
+)
+def test_other_lines_than_data_are_left_to_python(text):
+    assert split_events(text) is None
+
+
+def test_tokens_that_came_in_arrays_and_lists_are_checked_like_others():
+    answer = ChatStream()
+    for ids, numbers in ((array("I", [1]), array("d", [-1.0])), ([2], [0.5])):
+        choice = {"index": 0, "delta": {}, "token_ids": ids, "logprobs": {"token_logprobs": numbers}}
+        answer.feed({"prompt_token_ids": [1], "choices": [{**choice, "finish_reason": None}]})
+    response = answer.response()
+    with pytest.raises(TokenMismatchError, match=r"content\[1\].logprob=0.5"):
+        tokens_of_choice(response, response["choices"][0], 0)
+
+
+# --- behind the gateway, and in the store ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("asked", [{}, {"return_token_ids": True}, {"logprobs": True}, {"n": 2}])
+def test_a_gateway_answers_and_keeps_the_same_with_it_and_without(serve, monkeypatch, stream, asked):
+    def ask():
+        served = serve(["one two", "three"], upstream="http")
+        sent = [{"role": "user", "content": "hi"}]
+        told = []
+        for _ in range(2):
+            answer = served.post(json={"model": "m", "messages": sent, "stream": stream, **asked})
+            told.append((answer.status_code, "token_ids" in answer.text, "token_logprobs" in answer.text))
+        traces = served.store.by_session("s")
+        return told, [
+            (trace.prompt_ids, trace.response_ids, trace.logprobs, trace.response["content"]) for trace in traces
+        ]
+
+    with_it = ask()
+    monkeypatch.setattr(native, "compiled", None)
+    assert with_it == ask()
+    assert all(isinstance(values, list) for trace in with_it[1] for values in trace[:3])
+
+
+def test_a_trace_is_given_to_users_with_lists():
+    tokens = {"prompt_ids": array("I", [1]), "response_ids": array("I", [2]), "logprobs": array("d", [-1.0])}
+    trace = Trace(id="a", call_id="a", session_id="s", model="m", messages=[], response={}, **tokens)
+    assert with_lists(trace) == Trace(
+        id="a",
+        call_id="a",
+        session_id="s",
+        model="m",
+        messages=[],
+        response={},
+        prompt_ids=[1],
+        response_ids=[2],
+        logprobs=[-1.0],
+    )
+
+
+@given(st.lists(st.floats(-99, 0, width=32) | st.floats(allow_infinity=False, allow_nan=False), max_size=99))
+def test_floats_are_packed_alike(numbers):
+    assert codec.pack_floats(array("d", numbers)) == codec.pack_floats(numbers)
+
+
+def test_a_float_that_needs_eight_bytes_keeps_them():
+    assert native.compiled.to_singles(array("d", [-0.1])) is None
+    assert native.compiled.to_singles(array("d", [-0.5])) == struct.pack("<f", -0.5)
+
+
+@given(st.lists(st.integers(0, 2**8) | st.integers(0, 2**17) | st.integers(0, 2**32 - 1), max_size=20))
+def test_ids_are_narrowed_alike(ids):
+    wide = array("I", ids).tobytes()
+    assert native.compiled.to_narrow(wide) == codec._narrowed(wide)
