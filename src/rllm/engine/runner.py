@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
+from rllm.engine.awake import awake
 from rllm.engine.checked import has_form
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.streams import streams_kept
@@ -212,8 +213,10 @@ class RolloutRunner:
         label = f"rollout {attempt.task_id}:{attempt.index}"
         task = asyncio.create_task(_await(self.rollout, attempt, label), name=label)
         try:
-            done, _ = await asyncio.wait({task}, timeout=self.timeout_s)
-            if done:
+            ends_at = awake() + self.timeout_s
+            while not task.done() and (left_s := ends_at - awake()) > 0:
+                await asyncio.wait({task}, timeout=left_s)
+            if task.done():
                 return _result(task, label)
         finally:
             if not task.done():

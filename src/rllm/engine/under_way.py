@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from statistics import median
+
+from rllm.engine.awake import awake
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _LATEST = 256
 class UnderWay:
     """Rollouts by name, and when they began; may be asked from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = awake) -> None:
         self._clock = clock
         self._began: dict[int, tuple[str, float]] = {}
         self._took: deque[float] = deque(maxlen=_LATEST)
