@@ -13,8 +13,9 @@ E = TypeVar("E")
 
 
 def split_lines(text: bytes) -> list[bytes] | None:
-    """The payloads of whole events, each one line `data: ...` and an empty one (missing behind the last); `None` if any is not."""
-    if b"\r" in text or not text.startswith(b"data: "):
+    """The payloads of whole events, each one line `data: ...` and an empty one (missing behind the last); `None` if any is not. Lines
+    end with LF only."""
+    if not text.startswith(b"data: "):
         return None
     payloads = text[6:].split(b"\n\ndata: ")
     # A search is several times as fast as a count.
@@ -45,7 +46,7 @@ class SSEDecoder(Generic[E]):
             return []
         text = self._rest + received
         end = -1 if self._data else text.rfind(b"\n\n")
-        if end >= 0 and (plain := self._split(text[:end])) is not None:
+        if end >= 0 and b"\r" not in text and (plain := self._split(text[:end])) is not None:
             self._rest = text[end + 2 :]
             return list(plain)
         lines = text.splitlines(keepends=True)
