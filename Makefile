@@ -24,7 +24,8 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # Without a C compiler the gateway reads in Python.
 $(VENV)/.native: native/pyproject.toml native/rllm_native.pyx | $(VENV)/bin/python
-	@$(MAKE) --no-print-directory native || echo "The reader was not compiled, and its tests are skipped: all works without it."
+	@$(MAKE) --no-print-directory native || { $(BIN)/python -m pip uninstall --quiet --yes rllm-native; \
+		echo "The reader was not compiled, and its tests are skipped: all works without it."; }
 	@touch $@
 
 native: | $(VENV)/bin/python  ## Compile the gateway's reader of tokens, which saves it a fifth to a third of its CPU.

@@ -184,7 +184,7 @@ cdef enum:
 
 
 cdef bint skip_value(Cursor* c, int levels = DEEPEST) noexcept:
-    """Any value, if it is one, but that its strings need not be UTF-8."""
+    """Any value, if it is one, but that its strings need be neither UTF-8 nor whole pairs of surrogates."""
     cdef Span unused
     cdef char last
     if c.at == c.end or levels == 0:
@@ -314,6 +314,8 @@ cdef bint find_number(Cursor* c, Decimal* number, bint* negative) noexcept:
         if at == digits:
             return False
         number.exponent += -written if down else written
+        if written >= 10000:
+            number.num_digits = 20  # as if digits were missing: the exponent is not whole either
     if not ends_number(at, c.end):
         return False
     c.at = at
@@ -333,6 +335,8 @@ cdef bint read_number(Cursor* c, double* value) except -1:
     cdef char* end = NULL
     if not find_number(c, &number, &negative):
         return False
+    if negative and number.mantissa == 0 and number.exponent == 0:
+        return False  # -0 is a whole number, and these have no sign of zero
     if number.num_digits <= 19 and number.mantissa <= (<uint64_t>1 << 53) and -22 <= number.exponent <= 22:
         value[0] = <double>number.mantissa
         if number.exponent < 0:
@@ -393,8 +397,9 @@ cdef bint read_ids(Cursor* c, Buffer* ids) except -1:
 
 
 cdef bint read_entry(Cursor* c, Buffer* numbers, double most) except -1:
-    """One entry of `logprobs.content`: only its number is kept."""
+    """One entry of `logprobs.content`: only its number is kept. Its text is not an id, which would have to be compared."""
     cdef Span name
+    cdef Span text
     cdef double value
     cdef bint found = False
     if not take(c, b"{"):
@@ -407,6 +412,9 @@ cdef bint read_entry(Cursor* c, Buffer* numbers, double most) except -1:
                 return False
             append(numbers, &value, sizeof(value))
             found = True
+        elif names(&name, b"token", 5) and is_next(c, b'"'):
+            if not read_string(c, &text) or (text.size >= 9 and memcmp(text.start, b"token_id:", 9) == 0):
+                return False
         elif not skip_value(c):
             return False
         skip_space(c)
@@ -653,6 +661,22 @@ cdef bint read_raw_string(Cursor* c, Span* outer) noexcept:
     return True
 
 
+cdef bint is_cut(Span* text) noexcept:
+    """Whether it begins or ends within a character, of which another event could have the rest."""
+    cdef size_t num_behind = 0
+    cdef unsigned char byte
+    if text.size == 0:
+        return False
+    if <unsigned char>text.start[0] & 0xC0 == 0x80:
+        return True
+    while num_behind < text.size:
+        byte = <unsigned char>text.start[text.size - 1 - num_behind]
+        num_behind += 1
+        if byte & 0xC0 != 0x80:
+            return num_behind < (1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return True
+
+
 cdef bint has_surrogate(Span* text) noexcept:
     """Whether half of a surrogate pair may be escaped in it, which two events could share."""
     cdef const char* at = text.start
@@ -676,7 +700,7 @@ cdef bint read_delta(Cursor* c, Event* event) noexcept:
         if not read_key(c, &name):
             return False
         if names(&name, b"content", 7):
-            if found or not read_string(c, &event.content) or has_surrogate(&event.content):
+            if found or not read_string(c, &event.content) or has_surrogate(&event.content) or is_cut(&event.content):
                 return False
             found = True
         elif not (

@@ -14,9 +14,12 @@ from rllm.capture import ChatStream, SSEDecoder
 from rllm.capture.tokens import tokens_of_choice, with_lists
 from rllm.errors import TokenMismatchError
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.lineage import Lineage
 from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.events import parse_events, split_events
 from rllm.store import codec
+from rllm.store.memory import MemoryTraceStore
+from rllm.store.sqlite import SqliteTraceStore
 from rllm.types import Trace
 
 pytestmark = pytest.mark.skipif(native.compiled is None, reason="rllm_native is not installed: make native")
@@ -80,7 +83,10 @@ def test_any_decimal_is_read_as_python_reads_it(whole, fraction, exponent):
     text += "" if exponent is None else f"e{exponent}"
     expected = float(text)
     read = number(text.encode())
-    assert read is None if expected == float("-inf") else read.hex() == expected.hex()
+    if read is None:
+        assert expected in (0.0, float("-inf"))
+    else:
+        assert read.hex() == expected.hex()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +125,16 @@ def test_the_greatest_id_is_one():
     rest, prompt_ids, _ = scan(json.dumps({**ANSWER, "prompt_token_ids": [0, 2**32 - 1]}).encode())
     assert prompt_ids.tolist() == [0, 2**32 - 1]
     assert json.loads(rest)["prompt_token_ids"] is None
+
+
+def test_a_whole_number_has_no_sign_of_zero():
+    assert number(b"-0") is None
+    assert number(b"-0.0").hex() == (-0.0).hex()
+
+
+def test_an_exponent_of_any_length_is_read_as_python_reads_it():
+    for written in (b"-0." + b"0" * 99_990 + b"1e99991", b"-0." + b"0" * 99_990 + b"1e999990"):
+        assert number(written) == (float(written) if float(written) > float("-inf") else None)
 
 
 # --- whole answers -----------------------------------------------------------------------------------------------------
@@ -225,6 +241,7 @@ def test_an_answer_that_is_cut_short_is_refused(answer, data):
         {"choices": [{**CHOICE, "logprobs": {"content": None}}]},
         {"choices": [{**CHOICE, "logprobs": {"content": [ENTRY], "tokens": []}}]},
         {"choices": [{**CHOICE, "logprobs": {"content": [{"token": "a"}]}}]},
+        {"choices": [{**CHOICE, "logprobs": {"content": [{"token": "token_id:5", "logprob": -1}]}}]},
     ],
 )
 def test_an_answer_that_lacks_something_is_left_to_python(changed):
@@ -380,6 +397,34 @@ def test_the_prompt_of_a_stream_is_an_array():
     assert chunk == {**opening, "prompt_token_ids": array("I", [1, 2])}
 
 
+def test_a_character_that_two_events_share_is_refused():
+    halves = [text_event("xx", 1).replace(b'"xx"', b'"%s"' % half) for half in (b"\xf0\x9f", b"\x98\x80")]
+    with pytest.raises(UpstreamError, match="an event that is not JSON"):
+        parse_events(split_events(b"\n\n".join(halves)), logprob_details=False)
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "ü", "\uffff", "a", ""])
+def test_whole_characters_are_merged(text):
+    event = text_event("xx", 1).replace(b'"xx"', b'"%s"' % text.encode())
+    [chunk] = parse_events(split_events(b"\n\n".join([event, event])), logprob_details=False)
+    assert chunk["choices"][0]["delta"]["content"] == 2 * text
+
+
+def test_an_answer_without_a_token_is_told_as_such():
+    text = text_event("a", 1, token_ids=[], logprobs=None)
+    answer = ChatStream()
+    for chunk in parse_events(split_events(text), logprob_details=False):
+        answer.feed({**chunk, "prompt_token_ids": [1]})
+    response = answer.response()
+    assert tokens_of_choice(response, response["choices"][0], 0).problem == "choices[0] holds no sampled token"
+
+
+def test_arrays_are_told_like_lists():
+    choice = {"token_ids": array("I", range(9)), "logprobs": {"token_logprobs": array("d", [-1.0])}}
+    with pytest.raises(TokenMismatchError, match=r"has 9 ids \(\[0, 1, 2, 3, \.\.\.\]\) .* has 1 entries \(\[-1.0\]\)"):
+        tokens_of_choice({"prompt_token_ids": [1]}, choice, 0)
+
+
 @pytest.mark.parametrize(
     "text",
     [b"event: x\ndata: {}", b"data:{}", b": comment", b"data: {}\n\n\ndata: {}", b"data: {}\r\n\r\ndata: {}", b"x"],
@@ -420,6 +465,46 @@ def test_a_gateway_answers_and_keeps_the_same_with_it_and_without(serve, monkeyp
     monkeypatch.setattr(native, "compiled", None)
     assert with_it == ask()
     assert all(isinstance(values, list) for trace in with_it[1] for values in trace[:3])
+
+
+class LinesStore(MemoryTraceStore):
+    """A user's store, which looks at traces before it keeps them."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def add(self, traces, *, session=None):
+        self.lines += [json.dumps(trace.to_dict()) for trace in traces]
+        return super().add(traces, session=session)
+
+
+class OwnSqlStore(SqliteTraceStore):
+    add = LinesStore.add
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_users_stores_get_lists(serve, stream):
+    store = LinesStore()
+    served = serve(["one"], upstream="http", store=store)
+    served.post(
+        json={"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    ).raise_for_status()
+    [line] = store.lines
+    assert json.loads(line)["error"] is None
+
+
+def test_a_subclass_of_ours_may_be_a_users_store(tmp_path):
+    with SqliteTraceStore(tmp_path / "a.db") as ours, OwnSqlStore(tmp_path / "b.db") as theirs:
+        assert (ours.takes_arrays, theirs.takes_arrays) == (True, False)
+
+
+def test_a_prompt_of_what_are_no_ids_goes_on_from_nothing():
+    lineage = Lineage()
+    tokens = {"prompt_ids": [1, 2, 3], "response_ids": [7, 8]}
+    lineage.add(Trace(id="a", call_id="a", session_id="s", model="m", messages=[], response={}, **tokens))
+    assert lineage.parent_of([1, -1, 3, 7, 8, 9]) is None
+    assert lineage.parent_of([1, 2, 3, 7, 8, 9]) == "a"
 
 
 def test_a_trace_is_given_to_users_with_lists():

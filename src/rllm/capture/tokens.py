@@ -65,7 +65,7 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     if content is not None:  # and its entries are objects from here on
         numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]
     labelled_ids = _ids_in_labels(content, where)
-    if numbers is None and response_ids == []:
+    if numbers is None and isinstance(response_ids, list | array) and not response_ids:
         numbers = []
     if response_ids is None:
         response_ids = labelled_ids
@@ -227,6 +227,8 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
 
 def _start_of(values: Any) -> str:
     """The first few values, short enough for an error message."""
+    if isinstance(values, array):
+        values = values[:5].tolist()
     if not isinstance(values, list):
         return repr(values)[:80]
     return repr(values[:4])[:160] if len(values) <= 4 else f"{repr(values[:4])[:-1][:160]}, ...]"

@@ -37,6 +37,8 @@ class TraceKeeper:
         self._metrics = metrics
         self._redact = redact
         self._observed = observed
+        self._takes_arrays = not observed and redact is None and getattr(store, "takes_arrays", False)
+        """Whether nobody but us and the store ever sees a trace on its way."""
 
     def keep(self, call: ModelCall, traces: Sequence[Trace]) -> Awaitable[None]:
         """Begin to write the traces of a call; what is returned ends once they are durable.
@@ -59,7 +61,7 @@ class TraceKeeper:
 
     def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _Steps, RLLMError | None]:
         """The write of a call's traces, the steps that are to follow it, and what went wrong before it."""
-        if self._observed or self._redact is not None:
+        if not self._takes_arrays:
             traces = [with_lists(trace) for trace in traces]
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self._store.add(stored, session=call.session.ref)

@@ -38,11 +38,16 @@ class Lineage:
         self.num_bytes += _CALL_BYTES
 
     def parent_of(self, prompt_ids: TokenIds) -> str | None:
-        """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""
+        """The call whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest. What are no ids
+        go on from nothing: they are told apart later."""
         known = len(prompt_ids)
         ends = [end for end in self._by_end if end[0] <= known and prompt_ids[end[0] - 1] == end[1]]
         for end in sorted(ends, reverse=True):
-            parent = self._by_end[end].get(hash(array("I", prompt_ids[: end[0]]).tobytes()))
+            try:
+                beginning = array("I", prompt_ids[: end[0]])
+            except (OverflowError, TypeError):
+                return None
+            parent = self._by_end[end].get(hash(beginning.tobytes()))
             if parent is not None:
                 return parent
         return None

@@ -12,7 +12,6 @@ from operator import gt, lt
 from types import TracebackType
 from typing import Any
 
-from rllm.capture.tokens import with_lists
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.turns import draft_of, pack
@@ -49,7 +48,7 @@ class MemoryTraceStore:
                     return _done(refused)
             for trace in traces:
                 added_to = self._session(trace.session_id)
-                added_to.traces[trace.id] = with_lists(trace)
+                added_to.traces[trace.id] = trace
                 if session is not None:
                     session.number = added_to.number
         return _done()

@@ -81,6 +81,11 @@ class SqlTraceStore(ABC):
     def _close_readers(self) -> None: ...
 
     @property
+    def takes_arrays(self) -> bool:
+        """Whether traces may come with arrays of tokens in the place of lists; not where a subclass looks at them first."""
+        return type(self).add is SqlTraceStore.add
+
+    @property
     def _schema(self) -> int:
         """The version of the tables that are read."""
         return rows.SCHEMA

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from rllm import native
-from rllm.capture.tokens import LOGPROB_TOLERANCE
+from rllm.capture.tokens import LOGPROB_TOLERANCE, TOKEN_ID_PREFIX
 from rllm.gateway.upstream.shape import check_plain_answer
 
 
@@ -28,11 +28,15 @@ def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any
         UpstreamError: if one of its fields has another type than it should.
     """
     if as_arrays and native.compiled is not None:
-        return _with_arrays(native.compiled.scan_answer(body, LOGPROB_TOLERANCE))
+        scanned = native.compiled.scan_answer(body, LOGPROB_TOLERANCE)
+        if scanned is not None and (read := _with_arrays(*scanned)) is not None:
+            return read
     try:
         answer = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    if any(_has_labels(choice.logprobs.content) for choice in answer.choices):
+        return None  # an ordinary parser compares these with the ids
     fields = _given(answer)
     fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
     check_plain_answer(fields)
@@ -40,11 +44,8 @@ def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any
 
 
 def _with_arrays(
-    scanned: tuple[bytes, array[int], list[tuple[array[int], array[float]]]] | None,
+    rest: bytes, prompt_ids: array[int], tokens: list[tuple[array[int], array[float]]]
 ) -> dict[str, Any] | None:
-    if scanned is None:
-        return None
-    rest, prompt_ids, tokens = scanned
     try:
         answer: dict[str, Any] = orjson.loads(rest)
     except ValueError:
@@ -57,6 +58,10 @@ def _with_arrays(
         choice["token_ids"] = ids
         choice["logprobs"] = {"token_logprobs": logprobs}
     return answer
+
+
+def _has_labels(entries: list[_Entry]) -> bool:
+    return bool(entries) and (entries[0].token or "").startswith(TOKEN_ID_PREFIX)
 
 
 def _choice_to_dict(choice: _Choice) -> dict[str, Any]:
@@ -73,6 +78,7 @@ def _given(struct: msgspec.Struct) -> dict[str, Any]:
 
 class _Entry(msgspec.Struct, gc=False):
     logprob: float
+    token: str | None = None
 
 
 class _Logprobs(msgspec.Struct, gc=False):

@@ -117,6 +117,7 @@ class HTTPUpstream:
             return await self.complete(shorter)
         if (
             answer.status == 200
+            and call.prompt_ids is None
             and not call.logprob_details
             and (plain := parse_plain_answer(body, as_arrays=call.as_arrays))
         ):
