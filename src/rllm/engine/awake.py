@@ -29,6 +29,12 @@ class AwakeClock:
         with self._lock:
             return self._look() - self._lost_s
 
+    def lost_s(self) -> float:
+        """How long it has stood still in all: to be taken off another clock, such as the event loop's."""
+        with self._lock:
+            self._look()
+            return self._lost_s
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While inside, whoever entered calls the clock several times within `GAP_S`."""

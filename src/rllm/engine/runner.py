@@ -213,8 +213,9 @@ class RolloutRunner:
         label = f"rollout {attempt.task_id}:{attempt.index}"
         task = asyncio.create_task(_await(self.rollout, attempt, label), name=label)
         try:
-            ends_at = awake() + self.timeout_s
-            while not task.done() and (left_s := ends_at - awake()) > 0:
+            clock = asyncio.get_running_loop().time
+            ends_at = clock() - awake.lost_s() + self.timeout_s
+            while not task.done() and (left_s := ends_at - clock() + awake.lost_s()) > 0:
                 await asyncio.wait({task}, timeout=left_s)
             if task.done():
                 return _result(task, label)
