@@ -1,4 +1,4 @@
-"""A real language model of about a million parameters, built in seconds from conversations: nothing is downloaded.
+"""A real language model of about a million parameters, built in a minute or two from conversations: nothing is downloaded.
 
 It is an ordinary Hugging Face folder (Qwen3 architecture, byte-level BPE tokenizer, ChatML template with tools) that
 `transformers` and vLLM load like any other. A short supervised warm-up teaches it to speak as the conversations do;
