@@ -23,7 +23,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 # Without a C compiler the gateway reads in Python.
-$(VENV)/.native: native/pyproject.toml native/rllm_native.pyx native/json.pxi | $(VENV)/bin/python
+$(VENV)/.native: native/pyproject.toml native/rllm_native.pyx native/json.pxi native/events.pxi | $(VENV)/bin/python
 	@$(MAKE) --no-print-directory native || { $(BIN)/python -m pip uninstall --quiet --yes rllm-native; \
 		echo "The reader was not compiled, and its tests are skipped: all works without it."; }
 	@touch $@

@@ -27,6 +27,10 @@ cdef struct Buffer:
     size_t room
 
 
+cdef inline void clear(Buffer* buffer) noexcept:
+    buffer.data, buffer.size, buffer.room = NULL, 0, 0
+
+
 cdef inline int append(Buffer* buffer, const void* data, size_t size) except -1:
     cdef size_t room
     cdef void* moved
@@ -215,8 +219,8 @@ cdef inline bint read_null(Cursor* c) noexcept:
 
 cdef bint skip_number(Cursor* c) noexcept:
     cdef Decimal unused
-    cdef bint has_exponent
-    return find_number(c, &unused, &has_exponent)
+    cdef bint negative
+    return find_number(c, &unused, &negative)
 
 
 cdef inline bint names(Span* name, const char* expected, size_t size) noexcept:
