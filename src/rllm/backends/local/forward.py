@@ -21,6 +21,7 @@ from rllm.backends.local.last_mlp import last_mlp, only_for
 from rllm.backends.local.rows import LEAD_TOKENS, STEM_SAVED, passes
 from rllm.backends.local.tree_keys import TreeKeys
 from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.inference.local.decoder import cache_argument
 from rllm.inference.local.decoders import has_full_attention
 
 logger = logging.getLogger(__name__)
@@ -151,8 +152,8 @@ def hidden_states(
                 input_ids=part.ids.to(device),
                 position_ids=part.positions.to(device),
                 attention_mask=None if part.mask is None else part.mask.to(device),
-                past_key_values=past,
                 use_cache=True,
+                **{cache_argument(model): past},
                 **({"above": past} if stems else {}),
             )
         tree_keys.take_in(past)

@@ -61,6 +61,16 @@ def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
     return logits[:, -1]
 
 
+_CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
+"""In `transformers` before 5.24; from then on; and in state-space models before."""
+
+
+def cache_argument(model: Any) -> str:
+    """What the model's forward pass calls the argument that takes its cache."""
+    known = inspect.signature(type(model).forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in known), _CACHE_ARGUMENTS[0])
+
+
 def last_logits_only(model: Any) -> dict[str, Any]:
     """The argument that spares a forward pass the logits of all positions but the last, for models that have it."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

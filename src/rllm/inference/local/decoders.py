@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rllm.inference.local.attention import use_grouped_attention
-from rllm.inference.local.decoder import Added, Decoder, check_causal, last_logits_only, plain_logits
+from rllm.inference.local.decoder import Added, Decoder, cache_argument, check_causal, last_logits_only, plain_logits
 from rllm.inference.local.kv_cache import CacheShape
 from rllm.inference.local.short_forward import ShortForward, suits
 from rllm.inference.local.slot_decoder import SlotDecoder
@@ -117,7 +117,8 @@ def _cache_shape(model: Any) -> CacheShape:
         ValueError: if its layers differ from each other.
     """
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([_PROBE[0]], device=model.device), past_key_values=cache, use_cache=True)
+    inputs = torch.tensor([_PROBE[0]], device=model.device)
+    model(input_ids=inputs, use_cache=True, **{cache_argument(model): cache})
     shapes = {tuple(states.shape) for layer in cache.layers for states in (layer.keys, layer.values)}
     if len(shapes) != 1:
         raise ValueError(f"the layers cache different shapes: {shapes}")
@@ -174,7 +175,7 @@ class DynamicDecoder:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._options = last_logits_only(model)
+        self._options, self._cache_argument = last_logits_only(model), cache_argument(model)
         self._caches: list[Any] = []
 
     def fits(self, num_sequences: int, length: int) -> bool:
@@ -194,7 +195,7 @@ class DynamicDecoder:
     def _forward(self, tokens: list[int], cache: Any) -> torch.Tensor:
         inputs = torch.tensor([tokens], device=self._model.device)
         logits: torch.Tensor = self._model(
-            input_ids=inputs, past_key_values=cache, use_cache=True, **self._options
+            input_ids=inputs, use_cache=True, **{self._cache_argument: cache}, **self._options
         ).logits
         return logits[:, -1]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rllm.inference.local.decoder import Added, last_logits_only
+from rllm.inference.local.decoder import Added, cache_argument, last_logits_only
 from rllm.inference.local.kv_cache import CacheShape, SlotCache
 from rllm.inference.local.prefill import PASS_TOKENS, Intake, Run, even, in_batches, last_column
 from rllm.inference.local.prefix_cache import BLOCK, Place, PrefixCache
@@ -90,7 +90,7 @@ class SlotDecoder:
         self._prompt_cache = SlotCache(shape, **limits, max_bytes=for_prompts)
         self._cache = SlotCache(shape, **limits, max_bytes=for_rows)
         self._prefixes = PrefixCache(shape, max_bytes=for_prefixes)
-        self._options = last_logits_only(model)
+        self._options, self._cache_argument = last_logits_only(model), cache_argument(model)
         self._prompts: list[_Prompt] = []  # by place
         self._rows: list[_Row] = []  # by place
         self._sequences: list[_Row] = []
@@ -235,8 +235,8 @@ class SlotDecoder:
             input_ids=inputs,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_argument: cache},
             **self._options,
         ).logits
         return logits
