@@ -67,7 +67,9 @@ def test_large_gradients_are_scaled_to_the_norm() -> None:
         ({}, [1.0, 1.0, 1.0, 1.0]),
         ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0]),
         ({"decay_steps": 4}, [1.0, 0.75, 0.5, 0.25]),
-        ({"warmup_steps": 2, "decay_steps": 4}, [0.5, 0.75, 0.5, 0.25]),
+        ({"warmup_steps": 2, "decay_steps": 6}, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ({"warmup_steps": 1, "decay_steps": 4, "decay": "cosine"}, [1.0, 1.0, 0.75, 0.25, 0.0]),
+        ({"warmup_steps": 4, "decay_steps": 2}, [0.25, 0.5, 0.75, 1.0, 1.0, 0.0]),
         ({"decay_steps": 3, "decay": "cosine"}, [1.0, 0.75, 0.25, 0.0, 0.0]),
     ],
 )

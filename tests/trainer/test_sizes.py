@@ -83,6 +83,15 @@ def test_how_long_the_policy_waits_for_its_critic(caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records] == [told]
 
 
+def test_a_warm_up_that_never_ends_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = ["tasks_per_step=2", "num_steps=3", "optim.num_epochs=2"]
+    check_sizes(load_config([*sizes, "optim.warmup_steps=6"]), 2)
+    assert not caplog.records
+    check_sizes(load_config([*sizes, "optim.warmup_steps=7"]), 2)
+    told = "optim.warmup_steps=7 is more than the 6 updates of the run: optim.lr is never reached"
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
 def test_a_trainer_checks_its_sizes(run_trainer: RunTrainer) -> None:
     with pytest.raises(ConfigError, match=r"optim\.num_minibatches=7"):
         run_trainer({"optim": {"num_minibatches": 7}})

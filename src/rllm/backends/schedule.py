@@ -1,4 +1,4 @@
-"""The learning rate of each update: it rises, stays, and falls."""
+"""The learning rate of each update: it rises in the warm-up, and stays or falls from then on."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ class Schedule(Protocol):
 
 def learning_rate(schedule: Schedule, num_steps: int) -> float:
     """The learning rate of the update that is the `num_steps`-th, counted from 1."""
-    rising = min(num_steps / schedule.warmup_steps, 1.0) if schedule.warmup_steps else 1.0
-    return schedule.lr * min(rising, _falling(schedule, num_steps))
+    if num_steps <= schedule.warmup_steps:
+        return schedule.lr * num_steps / schedule.warmup_steps
+    return schedule.lr * _falling(schedule, num_steps - schedule.warmup_steps)
 
 
 def decay_steps(config: Any) -> int | None:
-    """The policy's updates in the run of a `TrainConfig`, over which its learning rate falls; `None` if it does not."""
-    optim = config.optim
+    """After how many updates of the policy its learning rate has fallen, for a `TrainConfig`; `None` if it does not fall."""
+    return None if config.optim.schedule == "constant" else num_updates(config)
+
+
+def num_updates(config: Any) -> int:
+    """The policy's updates in the run of a `TrainConfig`, each of whose steps has something to learn."""
     num_steps = config.num_steps - config.critic.warmup_steps  # in which the policy waits
-    return None if optim.schedule == "constant" else max(num_steps, 1) * optim.num_minibatches * optim.num_epochs
+    return int(max(num_steps, 1) * config.optim.num_minibatches * config.optim.num_epochs)
 
 
 def _falling(schedule: Schedule, num_steps: int) -> float:
+    """Of the update that is the `num_steps`-th after the warm-up, counted from 1."""
     if not schedule.decay_steps:
         return 1.0
-    done = min(max((num_steps - 1) / schedule.decay_steps, 0.0), 1.0)
+    done = min(max(num_steps - 1, 0) / max(schedule.decay_steps - schedule.warmup_steps, 1), 1.0)
     return 1.0 - done if schedule.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))

@@ -188,7 +188,7 @@ class OptimConfig(Section):
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up; linear and cosine let it fall to zero over the updates of a run each of whose
+    """What the learning rate does after the warm-up; linear and cosine let it fall to zero by the last update of a run each of whose
     steps has something to learn."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay."""

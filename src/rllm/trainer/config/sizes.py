@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+from rllm.backends.schedule import num_updates
 from rllm.errors import ConfigError, counted
 from rllm.trainer.config.schema import TrainConfig
 
@@ -36,6 +37,12 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
         logger.warning("%s", _more_than_there_are(config, num_tasks))
     if config.critic.warmup_steps >= config.num_steps:
         logger.warning("%s", _waits(config))
+    if config.optim.warmup_steps > (updates := num_updates(config)):
+        logger.warning(
+            "optim.warmup_steps=%d is more than the %s of the run: optim.lr is never reached",
+            config.optim.warmup_steps,
+            counted(updates, "update"),
+        )
 
 
 def num_episodes(config: TrainConfig) -> int:
