@@ -13,8 +13,10 @@ from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.losses import kl_divergence
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import Reinforce
+from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rllm.errors import ConfigError
 from rllm.registry import resolve
 
@@ -114,6 +116,29 @@ def test_divergence_in_the_reward_is_measured_but_not_subtracted_again() -> None
     batch = batch_of([0.0], ref_logprobs=[-1.0])
     loss, sums = Reinforce(kl_coef=0.5, kl_in="reward", kl_estimator="k1").loss(torch.tensor([-0.5]), batch)
     assert (loss.item(), sums["policy/kl"].item()) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "in_loss"), [(Reinforce, "k3"), (ReinforcePlusPlus, "k1"), (ReinforcePlusPlusBaseline, "k2")]
+)
+def test_where_the_estimator_is_left_open_it_is_the_one_with_the_right_gradient(
+    algorithm: type[Algorithm], in_loss: str
+) -> None:
+    assert algorithm(kl_coef=0.1).settings()["kl_estimator"] == in_loss
+    assert algorithm(kl_coef=0.1, kl_in="reward").settings()["kl_estimator"] == "k1"
+    assert algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k3").settings()["kl_estimator"] == "k3"
+
+
+def test_divergence_in_the_reward_has_the_gradient_of_the_divergence() -> None:
+    """Over all tokens of a distribution: the mean of what a token loses, times the gradient of its log-probability."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.5, 0.2, 0.0, -0.6], dtype=torch.float64).log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    estimator = Reinforce(kl_coef=0.1, kl_in="reward").divergence_estimator
+    lost = kl_divergence(logprobs.detach(), reference, estimator)
+    (got,) = torch.autograd.grad((logprobs.exp().detach() * lost * logprobs).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits)
+    torch.testing.assert_close(got, expected)
 
 
 def test_entropy_is_rewarded() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ class Algorithm:
     demonstrated: ClassVar[bool] = False
     """Whether its tokens are shown to the policy, and were not sampled by it: then there is no sampler to compare with."""
 
+    usual_kl_estimator: ClassVar[KLEstimator] = "k3"
+    """How the divergence is estimated in the loss where `kl_estimator` is left open."""
+
     clip_low: float = 0.2
     """How far below 1 a token's probability ratio may fall before its gradient stops."""
     clip_high: float = 0.2
@@ -63,8 +66,9 @@ class Algorithm:
     """How strongly the policy is held to the reference, which is the model that the run began with."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence is subtracted: from the loss, token by token, or from the reward, before it is credited."""
-    kl_estimator: KLEstimator = "k3"
-    """How the divergence is estimated from the sampled token. In the loss all have the right gradient; in the reward k1 has."""
+    kl_estimator: KLEstimator | None = None
+    """How the divergence is estimated from the sampled token. In the loss all have the right gradient, and k3 is usual; in the
+    reward only k1 has, and is the default: near the reference the others hardly pull."""
     entropy_coef: float = 0.0
     """How strongly the policy's entropy is rewarded."""
     teacher_coef: float = 0.0
@@ -126,6 +130,15 @@ class Algorithm:
     def _require(self, name: str, holds: bool, remedy: str) -> None:
         if not holds:
             raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: {remedy}")
+
+    def settings(self) -> dict[str, Any]:
+        """Its fields by name, with what is used where one is left open."""
+        return {**asdict(self), "kl_estimator": self.divergence_estimator}
+
+    @property
+    def divergence_estimator(self) -> KLEstimator:
+        """How the divergence is estimated."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else self.usual_kl_estimator)
 
     @property
     def needs_reference(self) -> bool:
@@ -235,7 +248,7 @@ class Algorithm:
             sums["policy/teacher_kl"] = -pull_of_teacher(old, batch.teacher_logprobs).sum()
         if self.needs_reference:
             assert batch.ref_logprobs is not None, "the batch was scored with the reference"
-            divergence = kl_divergence(logprobs, batch.ref_logprobs, self.kl_estimator)
+            divergence = kl_divergence(logprobs, batch.ref_logprobs, self.divergence_estimator)
             sums["policy/kl"] = divergence.detach().sum()
             if self.kl_in == "loss":
                 losses = losses + self.kl_coef * divergence

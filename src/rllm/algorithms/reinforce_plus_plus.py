@@ -21,7 +21,7 @@ from rllm.types import TrajectoryGroup
 class ReinforcePlusPlus(Algorithm):
     """A token's advantage is what its trajectory earned from it on, each token's divergence taken off, and whitened."""
 
-    kl_estimator: KLEstimator = "k1"
+    usual_kl_estimator: ClassVar[KLEstimator] = "k1"
 
     @property
     def credits_tokens(self) -> bool:
@@ -40,8 +40,7 @@ class ReinforcePlusPlusBaseline(Algorithm):
     """A trajectory's advantage is how far its reward lies above its group's mean, in deviations of the whole batch."""
 
     min_group_size: ClassVar[int] = 2
-
-    kl_estimator: KLEstimator = "k2"
+    usual_kl_estimator: ClassVar[KLEstimator] = "k2"
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
         distances: list[float] = []

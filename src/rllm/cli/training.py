@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
 
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
-    settings = described(trainer.config, layers, asdict(trainer.algorithm))
+    settings = described(trainer.config, layers, trainer.algorithm.settings())
     widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]
     for item in settings:
         print(f"{item.key:<{widths[0]}}  {item.value!s:<{min(widths[1], 40)}}  {item.origin}")

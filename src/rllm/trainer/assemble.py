@@ -207,7 +207,7 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
         return torch.zeros(batch.num_tokens)
     assert batch.old_logprobs is not None
     assert batch.ref_logprobs is not None
-    return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.kl_estimator)
+    return algorithm.kl_coef * kl_divergence(batch.old_logprobs, batch.ref_logprobs, algorithm.divergence_estimator)
 
 
 def _add_teacher(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """By key, everything that decides what a run learns, and the tasks that it is judged by."""
     settings = config.model_dump(mode="json")
-    settings["algorithm"] = {"name": name_of(config.algorithm), **asdict(algorithm)}
+    settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
     told = {key: value for key, value in flat(settings) if not _may_change(key)}
     if config.optim.schedule != "constant":
         told["num_steps"] = config.num_steps  # the schedule is stretched over them
