@@ -325,6 +325,17 @@ def test_where_and_how_a_teacher_is_asked_may_change_and_who_it_is_may_not(tmp_p
         check_identity(before, identity(url="http://127.0.0.1:8000/v1", model="other"), tmp_path)
 
 
+def test_the_weights_keep_their_format_whatever_auto_means_on_this_device(tmp_path: Path) -> None:
+    def identity(*settings: str) -> dict[str, Any]:
+        config = load_config(["model.path=m", "model.device=cpu", *settings])
+        return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
+
+    check_identity(identity("model.dtype=float32"), identity(), tmp_path)
+    told = r"the weights' format \(model\.dtype\) was 'bfloat16' and is 'float32'\. Set it back"
+    with pytest.raises(ConfigError, match=told):
+        check_identity(identity("model.dtype=bfloat16"), identity(), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("settings", "read_again"),
     [

@@ -14,10 +14,12 @@ import orjson
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import name_of
+from rllm.backends.verl.settings import weights_dtype
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.folder import dataset_identity
+from rllm.inference.local.loading import choose_device, choose_dtype
 from rllm.store.base import TraceStore, every_session
 from rllm.tracking.about import flat, forget_trackers
 from rllm.tracking.jsonl import forget_after, last_step
@@ -69,6 +71,7 @@ VAL_DATASET = "val_dataset"
 _NUM_PIECES, _PIECE = 256, 4096
 """How many pieces of a file of weights are looked at, and their bytes."""
 _ROLES = "roles."
+_FORMAT = "the weights' format (model.dtype)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +180,8 @@ def identity_of(
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
     told = {key: value for key, value in flat(settings) if not _may_change(key)}
+    told[_FORMAT] = _format_of_weights(config)
+    del told["model.dtype"]  # whose `auto` may mean another one on another device
     if config.optim.schedule != "constant":
         told["num_steps"] = config.num_steps  # the schedule is stretched over them
     told["train_dataset"] = dataset_identity(train_data)
@@ -185,6 +190,12 @@ def identity_of(
     told |= _weights_read_again(config, algorithm)
     plain: dict[str, Any] = orjson.loads(to_json(told))
     return plain
+
+
+def _format_of_weights(config: TrainConfig) -> str:
+    if config.backend == "verl":
+        return weights_dtype(config)
+    return str(choose_dtype(config.model.dtype, choose_device(config.model.device))).removeprefix("torch.")
 
 
 def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, str]:
