@@ -62,6 +62,8 @@ SIDE_CALL_KEY = "rllm.side_call"
 NUM_SIDE_CALLS_KEY = "num_side_calls"
 """Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
 
+REFERENCE_KEY = "rllm.reference"
+"""Where a trajectory's `info` says that it would be trained on, but for its attempt, which others are compared with: a greedy one."""
 NOT_TEXT_KEY = "rllm.not_text"
 """Where the `info` of a step keeps the types of its prompt's parts that are no text, if it has any; see `parts_beside_text`."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
@@ -377,7 +379,7 @@ class TrajectoryGroup:
     trajectories: list[Trajectory]
     group_id: str = ""
     references: list[Trajectory] = field(default_factory=list)
-    """Scored trajectories of the same task and role that are not trained on, such as a greedy rollout."""
+    """Scored trajectories of the same task and role in attempts that are made to be compared with: greedy ones."""
     penalties: list[float] = field(default_factory=list)
     """What is taken off each trajectory's reward, such as its divergence from a reference model; empty for nothing."""
 

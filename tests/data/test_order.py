@@ -42,20 +42,23 @@ def test_a_step_may_take_more_than_there_are() -> None:
     assert Counter(taken(1, num_tasks=3, per_step=7)).most_common()[0][1] == 3
 
 
-def more(extra_round: int, *, num_tasks: int, count: int, seed: int = 0) -> list[int]:
-    return more_tasks_of_step(3, extra_round, num_tasks=num_tasks, per_step=4, count=count, seed=seed)
+def more(num_drawn: int, *, num_tasks: int, count: int, seed: int = 0) -> list[int]:
+    return more_tasks_of_step(3, num_tasks=num_tasks, per_step=4, num_drawn=num_drawn, count=count, seed=seed)
 
 
 def test_more_tasks_are_others_than_those_of_the_step_while_there_are_any() -> None:
     own = tasks_of_step(3, num_tasks=20, per_step=4, seed=0)
-    assert sorted(own + more(1, num_tasks=20, count=16)) == list(range(20))
-    assert set(more(1, num_tasks=5, count=9)) == set(range(5)) - set(tasks_of_step(3, num_tasks=5, per_step=4, seed=0))
-    assert sorted(more(1, num_tasks=4, count=4)) == [0, 1, 2, 3]
+    assert sorted(own + more(0, num_tasks=20, count=16)) == list(range(20))
+    assert set(more(0, num_tasks=5, count=9)) == set(range(5)) - set(tasks_of_step(3, num_tasks=5, per_step=4, seed=0))
+    assert sorted(more(0, num_tasks=4, count=4)) == [0, 1, 2, 3]
 
 
-def test_more_tasks_are_drawn_anew_in_each_round_and_with_each_seed() -> None:
-    first = more(1, num_tasks=40, count=9)
-    assert first == more(1, num_tasks=40, count=9)
+def test_a_later_round_goes_on_where_the_one_before_ended() -> None:
+    assert more(0, num_tasks=20, count=7) + more(7, num_tasks=20, count=9) == more(0, num_tasks=20, count=16)
+
+
+def test_more_tasks_are_drawn_anew_with_each_seed() -> None:
+    first = more(0, num_tasks=40, count=9)
+    assert first == more(0, num_tasks=40, count=9)
     assert first != sorted(first)
-    assert first != more(2, num_tasks=40, count=9)
-    assert first != more(1, num_tasks=40, count=9, seed=1)
+    assert first != more(0, num_tasks=40, count=9, seed=1)

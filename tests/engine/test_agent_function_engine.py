@@ -16,6 +16,7 @@ import pytest
 from starlette.applications import Starlette
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
+from rllm.engine.complete import complete
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.server import GatewayServer, ServerThread
@@ -23,7 +24,7 @@ from rllm.gateway.upstream import EngineUpstream, UpstreamCall
 from rllm.sdk import get_chat_client, get_chat_client_async, trajectory
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
-from rllm.types import Episode, Step, TerminationReason, Trace, Trajectory
+from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory
 
 Engine = Callable[..., AgentFunctionEngine]
 
@@ -353,6 +354,18 @@ async def test_a_stream_that_was_left_early_is_not_trained_on(engine_of: Engine)
 
     (episode,) = await run(engine_of(lambda text: impatient(text)), {"text": "x"})
     assert said(episode.trajectories[0].steps)[-1] == "X"
+
+
+async def test_what_others_are_compared_with_is_told_from_what_its_agent_trains_nothing_on() -> None:
+    def told(*trainable: bool, **of_attempt: Any) -> list[bool]:
+        episode = Episode(trajectories=[Trajectory(reward=1.0, trainable=one, steps=[Step()]) for one in trainable])
+        complete(episode, Attempt(task={}, task_id="t", **of_attempt), [])
+        assert not any(path.trainable for path in episode.trajectories)
+        return [REFERENCE_KEY in path.info for path in episode.trajectories]
+
+    assert told(True, False, trainable=False) == [True, False]
+    assert told(True, trainable=False, split="eval") == [False]
+    assert told(False) == [False]
 
 
 async def test_validation_keeps_the_reward_and_trains_on_nothing(engine_of: Engine) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rllm.algorithms.remax import ReMax
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.assemble import Assembled, assemble
-from rllm.types import UNSCORED, Episode, Step, Trajectory, TrajectoryGroup
+from rllm.types import REFERENCE_KEY, UNSCORED, Episode, Step, Trajectory, TrajectoryGroup
 
 MEAN_ONLY = GRPO(normalize_std=False)
 
@@ -229,20 +230,35 @@ def test_the_batch_is_one_that_knows_its_tree() -> None:
     assert [batch.tree.ids[place] for place in batch.tree.positions(1)] == [1, 2, 3], "nothing follows the last token"
 
 
+def greedy() -> dict[str, Any]:
+    """What a trajectory of a greedy attempt has."""
+    return {"trainable": False, "info": {REFERENCE_KEY: True}}
+
+
 def test_a_group_is_compared_with_its_greedy_rollout() -> None:
-    greedy = path(0.25, trainable=False)
-    result = assembled(episodes_of(path(1.0), path(0.0), greedy), ReMax())
+    compared = path(0.25, **greedy())
+    result = assembled(episodes_of(path(1.0), path(0.0), compared), ReMax())
     assert result.batch.advantages[::2].tolist() == [0.75, -0.25]
     assert {credit.baseline for credit in result.credits} == {0.25, None}
     assert result.dropped == {"not_trainable": 1}
 
 
 def test_a_group_without_a_scored_greedy_rollout_does_not_weigh_in_the_mean() -> None:
-    with_greedy = episodes_of(path(1.0), path(0.25, trainable=False))
-    without = episodes_of(path(1.0), path(None, trainable=False), task_id="other")
+    with_greedy = episodes_of(path(1.0), path(0.25, **greedy()))
+    without = episodes_of(path(1.0), path(None, **greedy()), task_id="other")
     result = assembled([*with_greedy, *without], ReMax())
     assert result.batch.weights.tolist() == [0.5, 0.5]
     assert result.dropped == {"not_trainable": 2, "no_greedy_rollout": 1}
+
+
+def test_opponents_that_are_not_trained_on_are_no_greedy_rollouts() -> None:
+    def match(won: float, lost: float, **ours: Any) -> Episode:
+        return Episode(task_id="task", trajectories=[path(won, **ours), path(lost, trainable=False)])
+
+    played = [match(1.0, -1.0), match(0.5, -0.5)]
+    result = assembled([*played, match(0.75, -0.75, **greedy())], ReMax())
+    assert result.batch.advantages[::2].tolist() == [0.25, -0.25]
+    assert assembled(played, ReMax()).dropped == {"not_trainable": 2, "no_greedy_rollout": 2}
 
 
 def two_turns(first: float, second: float) -> Trajectory:
@@ -285,6 +301,23 @@ def test_divergence_of_later_steps_is_discounted_as_their_rewards_are() -> None:
     # Both lose 0.5 + 0.5 * 1.0 in the first place and 1.0 in the second, so that the rewards alone decide.
     assert [credit.baseline for credit in result.credits] == [1.5, 2.0, 1.5, 2.0]
     assert [credit.advantage for credit in result.credits] == [-0.5, -1.0, 0.5, 1.0]
+
+
+def test_equal_rewards_teach_nothing_whatever_a_critic_or_a_divergence_makes_of_them() -> None:
+    scorer = TableScorer(policy={4: -1.0}, reference={3: -0.5, 4: -1.5}, critic={3: 0.25})
+    penalised = ReinforcePlusPlus(kl_coef=0.5, kl_in="reward")
+    for algorithm in (TRUSTING, penalised):
+        alike = assembled(episodes_of(path(1.0), path(1.0)), algorithm, scorer)
+        assert alike.batch.advantages.any()
+        assert (alike.num_groups, alike.num_uniform_groups) == (1, 1)
+        assert assembled(episodes_of(path(1.0), path(0.0)), algorithm, scorer).num_uniform_groups == 0
+
+    def each_alone(*rewards: float) -> Assembled:
+        episodes = [episodes_of(path(reward), task_id=str(row))[0] for row, reward in enumerate(rewards)]
+        return assembled(episodes, TRUSTING, scorer)
+
+    assert each_alone(1.0, 1.0).num_uniform_groups == 2
+    assert each_alone(1.0, 0.0).num_uniform_groups == each_alone(1.0).num_uniform_groups == 0
 
 
 def test_divergence_in_the_loss_keeps_what_has_no_advantage() -> None:

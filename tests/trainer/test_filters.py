@@ -17,7 +17,7 @@ from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.filters import LEFT_OUT, leave_out, leave_out_uniform, num_informative
 from rllm.trainer.roles import Role
-from rllm.types import Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
+from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
 
 from .conftest import RunTrainer, ask
 
@@ -34,6 +34,11 @@ def episode_of(
     step = Step(prompt_ids=[1], response_ids=[2], logprobs=[-1.0], finish_reason=finish)
     path = Trajectory(name=name, reward=reward, steps=[step], **fields)
     return Episode(task_id=task, trajectories=[path], termination_reason=ended)
+
+
+def greedy() -> dict[str, Any]:
+    """What a trajectory of a greedy attempt has."""
+    return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 
 def reasons(episodes: list[Episode]) -> list[str | None]:
@@ -79,9 +84,9 @@ def test_who_is_left_alone_is_told_apart_from_those_who_earned_the_same() -> Non
     episodes = [episode_of(1.0), episode_of(None)]
     leave_out_uniform(episodes, GRPO())
     assert reasons(episodes) == ["too_few_siblings", None]
-    greedy = [episode_of(1.0), episode_of(1.0, trainable=False)]
-    leave_out_uniform(greedy, ReMax())
-    assert reasons(greedy) == ["zero_variance", None]
+    alike = [episode_of(1.0), episode_of(1.0, **greedy())]
+    leave_out_uniform(alike, ReMax())
+    assert reasons(alike) == ["zero_variance", None]
 
 
 def test_tasks_that_teach_nothing_are_replaced_by_others(run_trainer: RunTrainer) -> None:
@@ -149,8 +154,7 @@ def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTr
 
 def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compared_with_it() -> None:
     def episodes() -> list[Episode]:
-        paths = [Trajectory(reward=1.0), Trajectory(reward=1.0), Trajectory(reward=0.0, trainable=False)]
-        return [Episode(task_id="t", index=index, trajectories=[path]) for index, path in enumerate(paths)]
+        return [episode_of(1.0), episode_of(1.0), episode_of(0.0, **greedy())]
 
     def left_out(found: list[Episode]) -> list[bool]:
         return [LEFT_OUT in episode.trajectories[0].info for episode in found]
@@ -164,14 +168,20 @@ def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compa
 
 
 def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_same() -> None:
-    greedy = episode_of(0.0, finish="length", trainable=False)
-    episodes = [episode_of(1.0), episode_of(1.0), greedy]
+    compared = episode_of(0.0, finish="length", **greedy())
+    episodes = [episode_of(1.0), episode_of(1.0), compared]
     leave_out(episodes, FilterConfig(truncated=True))
     leave_out_uniform(episodes, ReMax())
     assert reasons(episodes) == [None, None, "truncated"]
     found = assemble(episodes, ReMax(), step=0, temperature=1.0)
     assert [credit.baseline for credit in found.credits] == [0.0, 0.0, None]
     assert num_informative(episodes, ReMax()) == 1
+
+
+def test_a_task_whose_differing_rollouts_assembling_leaves_out_teaches_nothing() -> None:
+    without_tokens = Episode(task_id="t", trajectories=[Trajectory(reward=1.0)])
+    assert num_informative([episode_of(0.0), episode_of(0.0), without_tokens], GRPO()) == 0
+    assert num_informative([episode_of(0.0), episode_of(1.0)], ReMax()) == 0, "the greedy rollout failed"
 
 
 def test_where_steps_are_compared_they_decide_whether_a_task_teaches() -> None:

@@ -12,14 +12,13 @@ def tasks_of_step(step: int, *, num_tasks: int, per_step: int, seed: int) -> lis
     return [_order(seed, place // num_tasks, num_tasks)[place % num_tasks] for place in range(first, first + per_step)]
 
 
-def more_tasks_of_step(
-    step: int, extra_round: int, *, num_tasks: int, per_step: int, count: int, seed: int
-) -> list[int]:
-    """Row numbers of `count` more tasks for a step, in round 1, 2, ...: other ones than its own where there are enough."""
+def more_tasks_of_step(step: int, *, num_tasks: int, per_step: int, num_drawn: int, count: int, seed: int) -> list[int]:
+    """Row numbers of `count` more tasks for a step that has drawn `num_drawn` more already: other ones than these and its own
+    where there are enough."""
     own = set(tasks_of_step(step, num_tasks=num_tasks, per_step=per_step, seed=seed))
     others = [row for row in range(num_tasks) if row not in own] or sorted(own)
-    random.Random(f"{seed}:{step}:{extra_round}").shuffle(others)
-    return [others[place % len(others)] for place in range(count)]
+    random.Random(f"{seed}:{step}").shuffle(others)
+    return [others[place % len(others)] for place in range(num_drawn, num_drawn + count)]
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rllm.engine.join import join
 from rllm.engine.runner import Attempt
-from rllm.types import Episode, Step, Trace, Trajectory
+from rllm.types import REFERENCE_KEY, Episode, Step, Trace, Trajectory
 
 DEFAULT_NAME = "agent"
 
@@ -41,7 +41,10 @@ def _identify(episode: Episode, attempt: Attempt) -> None:
     episode.session_id = attempt.session_id
     for trajectory in episode.trajectories:
         trajectory.task = attempt.task if trajectory.task is None else trajectory.task
-        trajectory.trainable = trajectory.trainable and attempt.trainable
+        if trajectory.trainable and not attempt.trainable:
+            trajectory.trainable = False
+            if attempt.split == "train":
+                trajectory.info[REFERENCE_KEY] = True
     unscored = [trajectory.name for trajectory in episode.trajectories if trajectory.final_reward() is None]
     if unscored:
         remedy = "return a number, give the trajectory a reward, or name the function that judges it (--reward)"

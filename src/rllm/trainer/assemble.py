@@ -20,10 +20,9 @@ from rllm.trainer.filters import LEFT_OUT
 from rllm.trainer.roles import PLAIN, Role, Roles
 from rllm.trainer.sequences import sequences_of
 from rllm.trainer.shares import (
-    ALONE,
     FROZEN,
-    NO_GREEDY,
     NO_TOKENS,
+    NOT_COMPARED,
     SIDE_CALL,
     UNSCORED,
     ZERO_VARIANCE,
@@ -31,6 +30,8 @@ from rllm.trainer.shares import (
     Share,
     credit,
     grouped,
+    is_reference,
+    num_uniform,
     rewards_by_step,
     sampled_steps,
     shares_of,
@@ -39,8 +40,6 @@ from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spa
 from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
 
 T = TypeVar("T")
-
-_NOT_COMPARED = (ALONE, NO_GREEDY)
 
 
 class Scorer(Protocol):
@@ -76,7 +75,7 @@ class Assembled:
     num_groups: int
     """Groups of trajectories, or of their steps; with those that `rollout.resample_rounds` replaced by others."""
     num_uniform_groups: int
-    """Groups whose rewards are all alike, which have nothing to teach; a trajectory alone is like nothing."""
+    """Groups whose rewards are all alike, which have nothing to teach."""
     dropped: Counter[str]
     """Trajectories by the reason for which they were left out; failed episodes count once, side calls each."""
     num_forks: int
@@ -118,6 +117,7 @@ def assemble(
     samples = _samples(episodes, algorithm, roles)
     usable = [sample for sample in samples if sample.dropped is None]
     groups = grouped(share for sample in usable for share in sample.shares)
+    references = _references(samples, algorithm)
     whole = _whole(usable, temperature)
     if algorithm.needs_scores:
         _score(whole, _given(scorer), algorithm)
@@ -125,14 +125,14 @@ def assemble(
         _credit_tokens(whole, usable, algorithm)
     else:
         _penalise(whole, usable, algorithm)
-        credit(groups, _references(samples, algorithm), algorithm, roles)
+        credit(groups, references, algorithm, roles)
         _give_to_tokens(whole, usable)
     if algorithm.needs_teacher and len(whole):
         _add_teacher(_given(teacher), whole, usable, algorithm, roles, scorer)
     batch = _trained(whole, usable, algorithm)
     if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
         batch.ref_logprobs = _given(scorer).score_reference(batch)
-    return _with_counts(batch, episodes, samples, usable, groups, step)
+    return _with_counts(batch, episodes, samples, usable, groups, references, algorithm, step)
 
 
 def _given(asked: T | None) -> T:
@@ -175,9 +175,9 @@ def _sample(episode: Episode, index: int, algorithm: Algorithm, role: Role) -> S
 
 
 def _references(samples: Sequence[Sample], algorithm: Algorithm) -> dict[str, list[Trajectory]]:
-    """Scored trajectories that are not trained on, by the group that they are compared with."""
-    frozen = [item for item in samples if item.dropped == FROZEN and item.trajectory.final_reward() is not None]
-    shares = grouped(share for sample in frozen for share in shares_of(sample, algorithm.level, algorithm.gamma))
+    """Scored trajectories of greedy attempts, by the group that is compared with them."""
+    greedy = [item for item in samples if is_reference(item.trajectory)]
+    shares = grouped(share for sample in greedy for share in shares_of(sample, algorithm.level, algorithm.gamma))
     return {group_id: [share.trajectory for share in members] for group_id, members in shares.items()}
 
 
@@ -296,7 +296,7 @@ def _keep_means(batch: Batch, usable: Sequence[Sample]) -> None:
 
 def _trained(whole: Batch, usable: Sequence[Sample], algorithm: Algorithm) -> Batch:
     """All credited sequences weigh in the loss's mean; those that cannot move the weights need no forward pass and are cut."""
-    compared = {key for key, share in _credited(usable) if share.dropped not in _NOT_COMPARED}
+    compared = {key for key, share in _credited(usable) if share.dropped not in NOT_COMPARED}
     counted = {int(whole.sequence_of[tokens.start]) for key, tokens in spans(whole) if key in compared}
     batch = whole.select(sorted(counted)).with_weights(algorithm.aggregation, algorithm.fixed_length)
     if algorithm.learns_without_advantage:
@@ -311,6 +311,8 @@ def _with_counts(
     samples: Sequence[Sample],
     usable: Sequence[Sample],
     groups: Mapping[str, Sequence[Share]],
+    references: Mapping[str, Sequence[Trajectory]],
+    algorithm: Algorithm,
     step: int,
 ) -> Assembled:
     """The batch with what is to be known of how it came about."""
@@ -321,7 +323,7 @@ def _with_counts(
         credits=[item for sample in samples for item in _step_credits(sample, step)],
         trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
         num_groups=len(groups) + num_replaced,
-        num_uniform_groups=sum(map(_is_uniform, groups.values())) + num_replaced,
+        num_uniform_groups=num_uniform(groups, references, algorithm) + num_replaced,
         dropped=_dropped(samples, episodes),
         num_forks=sum(len(sample.sequences) - 1 for sample in trained),
         num_steps=sum(len(sample.trajectory.steps) for sample in trained),
@@ -342,11 +344,6 @@ def _drifts(trained: Sequence[Sample]) -> Counter[str]:
     """Steps whose prompts drifted, by reason."""
     steps = (step for sample in trained for step in sample.trajectory.steps)
     return Counter(step.info[DRIFT_KEY] for step in steps if DRIFT_KEY in step.info)
-
-
-def _is_uniform(members: Sequence[Share]) -> bool:
-    """Whether they were compared, and none was better than another."""
-    return not any(share.advantage or share.dropped in _NOT_COMPARED for share in members)
 
 
 def _num_replaced(samples: Sequence[Sample]) -> int:

@@ -21,7 +21,14 @@ _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pen
 
 
 def training_attempts(
-    data: Dataset, config: TrainConfig, algorithm: Algorithm, *, step: int, extra_round: int = 0, num_tasks: int = 0
+    data: Dataset,
+    config: TrainConfig,
+    algorithm: Algorithm,
+    *,
+    step: int,
+    extra_round: int = 0,
+    num_drawn: int = 0,
+    num_tasks: int = 0,
 ) -> list[Attempt]:
     """`group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
@@ -31,11 +38,17 @@ def training_attempts(
         algorithm: the run's.
         step: how many steps are done.
         extra_round: 0 for the step's own tasks; from 1 on, `num_tasks` others in their place.
-        num_tasks: see there.
+        num_drawn: how many others earlier rounds took.
+        num_tasks: how many this one takes.
     """
     if extra_round:
         rows = more_tasks_of_step(
-            step, extra_round, num_tasks=len(data), per_step=config.tasks_per_step, count=num_tasks, seed=config.seed
+            step,
+            num_tasks=len(data),
+            per_step=config.tasks_per_step,
+            num_drawn=num_drawn,
+            count=num_tasks,
+            seed=config.seed,
         )
     else:
         rows = tasks_of_step(step, num_tasks=len(data), per_step=config.tasks_per_step, seed=config.seed)

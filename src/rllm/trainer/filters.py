@@ -9,7 +9,7 @@ from typing import TypeAlias
 from rllm.algorithms.base import Algorithm
 from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.roles import Roles
-from rllm.trainer.shares import ALONE, ZERO_VARIANCE, Sample, shares_of
+from rllm.trainer.shares import ALONE, ZERO_VARIANCE, Sample, is_reference, sampled_steps, shares_of
 from rllm.types import NOT_TEXT_KEY, Episode, Trajectory
 
 LEFT_OUT = "left_out"
@@ -45,8 +45,15 @@ def leave_out_uniform(episodes: Sequence[Episode], algorithm: Algorithm) -> None
 def num_informative(episodes: Sequence[Episode], algorithm: Algorithm, roles: Roles | None = None) -> int:
     """How many tasks have a role that learns and whose rewards differ."""
     frozen = {name for name, role in (roles or {}).items() if not role.trainable}
-    groups = _groups(episodes, algorithm).items()
-    return len({task for (task, name, _), group in groups if name not in frozen and group.members and group.differs})
+    teaching = {
+        task
+        for (task, name, _), group in _groups(episodes, algorithm).items()
+        if name not in frozen
+        and group.members
+        and group.differs
+        and (group.has_reference or not algorithm.needs_greedy)
+    }
+    return len(teaching)
 
 
 @dataclass
@@ -59,6 +66,8 @@ class _Group:
     """The different ones, that of the greedy rollout among them where it counts."""
     num_compared: int = 0
     """How many have these rewards."""
+    has_reference: bool = False
+    """Whether the greedy rollout is among them."""
 
     @property
     def differs(self) -> bool:
@@ -76,12 +85,14 @@ def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_Key, _Gr
         for index, trajectory in enumerate(episode.trajectories):
             if trajectory.final_reward() is None or episode.failed:
                 continue
-            may_learn = trajectory.trainable and LEFT_OUT not in trajectory.info
-            is_compared = may_learn or (algorithm.needs_greedy and not trajectory.trainable)
+            has_tokens = bool(sampled_steps(trajectory))
+            may_learn = trajectory.trainable and has_tokens and LEFT_OUT not in trajectory.info
+            is_greedy = algorithm.needs_greedy and is_reference(trajectory)
             shares = shares_of(Sample(episode=episode, index=index), algorithm.level, algorithm.gamma)
-            for place, share in enumerate(shares if is_compared else ()):
+            for place, share in enumerate(shares if may_learn or is_greedy else ()):
                 group = groups.setdefault((episode.task_id, trajectory.name, place), _Group())
                 group.members += [trajectory] if may_learn else []
                 group.rewards.add(share.trajectory.final_reward())
                 group.num_compared += 1
+                group.has_reference = group.has_reference or is_greedy
     return groups

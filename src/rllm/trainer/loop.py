@@ -252,12 +252,14 @@ class TrainingLoop:
     async def _episodes_of(self, step: int) -> list[Episode]:
         """What a step is trained on: the rollouts of its tasks, and of others where those have nothing to teach."""
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
+        num_drawn = 0
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
             leave_out(episodes, self.config.filters)
             missing = self.config.tasks_per_step - num_informative(episodes, self.algorithm, self.roles)
             if missing <= 0:
                 break
-            more = self._attempts(step, extra_round=extra_round, num_tasks=missing)
+            more = self._attempts(step, extra_round=extra_round, num_drawn=num_drawn, num_tasks=missing)
+            num_drawn += missing
             episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step, may_fail=True)
         return episodes
 

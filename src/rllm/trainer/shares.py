@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from rllm.algorithms.base import Algorithm
@@ -12,7 +13,7 @@ from rllm.algorithms.batch import TokenSequence
 from rllm.algorithms.returns import discounted
 from rllm.errors import ConfigError
 from rllm.trainer.roles import PLAIN, Roles
-from rllm.types import Episode, Step, Trajectory, TrajectoryGroup, is_scored
+from rllm.types import REFERENCE_KEY, Episode, Step, Trajectory, TrajectoryGroup, is_scored
 
 # Why something is left out.
 UNSCORED = "unscored"
@@ -22,6 +23,8 @@ ALONE = "too_few_siblings"
 NO_GREEDY = "no_greedy_rollout"
 ZERO_VARIANCE = "zero_variance"
 SIDE_CALL = "side_call"
+
+NOT_COMPARED = (ALONE, NO_GREEDY)
 
 
 @dataclass(kw_only=True)
@@ -115,6 +118,11 @@ def rewards_by_step(trajectory: Trajectory) -> list[float]:
     return rewards
 
 
+def is_reference(trajectory: Trajectory) -> bool:
+    """Whether it is scored, and not trained on but compared with."""
+    return REFERENCE_KEY in trajectory.info and trajectory.final_reward() is not None
+
+
 def grouped(shares: Iterable[Share]) -> dict[str, list[Share]]:
     """Shares by what they are compared with."""
     groups: dict[str, list[Share]] = {}
@@ -147,6 +155,28 @@ def credit(
         weight = roles.get(members[0].trajectory.name, PLAIN).weight
         for share in members:
             share.advantage = weight * (share.advantage or 0.0)
+
+
+def num_uniform(
+    groups: Mapping[str, Sequence[Share]], references: Mapping[str, Sequence[Trajectory]], algorithm: Algorithm
+) -> int:
+    """How many groups were compared, and nobody in them was better than another. What a critic or a divergence makes of equal
+    rewards is noise. Where every rollout is alone, they are compared with each other."""
+
+    def alike(members: Sequence[Share], others: Sequence[Trajectory] = ()) -> bool:
+        rewards = [item.final_reward() for item in (*(share.trajectory for share in members), *others)]
+        return algorithm.needs_rewards and len(rewards) > 1 and len(set(rewards)) == 1
+
+    each_alone = not references and all(len(members) == 1 for members in groups.values())
+    if each_alone and alike(list(chain.from_iterable(groups.values()))):
+        return len(groups)
+    compared = {
+        name: members for name, members in groups.items() if not any(share.dropped in NOT_COMPARED for share in members)
+    }
+    return sum(
+        not any(share.advantage for share in members) or alike(members, references.get(name, ()))
+        for name, members in compared.items()
+    )
 
 
 def _by_estimator(

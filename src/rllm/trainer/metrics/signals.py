@@ -35,14 +35,13 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
 
     # Where nothing is trained on there is no forward pass; what was sampled then tells the entropy, less exactly.
     entropy = metrics.get("policy/entropy", of("rollout/entropy"))
-    # Algorithms that credit single tokens know no uniform groups.
     hardly_differ = of("batch/zero_variance") > 0.5 or of("rollout/reward_p10") == of("rollout/reward_p90")
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
     unscored = _unscored_roles(episodes)
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0,
-            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so nothing is learned: "
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach nothing: "
             "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise rollout.resample_rounds",
         ),
         "all_dropped": (
