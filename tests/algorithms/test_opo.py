@@ -20,6 +20,10 @@ def test_long_siblings_count_more_in_the_baseline() -> None:
     assert OPO().credit(group) == [0.25, -0.75]
 
 
+def test_where_nobody_sampled_a_token_all_count_alike() -> None:
+    assert OPO().credit(group_of(1.0, 0.0)) == [0.5, -0.5]
+
+
 @given(ROWS)
 def test_credits_weighted_by_length_cancel(rows: list[tuple[float, int]]) -> None:
     lengths = [size for _, size in rows]

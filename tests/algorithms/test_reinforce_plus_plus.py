@@ -69,5 +69,11 @@ def test_groups_that_are_all_alike_teach_exactly_nothing() -> None:
     assert ReinforcePlusPlusBaseline().credits(groups) == [[0.0, 0.0], [0.0, 0.0]]
 
 
+def test_a_trajectory_without_tokens_counts_as_one_of_a_single_token() -> None:
+    algorithm = ReinforcePlusPlusBaseline()
+    without, single = group_of(1.0, 0.0, 2.0, lengths=[2, 1, 0]), group_of(1.0, 0.0, 2.0, lengths=[2, 1, 1])
+    assert algorithm.credits([without]) == algorithm.credits([single])
+
+
 def test_no_groups() -> None:
     assert ReinforcePlusPlusBaseline().credits([]) == []

@@ -52,6 +52,7 @@ from rllm.trainer.config.load import layers_of, naming_places
         ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),
         (["optim.lr"], "'optim.lr' lacks its value: use key=value"),
         (["=3"], "'=3' lacks its key: use key=value"),
+        (["seed=99999999999999999999"], "seed=99999999999999999999: input should be less than 9223372036854775808"),
         (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from rllm.algorithms.dr_grpo import DrGRPO
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.rloo import RLOO
 from rllm.errors import ConfigError
@@ -84,6 +85,11 @@ def test_roles_are_settings() -> None:
     assert roles_of(*settings) == {"judge": Role(estimator=GRPO(normalize_std=False))}
 
 
+def test_an_estimator_has_no_part_in_the_loss_and_needs_nothing_for_it() -> None:
+    roles = roles_of("roles.judge.estimator.name=dr_grpo")
+    assert roles["judge"].estimator == DrGRPO(aggregation="token-mean")
+
+
 def test_a_role_need_not_be_compared_with_the_greedy_rollout_that_others_are_compared_with() -> None:
     roles = roles_of("algorithm.name=remax", "roles.judge.estimator.name=rloo")
     assert roles == {"judge": Role(estimator=RLOO())}
@@ -116,6 +122,10 @@ def test_a_role_need_not_be_compared_with_the_greedy_rollout_that_others_are_com
         (
             ["roles.judge.trainable=false", "roles.judge.estimator.name=rloo"],
             "roles.judge.estimator={'name': 'rloo'} would have no effect on what is not learned from",
+        ),
+        (
+            ["roles.judge.estimator.name=dapo", "roles.judge.estimator.overlong_buffer=3"],
+            "roles.judge.estimator.overlong_buffer=3: ",
         ),
         (["algorithm.name=ppo", "roles.judge.weight=0.5"], "roles.judge.weight: PPO credits single tokens"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -55,7 +56,11 @@ def algorithm_from(
         settings["fixed_length"] = max_tokens
     if max_staleness and kind.correction == "none" and not kind.demonstrated:
         settings.setdefault("correction", "truncate")
-    return kind(**settings)
+    try:
+        return kind(**settings)
+    except ConfigError as error:
+        # An algorithm knows no other section than `algorithm`.
+        raise ConfigError(re.sub(r"\Aalgorithm\.", f"{section}.", str(error))) from None
 
 
 def algorithm_of(config: Any) -> Algorithm:

@@ -24,6 +24,8 @@ class OPO(Algorithm):
 
     def baseline(self, group: TrajectoryGroup) -> float:
         rewards, lengths = group.rewards, group.lengths
+        if not any(lengths):  # as in groups that are made by hand
+            lengths = [1] * len(rewards)
         # From the first reward on, so that equal rewards give zeros and not rounding errors.
         first = rewards[0]
         weighted = sum(length * (reward - first) for reward, length in zip(rewards, lengths, strict=True))

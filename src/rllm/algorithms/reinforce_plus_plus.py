@@ -48,7 +48,8 @@ class ReinforcePlusPlusBaseline(Algorithm):
             rewards = group.rewards
             middle = mean(rewards)
             distances += [reward - middle for reward in rewards]
-        lengths = torch.tensor([length for group in groups for length in group.lengths], dtype=torch.long)
+        # A trajectory without tokens, as groups that are made by hand may have, counts as one of a single token.
+        lengths = torch.tensor([max(length, 1) for group in groups for length in group.lengths], dtype=torch.long)
         by_token = whitened(torch.tensor(distances, dtype=torch.float64).repeat_interleave(lengths))
         first_tokens = lengths.cumsum(0) - lengths
         advantages = iter(by_token[first_tokens].tolist())

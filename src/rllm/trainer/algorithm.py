@@ -61,7 +61,7 @@ def _estimator(key: str, given: Mapping[str, Any], config: TrainConfig, algorith
             f"{key}.{name}={given[name]!r} would have no effect: an estimator only credits, and everything else is as the run's "
             f"algorithm has it; set algorithm.{name}, or leave it out"
         )
-    estimator = _made(given, key, config)
+    estimator = _made({**given, "aggregation": Algorithm.aggregation}, key, config)  # it has no part in the loss
     if not algorithm.credits_tokens and not _estimates(estimator, algorithm):
         raise ConfigError(
             f"{key}={given!r}: it needs a critic, a teacher, or rollouts that the run's algorithm does not make: use one that "

@@ -318,7 +318,7 @@ class TrainConfig(Section):
 
     run_dir: Path | None = None
     """Folder of everything that the run writes; None makes runs/<time>."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Decides the order of tasks and the sampling."""
     num_steps: PositiveInt = 100
     """Training steps; `num_epochs` decides them if it is set."""
