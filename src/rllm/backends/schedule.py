@@ -20,8 +20,8 @@ class Schedule(Protocol):
 
 
 def learning_rate(schedule: Schedule, num_steps: int) -> float:
-    """The learning rate of the update that is the `num_steps`-th, counted from 1."""
-    if num_steps <= schedule.warmup_steps:
+    """The learning rate of the update that is the `num_steps`-th, counted from 1; 0 is before the first."""
+    if num_steps < schedule.warmup_steps:
         return schedule.lr * num_steps / schedule.warmup_steps
     return schedule.lr * _falling(schedule, num_steps - schedule.warmup_steps)
 
