@@ -2,6 +2,7 @@
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from rllm.errors import InferenceError
 from rllm.gateway.config import GatewayConfig
@@ -117,6 +118,21 @@ def test_a_structured_answer_is_parsed(serve, anthropic_client):
         client.messages.create(model="m", max_tokens=99, messages=HI, output_config=form).content[0].text == '{"a": 1}'
     )
     assert served.upstream.requests[0]["response_format"]["json_schema"]["schema"] == schema
+
+
+def test_a_structured_answer_that_ended_in_its_thinking_is_none(serve, upstream, anthropic_client):
+    class Sum(BaseModel):
+        a: int
+
+    served = serve([{"reasoning": "hm"}], upstream=upstream)
+    client = anthropic_client(served)
+    asked = {"model": "m", "max_tokens": 99, "messages": HI, "output_format": Sum}
+    whole = client.messages.parse(**asked)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["thinking"]
+        assert message.parsed_output is None
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -227,6 +227,12 @@ def test_an_empty_answer_has_a_block_that_clients_can_read():
     assert answer({"content": ""})["content"] == [{"type": "text", "text": ""}]
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
+    thought = {"type": "thinking", "thinking": "hm", "signature": "msg_1"}
+    assert answer({"content": None, "reasoning_content": "hm"}, reason)["content"] == [thought]
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [

@@ -62,12 +62,15 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
 
 
 def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, Any]]:
-    """At least one block, because clients read the first without looking whether there is one."""
+    """At least one block, because clients read the first without looking whether there is one.
+
+    An answer that ended in its thinking has no text beside: clients who want a structured answer would read it as one.
+    """
     thought, text = reasoning_of(message), text_of(message) or message.get("refusal") or ""
     calls = message.get("tool_calls") or ()
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": signature}
-    if text or not calls:
+    if text or not (thought or calls):
         yield {"type": "text", "text": text}
     for call in calls:
         function = call.get("function") or {}
