@@ -201,3 +201,16 @@ def test_the_tool_runner_recovers_from_the_refusal_of_its_thread(serve, anthropi
     assert all("thread" in trace.error for trace in refused), "versions before threads ask for none"
     assert [message["role"] for message in second.messages] == ["user", "assistant", "tool", "tool"]
     assert second.parent_id == first.id
+
+
+def test_a_summary_is_refused_and_no_turn_of_the_session(serve, anthropic_client):
+    served = serve(["hello"])
+    client = anthropic_client(served)
+    asked = {"model": "m", "messages": HI, "extra_body": {"compaction": {"type": "summarize"}}}
+    with pytest.raises(anthropic.BadRequestError, match="does not summarise") as refused:
+        client.beta.messages.create(max_tokens=9, **asked)
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError, match="does not summarise"):
+        client.beta.messages.count_tokens(**asked)
+    [trace] = served.store.by_session("s")
+    assert (trace.response_ids, "compaction" in trace.error) == ([], True)

@@ -50,10 +50,12 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request of a message request; members that are not Anthropic's are passed on.
 
     Raises:
-        GatewayError: 400, if it is malformed, or asks for what only a server that keeps conversations can give.
+        GatewayError: 400, if it is malformed, or asks for what a chat completion cannot give.
     """
     if asked.get("thread") is not None:
         raise _thread_declined()
+    if asked.get("compaction") is not None:
+        raise invalid("compaction: this server does not summarise conversations: leave it out", "compaction")
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     messages: list[Message] = []
     if asked.get("system"):
