@@ -184,7 +184,13 @@ def is_anthropic(request: Request) -> bool:
 def _anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
     created = datetime.fromtimestamp(min(max(model.get("created") or 0, 0), _LATEST), UTC)
     model_id = model.get("id")
-    return {"type": "model", "id": model_id, "display_name": model_id, "created_at": created.isoformat()}
+    return {
+        "type": "model",
+        "id": model_id,
+        "display_name": model_id,
+        "created_at": created.isoformat(),
+        "lifecycle": "active",
+    }
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:

@@ -104,7 +104,10 @@ def test_models_are_listed_and_found(serve, upstream, anthropic_client):
     served = serve(upstream=upstream)
     client = anthropic_client(served)
     assert [model.id for model in client.models.list()] == ["scripted"]
-    assert client.models.retrieve("scripted").display_name == "scripted"
+    for models in (client.models, client.beta.models):
+        found = models.retrieve("scripted")
+        assert (found.display_name, found.to_dict().get("lifecycle")) == ("scripted", "active")
+        type(found).model_validate_json(found.to_json())
     with pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
 
