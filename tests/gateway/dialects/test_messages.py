@@ -154,6 +154,24 @@ def test_every_form_of_tool_choice(choice, expected):
     assert {name: asked[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("type", "name"),
+    [
+        ("bash_20250124", "bash"),
+        ("browser_toolset_20260801", None),
+        ("computer_20251124", "computer"),
+        ("computer_toolset_20260801", None),
+        ("memory_20250818", "memory"),
+        ("text_editor_20250728", "str_replace_based_edit_tool"),
+    ],
+)
+def test_a_tool_that_its_client_runs_but_does_not_describe_is_refused(type, name):
+    tool = {"type": type, "name": name} if name else {"type": type}
+    with pytest.raises(GatewayError, match=f"{type}.*give '{name or type}' as a tool with an input_schema") as refused:
+        chat(tools=[tool])
+    assert refused.value.status == 400
+
+
 def test_a_choice_among_no_tools_is_none():
     hosted = [{"type": "web_search_20250305", "name": "web_search"}]
     assert not {"tools", "tool_choice"} & chat(tools=hosted, tool_choice={"type": "auto"}).keys()

@@ -22,6 +22,8 @@ _OURS = frozenset(
     "cache_control container context_management diagnostics inference_geo mcp_servers metadata service_tier speed "
     "thinking user_profile_id workspace_id betas fallbacks".split()
 )
+_RUN_BY_CLIENTS = ("bash_", "browser_", "computer_", "memory_", "text_editor_")
+"""How the types of tools begin that a client runs itself, and whose description only Anthropic's models know."""
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -195,13 +197,24 @@ def _url(source: Mapping[str, Any], where: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A function tool; `None` for one that Anthropic's servers run, or whose description only they know."""
-    if tool.get("type") not in (None, "custom"):
-        note_left_out(str(tool["type"]))
+    """A function tool; `None` for one that Anthropic's servers run."""
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        if str(kind).startswith(_RUN_BY_CLIENTS):
+            raise _undescribed(str(kind), tool.get("name") or kind)
+        note_left_out(str(kind))
         return None
     function = {"name": field(tool, "name", str, "tools[]")}
     function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {"type": "object"}}}
+
+
+def _undescribed(kind: str, name: Any) -> GatewayError:
+    """Left out without a word, the tool would be waited for in vain: its client is ready to run it."""
+    return invalid(
+        f"tools[].type={kind!r:.80}: only Anthropic's models know what it does: give {name!r:.80} as a tool with an input_schema",
+        "tools",
+    )
 
 
 def _tool_choice(asked: Mapping[str, Any]) -> dict[str, Any]:
