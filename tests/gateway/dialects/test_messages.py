@@ -126,6 +126,20 @@ def test_a_tool_may_answer_with_an_image():
     assert message["content"] == [{"type": "image_url", "image_url": {"url": "u"}}]
 
 
+@pytest.mark.parametrize(
+    ("result", "content"),
+    [
+        ({"is_error": True}, "The tool failed."),
+        ({"is_error": True, "content": []}, "The tool failed."),
+        ({"is_error": True, "content": "no such file"}, "no such file"),
+        ({"is_error": False}, ""),
+    ],
+)
+def test_a_tool_that_failed_without_a_word_is_said_to_have_failed(result, content):
+    [message] = chat(messages=[{"role": "user", "content": [RESULT | result]}])["messages"]
+    assert message == {"role": "tool", "tool_call_id": "c", "content": content}
+
+
 def test_tools_are_functions_and_those_of_anthropics_servers_are_left_out():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [

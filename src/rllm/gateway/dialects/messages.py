@@ -136,6 +136,8 @@ def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _tool_result(block: Mapping[str, Any], where: str) -> Message:
     content = _content(block.get("content") or "", f"{where}.content")
+    if not content and block.get("is_error"):
+        content = "The tool failed."
     return {"role": "tool", "tool_call_id": field(block, "tool_use_id", str, where), "content": content}
 
 
