@@ -64,6 +64,17 @@ def test_a_system_prompt_is_a_text_or_a_list_of_texts(system, content):
     assert chat(system=system)["messages"] == [{"role": "system", "content": content}, *HI]
 
 
+@pytest.mark.parametrize(
+    ("clear_at", "shown"),
+    [("next_user_message", ["user", "user", "system"]), ("never", ["user", "system", "user", "system"])],
+)
+def test_a_system_message_may_be_for_one_user_turn_only(clear_at, shown):
+    reminder = {"role": "system", "content": "be brief", "clear_at": clear_at, "output_config": {}}
+    messages = chat(messages=[*HI, reminder, *HI, reminder])["messages"]
+    assert [message["role"] for message in messages] == shown
+    assert messages[-1] == {"role": "system", "content": "be brief"}
+
+
 def test_a_tool_turn_becomes_a_call_and_a_message_for_each_result():
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -280,6 +291,11 @@ def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, "base64 or url"),
         ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "end with a user message"),
         ({"system": 3}, "'system' is a JSON number"),
+        ({"messages": [*HI, {"role": "system", "content": "", "clear_at": "noon"}]}, "messages[1].clear_at='noon'"),
+        (
+            {"messages": [*HI, {"role": "system", "output_config": {"effort": "low"}}]},
+            "messages[1].output_config.effort: a request has one effort",
+        ),
         ({"tools": {"a": 1}}, "'tools' is a JSON object"),
         ({"tools": [{}]}, "tools[].name"),
         ({"tool_choice": "auto"}, "tool_choice='auto'"),

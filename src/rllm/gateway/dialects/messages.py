@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -62,8 +62,8 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     messages: list[Message] = []
     if asked.get("system"):
         messages.append({"role": "system", "content": _content(asked["system"], "system")})
-    for position, message in enumerate(objects(asked.get("messages"), "messages")):
-        messages += _messages_of(message, f"messages[{position}]")
+    for where, message in _shown(objects(asked.get("messages"), "messages")):
+        messages += _messages_of(message, where)
     if messages and messages[-1]["role"] == "assistant":
         raise invalid(
             "the last message is the assistant's, and the beginning of an answer cannot be given: end with a user message",
@@ -78,6 +78,27 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     chat |= _output(asked)
     check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat
+
+
+def _shown(messages: list[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The messages that the model is to see, with their places: a system message may be for one user turn only."""
+    last_turn = max((position for position, message in enumerate(messages) if message.get("role") == "user"), default=0)
+    for position, message in enumerate(messages):
+        where = f"messages[{position}]"
+        if message.get("role") == "system":
+            _check_system(message, where)
+            if message.get("clear_at") == "next_user_message" and position < last_turn:
+                continue
+        yield where, message
+
+
+def _check_system(message: Mapping[str, Any], where: str) -> None:
+    clear_at = message.get("clear_at")
+    if clear_at not in (None, "never", "next_user_message"):
+        raise invalid(f"{where}.clear_at={clear_at!r:.80}: use never or next_user_message", f"{where}.clear_at")
+    place = f"{where}.output_config"
+    if field(message, "output_config", dict, where, {}).get("effort") is not None:
+        raise invalid(f"{place}.effort: a request has one effort: give it in the request's own output_config", place)
 
 
 def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
