@@ -8,7 +8,7 @@ from rllm.capture import ChatStream, SSEDecoder
 from rllm.gateway.dialects import completions, messages_output, responses_output
 from rllm.gateway.dialects.completions import CompletionsStreamEncoder
 from rllm.gateway.dialects.messages_output import MessagesStreamEncoder
-from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder
+from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
 
 HEAD = {"object": "chat.completion.chunk", "created": 1_700_000_000, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}

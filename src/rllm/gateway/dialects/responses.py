@@ -13,11 +13,11 @@ from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note
 from rllm.gateway.dialects.responses_output import (
     CUSTOM_INPUT,
     ENCRYPTED,
-    ResponsesStreamEncoder,
     from_chat,
     includes,
     output_items,
 )
+from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
 from rllm.gateway.errors import GatewayError
 from rllm.types import Message, Trace, text_of
 

@@ -1,4 +1,4 @@
-"""OpenAI's responses, the way back: chat answers to output items, chunks to typed events in their order."""
+"""OpenAI's responses, the way back: chat answers to output items."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 import orjson
 
-from rllm.capture import ChatStream
-from rllm.gateway.dialects.base import COMMENT, created_at, event, first_choice, reasoning_of, token_fields, usage_of
-from rllm.gateway.errors import GatewayError
+from rllm.gateway.dialects.base import created_at, first_choice, reasoning_of, token_fields, usage_of
 from rllm.types import Message, text_of
 
 ENCRYPTED = "rllm:"
@@ -32,7 +30,7 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
         items[-1]["status"] = "incomplete"
     _add_logprobs(items, choice, asked)
     return {
-        **_head(response, asked),
+        **head_of(response, asked),
         "status": "incomplete" if reason else "completed",
         "incomplete_details": {"reason": reason} if reason else None,
         "completed_at": None if reason else int(time.time()),
@@ -61,13 +59,13 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     own = response_id.removeprefix("resp_")
     items: list[dict[str, Any]] = []
     if thought := reasoning_of(message):
-        items.append(_reasoning(own, thought))
+        items.append(reasoning_item(own, thought))
     calls = message.get("tool_calls") or ()
     parts = _parts(message)
     if parts or not calls:
-        items.append(_message(own, parts or [_text_part("")]))
-    custom = _custom_tools(asked)
-    items += [_call(own, position, call, custom) for position, call in enumerate(calls)]
+        items.append(message_item(own, parts or [text_part("")]))
+    custom = custom_tools(asked)
+    items += [call_item(own, position, call, custom) for position, call in enumerate(calls)]
     return items
 
 
@@ -77,7 +75,7 @@ def includes(asked: Mapping[str, Any], name: str) -> bool:
     return isinstance(included, list) and name in included
 
 
-def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """All but what the answer itself says."""
     text = asked.get("text") or {}
     reasoning = asked.get("reasoning") or {}
@@ -114,7 +112,7 @@ def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _reasoning(own: str, thought: str) -> dict[str, Any]:
+def reasoning_item(own: str, thought: str) -> dict[str, Any]:
     """Told twice, because some clients carry on nothing but what they cannot read."""
     return {
         "id": f"rs_{own}",
@@ -126,21 +124,24 @@ def _reasoning(own: str, thought: str) -> dict[str, Any]:
     }
 
 
-def _message(own: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+def message_item(own: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is said to the user; `own` is the response's id without its prefix, here and below."""
     return {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:
     text = text_of(message)
-    parts = [_text_part(text)] if text else []
+    parts = [text_part(text)] if text else []
     return [*parts, {"type": "refusal", "refusal": message["refusal"]}] if message.get("refusal") else parts
 
 
-def _text_part(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, Any]:
+    """A part of a message, its log probabilities not filled in."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _call(own: str, position: int, call: Mapping[str, Any], custom: set[str]) -> dict[str, Any]:
+def call_item(own: str, position: int, call: Mapping[str, Any], custom: set[str]) -> dict[str, Any]:
+    """A chat's tool call, the one at this position; `custom` are the names of the tools that take plain text."""
     function = call.get("function") or {}
     name, arguments = function.get("name") or "", function.get("arguments") or ""
     shared = {"id": f"fc_{own}_{position}", "call_id": call.get("id"), "name": name, "status": "completed"}
@@ -149,7 +150,8 @@ def _call(own: str, position: int, call: Mapping[str, Any], custom: set[str]) ->
     return {**shared, "type": "function_call", "arguments": arguments}
 
 
-def _custom_tools(asked: Mapping[str, Any]) -> set[str]:
+def custom_tools(asked: Mapping[str, Any]) -> set[str]:
+    """The names of the tools of a request that take plain text."""
     items = asked["input"] if isinstance(asked.get("input"), list) else ()
     added = (tool for item in items if item.get("type") == "additional_tools" for tool in item["tools"])
     return {tool["name"] for tool in _unfolded([*(asked.get("tools") or ()), *added]) if tool.get("type") == "custom"}
@@ -198,165 +200,3 @@ def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
         "total_tokens": usage["prompt"] + usage["completion"],
     }
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
-
-
-class ResponsesStreamEncoder:
-    """Items in the order in which they begin; reasoning ends where the message begins, and both where a tool call does.
-
-    Tool calls end with the answer, because a client acts on one as soon as it is done, and the answer is not acknowledged
-    before its trace is durable. What an upstream adds to an item that has ended stands in the last event only.
-    """
-
-    keep_alive = COMMENT
-
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        self._asked = asked
-        self._custom = _custom_tools(asked)
-        self._answer = ChatStream()
-        self._head: dict[str, Any] = {}
-        self._own = ""
-        self._positions: dict[str, int] = {}
-        """Of the items that were begun, by id."""
-        self._ended: set[str] = set()
-        self._calls: dict[int, dict[str, Any]] = {}
-        """Tool calls as far as they have come, by the upstream's index."""
-        self._sequence = 0
-
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
-        events: list[bytes] = []
-        for chunk in chunks:
-            self._answer.feed(chunk)
-            if not self._head:
-                events += self._start(chunk)
-            for choice in chunk.get("choices") or ():
-                if choice.get("index", 0) == 0:
-                    events += self._delta(choice.get("delta") or {})
-        return b"".join(events)
-
-    def finish(self) -> bytes:
-        response = {**self._whole(), "created_at": self._head["created_at"]}
-        by_id = {item["id"]: item for item in response["output"]}
-        events: list[bytes] = []
-        for item_id, item in by_id.items():
-            if item_id not in self._positions:
-                events += self._begin(item)
-                if item.get("arguments"):
-                    events.append(self._of(item_id, "function_call_arguments.delta", delta=item["arguments"]))
-        order = sorted(by_id, key=self._positions.__getitem__)
-        for item_id in order:
-            if item_id not in self._ended:
-                events += self._end(by_id[item_id])
-        response["output"] = [by_id[item_id] for item_id in order]
-        events.append(self._event(f"response.{response['status']}", response=response))
-        return b"".join(events)
-
-    def fail(self, error: GatewayError) -> bytes:
-        code, param = str(error.code or "server_error"), error.to_dict(prompt="input")["error"]["param"]
-        told = self._event("error", code=code, message=str(error), param=param)
-        failed = {**(self._head or _head({}, self._asked)), "status": "failed"}
-        failed["error"] = {"code": code, "message": str(error)}
-        return told + self._event("response.failed", response=failed)
-
-    def _start(self, chunk: Mapping[str, Any]) -> Iterable[bytes]:
-        self._head = _head(chunk, self._asked)
-        self._own = str(self._head["id"]).removeprefix("resp_")
-        yield self._event("response.created", response=self._head)
-        yield self._event("response.in_progress", response=self._head)
-
-    def _delta(self, delta: Mapping[str, Any]) -> Iterable[bytes]:
-        thought, reasoning = reasoning_of(delta), _reasoning(self._own, "")
-        if thought and reasoning["id"] not in self._ended:
-            yield from self._begin(reasoning)
-            yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
-        if text := text_of(delta):
-            message = _message(self._own, [])
-            yield from self._end_spoken("rs_")
-            if message["id"] not in self._ended:
-                yield from self._begin(message)
-                yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
-        for piece in delta.get("tool_calls") or ():
-            yield from self._call_piece(piece)
-
-    def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
-        """A function call grows by its pieces; a custom tool's input is known when the whole call is."""
-        call = self._calls.setdefault(
-            piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": ""}
-        )
-        function = piece.get("function") or {}
-        call["id"] = piece.get("id") or call["id"]
-        call["name"] = function.get("name") or call["name"]
-        call["held"] += function.get("arguments") or ""
-        if not (call["id"] and call["name"]):
-            return
-        item = _call(self._own, call["position"], {"id": call["id"], "function": {"name": call["name"]}}, self._custom)
-        yield from self._end_spoken("rs_", "msg_")
-        yield from self._begin(item)
-        if call["held"] and item["type"] == "function_call":
-            yield self._of(item["id"], "function_call_arguments.delta", delta=call["held"])
-            call["held"] = ""
-
-    def _begin(self, item: Mapping[str, Any]) -> Iterable[bytes]:
-        """The events that announce an item, unless they were sent."""
-        if item["id"] in self._positions:
-            return
-        self._positions[item["id"]] = len(self._positions)
-        empty = {**item, "status": "in_progress"}
-        empty |= {name: type(item[name])() for name in ("content", "arguments", "input") if name in item}
-        empty.pop("encrypted_content", None)
-        yield self._event("response.output_item.added", output_index=self._positions[item["id"]], item=empty)
-        refused = any(part["type"] == "refusal" for part in item.get("content", ())[:1])
-        if item["type"] == "message" and not refused:
-            yield self._of(item["id"], "content_part.added", content_index=0, part=_text_part(""))
-        elif item["type"] == "reasoning":
-            part = {"type": "reasoning_text", "text": ""}
-            yield self._of(item["id"], "content_part.added", content_index=0, part=part)
-
-    def _end_spoken(self, *prefixes: str) -> Iterable[bytes]:
-        """The events that end these items, where they are open."""
-        open_ids = {f"{prefix}{self._own}" for prefix in prefixes} & self._positions.keys() - self._ended
-        if open_ids:
-            for item in self._whole()["output"]:
-                if item["id"] in open_ids:
-                    yield from self._end(item)
-
-    def _end(self, item: Mapping[str, Any]) -> Iterable[bytes]:
-        self._ended.add(item["id"])
-        match item["type"]:
-            case "function_call":
-                yield self._of(
-                    item["id"], "function_call_arguments.done", arguments=item["arguments"], name=item["name"]
-                )
-            case "custom_tool_call":
-                yield self._of(item["id"], "custom_tool_call_input.delta", delta=item["input"])
-                yield self._of(item["id"], "custom_tool_call_input.done", input=item["input"])
-            case "reasoning":
-                yield from self._end_parts(item, "reasoning_text.done")
-            case "message":
-                yield from self._end_parts(item, "output_text.done", logprobs=[])
-        position = self._positions[item["id"]]
-        yield self._event("response.output_item.done", output_index=position, item=item)
-
-    def _end_parts(self, item: Mapping[str, Any], name: str, **extra: Any) -> Iterable[bytes]:
-        for index, part in enumerate(item["content"]):
-            at = {"content_index": index}
-            if part["type"] == "refusal":
-                yield self._of(item["id"], "content_part.added", **at, part={**part, "refusal": ""})
-                yield self._of(item["id"], "refusal.delta", **at, delta=part["refusal"])
-                yield self._of(item["id"], "refusal.done", **at, refusal=part["refusal"])
-            else:
-                yield self._of(item["id"], name, **at, text=part["text"], **extra)
-            yield self._of(item["id"], "content_part.done", **at, part=part)
-
-    def _of(self, item_id: str, event_name: str, **data: Any) -> bytes:
-        position = self._positions[item_id]
-        return self._event(f"response.{event_name}", item_id=item_id, output_index=position, **data)
-
-    def _whole(self) -> dict[str, Any]:
-        return from_chat(self._answer.response(), self._asked)
-
-    def _event(self, type: str, **data: Any) -> bytes:
-        self._sequence += 1
-        return event(type, {"type": type, "sequence_number": self._sequence - 1, **data})
