@@ -222,6 +222,25 @@ def test_log_probabilities_stand_where_they_were_asked_for():
     assert message["content"][0]["logprobs"] == entries
 
 
+def entries_of(*tokens):
+    return [{"token": token, "logprob": -0.5, "bytes": [*token.encode()], "top_logprobs": []} for token in tokens]
+
+
+def test_log_probabilities_are_those_of_the_text_alone():
+    asked = {"include": ["message.output_text.logprobs"]}
+    entries = entries_of("<think>", "4?", "</think>", "\n4", "!", "<tool>", "4!", "<end>")
+    said = {"reasoning": "4?", "content": "4!", "tool_calls": [CALL]}
+    [_, message, _] = answer(said, asked=asked, logprobs={"content": entries})["output"]
+    assert message["content"][0]["logprobs"] == entries[3:5]
+
+
+def test_log_probabilities_that_spell_no_text_are_all_given():
+    asked = {"include": ["message.output_text.logprobs"]}
+    entries = entries_of("token_id:1", "token_id:2")
+    [message] = answer({"content": "hi"}, asked=asked, logprobs={"content": entries})["output"]
+    assert message["content"][0]["logprobs"] == entries
+
+
 PATCH = {"type": "custom", "name": "patch"}
 NO_TOOLS = {"type": "allowed_tools", "tools": []}
 

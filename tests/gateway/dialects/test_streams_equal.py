@@ -50,7 +50,14 @@ def streams(draw):
 
 
 def choice_chunk(delta, reason=None):
-    return {**HEAD, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
+    return {**HEAD, "choices": [{"index": 0, "delta": delta, "logprobs": logprobs_of(delta), "finish_reason": reason}]}
+
+
+def logprobs_of(delta):
+    """One token for what is said, and one that no text shows before a call or the end."""
+    said = [delta[name] for name in ("reasoning_content", "content", "refusal") if delta.get(name)]
+    tokens = said if delta.keys() & {"reasoning_content", "content", "refusal"} else ["<|special|>"]
+    return {"content": [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in tokens]}
 
 
 def streamed(encoder, batches, call_id):
@@ -124,7 +131,11 @@ def response_of(events):
                 assert event["content_index"] == len(items[at]["content"])
                 items[at]["content"].append(event["part"])
             case "output_text.delta" | "reasoning_text.delta":
-                items[at]["content"][event["content_index"]]["text"] += event["delta"]
+                part = items[at]["content"][event["content_index"]]
+                part["text"] += event["delta"]
+                part.get("logprobs", []).extend(event.get("logprobs", ()))
+            case "output_text.done":
+                assert event["logprobs"] == items[at]["content"][event["content_index"]]["logprobs"]
             case "refusal.delta":
                 items[at]["content"][event["content_index"]]["refusal"] += event["delta"]
             case "function_call_arguments.delta":
@@ -139,15 +150,28 @@ def response_of(events):
 
 
 @settings(max_examples=60, deadline=None)
-@given(streams())
-def test_a_streamed_response_is_the_whole_response(batches):
+@given(streams(), st.booleans())
+def test_a_streamed_response_is_the_whole_response(batches, with_logprobs):
     asked = {"tools": [{"type": "custom", "name": "patch"}, {"type": "function", "name": "add"}]}
+    asked |= {"include": ["message.output_text.logprobs"]} if with_logprobs else {}
     events, response = streamed(ResponsesStreamEncoder(asked), batches, "resp_1")
     whole = responses_output.from_chat(response, asked)
     last = events[-1]["response"]
     assert events[-1]["type"] == f"response.{whole['status']}"
     assert {**last, "completed_at": 0} == {**whole, "completed_at": 0, "created_at": last["created_at"]}
     assert [without_status(item) for item in response_of(events)] == [without_status(item) for item in whole["output"]]
+
+
+def test_log_probabilities_come_with_the_pieces_that_their_tokens_spell():
+    first, second = ({"token": "?", "logprob": -0.5, "bytes": [byte], "top_logprobs": []} for byte in "é".encode())
+    end = {"token": "<end>", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    chunks = [choice_chunk({}), choice_chunk({"content": "é"}), choice_chunk({}, "stop")]
+    for chunk, entry in zip(chunks, [first, second, end], strict=True):
+        chunk["choices"][0]["logprobs"] = {"content": [entry]}
+    events, _ = streamed(ResponsesStreamEncoder({"include": ["message.output_text.logprobs"]}), [chunks], "resp_1")
+    [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert delta["logprobs"] == [first, second]
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [first, second]
 
 
 def without_status(item):

@@ -14,8 +14,8 @@ from rllm.gateway.dialects.responses_output import (
     CUSTOM_INPUT,
     ENCRYPTED,
     from_chat,
-    includes,
     output_items,
+    wants_logprobs,
 )
 from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
 from rllm.gateway.errors import GatewayError
@@ -340,7 +340,7 @@ def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not includes(asked, "message.output_text.logprobs") and asked.get("top_logprobs") is None:
+    if not wants_logprobs(asked) and asked.get("top_logprobs") is None:
         return {}
     return {"logprobs": True, **_present(asked, "top_logprobs")}
 

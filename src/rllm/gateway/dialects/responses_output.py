@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from rllm.gateway.dialects.base import created_at, first_choice, reasoning_of, token_fields, usage_of
+from rllm.gateway.dialects.responses_logprobs import logprobs_of
 from rllm.types import Message, text_of
 
 ENCRYPTED = "rllm:"
@@ -21,14 +22,20 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 """Why an answer is not complete, by finish reason."""
 
 
-def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The response of a chat completion's first choice; it repeats what was asked for, as clients expect."""
+def from_chat(
+    response: Mapping[str, Any], asked: Mapping[str, Any], *, logprobs: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The response of a chat completion's first choice; it repeats what was asked for, as clients expect.
+
+    `logprobs` are those of its text, where they are known already.
+    """
     choice = first_choice(response)
     reason = _INCOMPLETE.get(choice.get("finish_reason") or "stop")
     items = output_items(choice.get("message") or {}, str(response.get("id")), asked)
     if items and reason:
         items[-1]["status"] = "incomplete"
-    _add_logprobs(items, choice, asked)
+    if wants_logprobs(asked):
+        _add_logprobs(items, logprobs_of(choice) if logprobs is None else logprobs)
     return {
         **head_of(response, asked),
         "status": "incomplete" if reason else "completed",
@@ -69,10 +76,10 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     return items
 
 
-def includes(asked: Mapping[str, Any], name: str) -> bool:
-    """Whether a request wants something that is left out otherwise."""
+def wants_logprobs(asked: Mapping[str, Any]) -> bool:
+    """Whether a request wants the log probabilities of the text, which are left out otherwise."""
     included = asked.get("include")
-    return isinstance(included, list) and name in included
+    return isinstance(included, list) and "message.output_text.logprobs" in included
 
 
 def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,19 +183,10 @@ def _custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _add_logprobs(items: list[dict[str, Any]], choice: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    if not includes(asked, "message.output_text.logprobs"):
-        return
+def _add_logprobs(items: Iterable[Mapping[str, Any]], logprobs: list[dict[str, Any]]) -> None:
     for item in items:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            entries = (choice.get("logprobs") or {}).get("content") or ()
-            item["content"][0]["logprobs"] = [_logprob(entry) for entry in entries]
-
-
-def _logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat completion's entry; here the bytes of a token are always a list, and those that nobody knows are none."""
-    others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
-    return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
+            item["content"][0]["logprobs"] = logprobs
 
 
 def _usage(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import COMMENT, event, reasoning_of
+from rllm.gateway.dialects.responses_logprobs import TextLogprobs, entries_of
 from rllm.gateway.dialects.responses_output import (
     call_item,
     custom_tools,
@@ -15,6 +16,7 @@ from rllm.gateway.dialects.responses_output import (
     message_item,
     reasoning_item,
     text_part,
+    wants_logprobs,
 )
 from rllm.gateway.errors import GatewayError
 from rllm.types import text_of
@@ -40,6 +42,8 @@ class ResponsesStreamEncoder:
         self._ended: set[str] = set()
         self._calls: dict[int, dict[str, Any]] = {}
         """Tool calls as far as they have come, by the upstream's index."""
+        self._wants_logprobs = wants_logprobs(asked)
+        self._logprobs = TextLogprobs()
         self._sequence = 0
 
     def feed(self, chunks: list[dict[str, Any]]) -> bytes:
@@ -50,6 +54,8 @@ class ResponsesStreamEncoder:
                 events += self._start(chunk)
             for choice in chunk.get("choices") or ():
                 if choice.get("index", 0) == 0:
+                    if self._wants_logprobs:
+                        self._logprobs.hold(entries_of(choice))
                     events += self._delta(choice.get("delta") or {})
         return b"".join(events)
 
@@ -85,6 +91,8 @@ class ResponsesStreamEncoder:
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterable[bytes]:
         thought, reasoning = reasoning_of(delta), reasoning_item(self._own, "")
+        if thought:
+            self._logprobs.skip(thought)
         if thought and reasoning["id"] not in self._ended:
             yield from self._begin(reasoning)
             yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
@@ -93,7 +101,8 @@ class ResponsesStreamEncoder:
             yield from self._end_spoken("rs_")
             if message["id"] not in self._ended:
                 yield from self._begin(message)
-                yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
+                logprobs = self._logprobs.of(text)
+                yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=logprobs)
         for piece in delta.get("tool_calls") or ():
             yield from self._call_piece(piece)
 
@@ -154,7 +163,7 @@ class ResponsesStreamEncoder:
             case "reasoning":
                 yield from self._end_parts(item, "reasoning_text.done")
             case "message":
-                yield from self._end_parts(item, "output_text.done", logprobs=[])
+                yield from self._end_parts(item, "output_text.done", logprobs=self._logprobs.given)
         position = self._positions[item["id"]]
         yield self._event("response.output_item.done", output_index=position, item=item)
 
@@ -174,7 +183,7 @@ class ResponsesStreamEncoder:
         return self._event(f"response.{event_name}", item_id=item_id, output_index=position, **data)
 
     def _whole(self) -> dict[str, Any]:
-        return from_chat(self._answer.response(), self._asked)
+        return from_chat(self._answer.response(), self._asked, logprobs=self._logprobs.given)
 
     def _event(self, type: str, **data: Any) -> bytes:
         self._sequence += 1
