@@ -215,6 +215,20 @@ def test_an_answer_that_was_cut_off_is_incomplete(reason, why):
     assert response["output"][-1]["status"] == "incomplete"
 
 
+@pytest.mark.parametrize(
+    ("reason", "types"), [("length", ["reasoning"]), ("abort", ["reasoning"]), ("stop", ["reasoning", "message"])]
+)
+def test_only_an_answer_that_was_cut_off_in_its_reasoning_has_no_message(reason, types):
+    output = answer({"content": None, "reasoning": "hm"}, reason)["output"]
+    assert [item["type"] for item in output] == types
+    assert output[-1]["status"] == ("completed" if reason == "stop" else "incomplete")
+
+
+def test_an_answer_that_was_cut_off_before_it_said_anything_has_an_empty_message():
+    [message] = answer({"content": ""}, "length")["output"]
+    assert (message["content"][0]["text"], message["status"]) == ("", "incomplete")
+
+
 def test_log_probabilities_stand_where_they_were_asked_for():
     entries = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
     asked = {"include": ["message.output_text.logprobs"]}

@@ -32,8 +32,8 @@ def from_chat(
     choice = first_choice(response)
     reason = _INCOMPLETE.get(choice.get("finish_reason") or "stop")
     items = output_items(choice.get("message") or {}, str(response.get("id")), asked)
-    if items and reason:
-        items[-1]["status"] = "incomplete"
+    if reason:
+        items = _cut_off(items)
     if wants_logprobs(asked):
         _add_logprobs(items, logprobs_of(choice) if logprobs is None else logprobs)
     return {
@@ -74,6 +74,14 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     custom = custom_tools(asked)
     items += [call_item(own, position, call, custom) for position, call in enumerate(calls)]
     return items
+
+
+def _cut_off(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an answer that is not complete: one that was still thinking has no message, for clients parse what a message says."""
+    *before, last = items
+    if before and last.get("content") == [text_part("")]:
+        return _cut_off(before)
+    return [*before, {**last, "status": "incomplete"}]
 
 
 def wants_logprobs(asked: Mapping[str, Any]) -> bool:
