@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects, parse_object
 from rllm.gateway.dialects.responses_output import (
-    CUSTOM_INPUT,
     ENCRYPTED,
     from_chat,
     output_items,
     wants_logprobs,
 )
 from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
+from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools
 from rllm.gateway.errors import GatewayError
 from rllm.types import Message, Trace, text_of
 
@@ -38,8 +38,8 @@ _REFUSED = {
     "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send the prompt's text as input",
 }
-_UNSAID = frozenset({"configuration_update", "compaction_trigger", "mcp_list_tools"})
-"""Items that say nothing to the model."""
+_UNSAID = frozenset({"additional_tools", "configuration_update", "compaction_trigger", "mcp_list_tools"})
+"""Items that are no part of the conversation."""
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
 
 
@@ -118,14 +118,14 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     if asked.get("instructions"):
         messages.append({"role": "system", "content": field(asked, "instructions", str, "")})
     messages += _history(asked.get("previous_response_id"), earlier)
-    reader = _InputReader(earlier)
-    messages += reader.messages(asked.get("input"))
+    tools = Tools(asked)
+    messages += _InputReader(earlier, tools).messages(asked.get("input"))
     if not messages:
         raise invalid("'input' is missing or empty: send a text or a list of items", "input")
     chat["messages"] = messages
     if asked.get("max_output_tokens") is not None:
         chat["max_tokens"] = asked["max_output_tokens"]
-    chat.update(_tools(asked, reader.tools), **_text(asked), **_logprobs(asked))
+    chat.update(tools.to_chat(asked.get("tool_choice")), **_text(asked), **_logprobs(asked))
     effort = field(asked, "reasoning", dict, "", {}).get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -163,14 +163,13 @@ def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
 class _InputReader:
     """Items to messages: what the assistant thought, said and called in one turn is one message of a chat."""
 
-    def __init__(self, earlier: Mapping[str, Trace]) -> None:
+    def __init__(self, earlier: Mapping[str, Trace], tools: Tools) -> None:
         self._earlier = earlier
+        self._tools = tools
         self._turn: Message = {}
         self._answer: str | None = None
         """The response that the open turn is, as far as its items' ids tell."""
         self._done: list[Message] = []
-        self.tools: list[dict[str, Any]] = []
-        """Tools that came as items."""
 
     def messages(self, given: Any) -> list[Message]:
         if isinstance(given, str):
@@ -198,8 +197,6 @@ class _InputReader:
                 self._add({"role": "tool", "tool_call_id": call_id, "content": content})
             case "item_reference":
                 self._read(self._referenced(field(item, "id", str, where), where), where)
-            case "additional_tools":
-                self.tools += objects(item.get("tools"), f"{where}.tools")
             case other if not (isinstance(other, str) and other in _UNSAID):
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
@@ -215,7 +212,8 @@ class _InputReader:
         self._turn["content"] = content
 
     def _call(self, item: dict[str, Any], arguments: str, where: str) -> None:
-        function = {"name": field(item, "name", str, where), "arguments": arguments}
+        name = self._tools.chat_name(field(item, "name", str, where), field(item, "namespace", str, where, ""))
+        function = {"name": name, "arguments": arguments}
         call = {"id": field(item, "call_id", str, where), "type": "function", "function": function}
         self._turn.setdefault("tool_calls", []).append(call)
 
@@ -281,42 +279,6 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             return {"type": "input_audio", "input_audio": part.get("input_audio")}
         case other:
             raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
-
-
-def _tools(asked: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, Any]:
-    """`tools`, `tool_choice`: of a choice among some tools, only these are shown to the model."""
-    given = [(tool.get("name"), [*_functions(tool)]) for tool in [*objects(asked.get("tools") or [], "tools"), *added]]
-    choice = asked.get("tool_choice")
-    if isinstance(choice, dict):
-        kind = choice.get("type")
-        if kind == "allowed_tools":
-            allowed = [tool.get("name") for tool in objects(choice.get("tools"), "tool_choice.tools")]
-            given = [(name, functions) for name, functions in given if name in allowed]
-            choice = choice.get("mode") or "auto"
-        elif kind in ("function", "custom"):
-            choice = {"type": "function", "function": {"name": field(choice, "name", str, "tool_choice")}}
-        else:
-            raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
-    tools = [function for _, functions in given for function in functions]
-    return ({"tools": tools} if tools else {}) | ({"tool_choice": choice} if choice is not None and tools else {})
-
-
-def _functions(tool: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The chat tools of a tool: none for one that OpenAI's servers run, several for a namespace."""
-    match tool.get("type"):
-        case "function":
-            function = {"name": field(tool, "name", str, "tools[]"), **_present(tool, "description", "strict")}
-            parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-            yield {"type": "function", "function": {**function, "parameters": parameters}}
-        case "custom":
-            text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
-            function = {"name": field(tool, "name", str, "tools[]"), **_present(tool, "description")}
-            yield {"type": "function", "function": {**function, "parameters": text}}
-        case "namespace":
-            for inner in objects(tool.get("tools"), "tools[].tools"):
-                yield from _functions(inner)
-        case other:
-            note_left_out(str(other))
 
 
 def _text(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
-
 from rllm.gateway.dialects.base import created_at, first_choice, reasoning_of, token_fields, usage_of
 from rllm.gateway.dialects.responses_logprobs import logprobs_of
+from rllm.gateway.dialects.responses_tools import Tools, custom_input
 from rllm.types import Message, text_of
 
 ENCRYPTED = "rllm:"
 """How reasoning begins that a client carries without looking into it (it is not secret here)."""
-
-CUSTOM_INPUT = "input"
-"""A custom tool takes plain text; the model is told of a function with this one argument."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", "abort": "max_output_tokens"}
 """Why an answer is not complete, by finish reason."""
@@ -62,7 +58,7 @@ def broken_off(response: Mapping[str, Any], *, cancelled: bool, reason: str) -> 
 
 def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """What an assistant's message holds, as items: reasoning, the message, its tool calls. Their ids name the response."""
-    asked = asked or {}
+    tools = Tools(asked or {})
     own = response_id.removeprefix("resp_")
     items: list[dict[str, Any]] = []
     if thought := reasoning_of(message):
@@ -71,8 +67,7 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     parts = _parts(message)
     if parts or not calls:
         items.append(message_item(own, parts or [text_part("")]))
-    custom = custom_tools(asked)
-    items += [call_item(own, position, call, custom) for position, call in enumerate(calls)]
+    items += [call_item(own, position, call, tools) for position, call in enumerate(calls)]
     return items
 
 
@@ -155,40 +150,16 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(own: str, position: int, call: Mapping[str, Any], custom: set[str]) -> dict[str, Any]:
-    """A chat's tool call, the one at this position; `custom` are the names of the tools that take plain text."""
+def call_item(own: str, position: int, call: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
+    """A chat's tool call, the one at this position, of one of these tools."""
     function = call.get("function") or {}
-    name, arguments = function.get("name") or "", function.get("arguments") or ""
-    shared = {"id": f"fc_{own}_{position}", "call_id": call.get("id"), "name": name, "status": "completed"}
-    if name in custom:
-        return {**shared, "type": "custom_tool_call", "input": _custom_input(arguments)}
-    return {**shared, "type": "function_call", "arguments": arguments}
-
-
-def custom_tools(asked: Mapping[str, Any]) -> set[str]:
-    """The names of the tools of a request that take plain text."""
-    items = asked["input"] if isinstance(asked.get("input"), list) else ()
-    added = (tool for item in items if item.get("type") == "additional_tools" for tool in item["tools"])
-    return {tool["name"] for tool in _unfolded([*(asked.get("tools") or ()), *added]) if tool.get("type") == "custom"}
-
-
-def _unfolded(tools: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """The tools, and in the place of a namespace those in it."""
-    for tool in tools:
-        if tool.get("type") == "namespace":
-            yield from _unfolded(tool["tools"])
-        else:
-            yield tool
-
-
-def _custom_input(arguments: str) -> str:
-    """The text meant for a custom tool; what was sampled, where it is not in the form that was asked for."""
-    try:
-        given = orjson.loads(arguments)
-    except ValueError:
-        return arguments
-    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
+    tool, arguments = tools.called(function.get("name") or ""), function.get("arguments") or ""
+    item = {"id": f"fc_{own}_{position}", "call_id": call.get("id"), "name": tool.name, "status": "completed"}
+    if tool.namespace:
+        item["namespace"] = tool.namespace
+    if tool.is_custom:
+        return {**item, "type": "custom_tool_call", "input": custom_input(arguments)}
+    return {**item, "type": "function_call", "arguments": arguments}
 
 
 def _add_logprobs(items: Iterable[Mapping[str, Any]], logprobs: list[dict[str, Any]]) -> None:

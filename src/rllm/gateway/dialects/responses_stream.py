@@ -10,7 +10,6 @@ from rllm.gateway.dialects.base import COMMENT, event, reasoning_of
 from rllm.gateway.dialects.responses_logprobs import TextLogprobs, entries_of
 from rllm.gateway.dialects.responses_output import (
     call_item,
-    custom_tools,
     from_chat,
     head_of,
     message_item,
@@ -18,6 +17,7 @@ from rllm.gateway.dialects.responses_output import (
     text_part,
     wants_logprobs,
 )
+from rllm.gateway.dialects.responses_tools import Tools
 from rllm.gateway.errors import GatewayError
 from rllm.types import text_of
 
@@ -33,7 +33,7 @@ class ResponsesStreamEncoder:
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self._asked = asked
-        self._custom = custom_tools(asked)
+        self._tools = Tools(asked)
         self._answer = ChatStream()
         self._head: dict[str, Any] = {}
         self._own = ""
@@ -118,7 +118,7 @@ class ResponsesStreamEncoder:
         if not (call["id"] and call["name"]):
             return
         item = call_item(
-            self._own, call["position"], {"id": call["id"], "function": {"name": call["name"]}}, self._custom
+            self._own, call["position"], {"id": call["id"], "function": {"name": call["name"]}}, self._tools
         )
         yield from self._end_spoken("rs_", "msg_")
         yield from self._begin(item)

@@ -1,0 +1,156 @@
+"""OpenAI's responses, their tools: functions of a chat, and back what a chat calls; a chat knows neither namespaces nor custom tools."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from rllm.gateway.dialects.fields import field, invalid, note_left_out, objects
+
+CUSTOM_INPUT = "input"
+"""A custom tool takes plain text; the model is told of a function with this one argument."""
+
+_CHAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A function, or a custom tool."""
+
+    name: str
+    namespace: str
+    """Empty outside of any."""
+    is_custom: bool
+    function: Mapping[str, Any]
+    """What a chat is told of it besides its name."""
+
+
+class Tools:
+    """The tools of a request, and the names that a chat knows them by."""
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._tools = [tool for given in _given(asked) for tool in _unfolded(given)]
+        self._chat_names = _chat_names(self._tools)
+        self._by_chat_name = {self.chat_name(tool.name, tool.namespace): tool for tool in self._tools}
+
+    def chat_name(self, name: str, namespace: str) -> str:
+        """What a chat calls a tool; one that the request does not have, by its own name."""
+        return self._chat_names.get((namespace, name), name)
+
+    def called(self, chat_name: str) -> Tool:
+        """The tool that a chat calls so; one that nobody knows is a function."""
+        unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
+        return self._by_chat_name.get(chat_name, unknown)
+
+    def to_chat(self, choice: Any) -> dict[str, Any]:
+        """`tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown to the model."""
+        tools = self._tools
+        if isinstance(choice, dict):
+            kind = choice.get("type")
+            if kind == "allowed_tools":
+                tools = self._allowed(choice)
+                choice = choice.get("mode") or "auto"
+            elif kind in ("function", "custom"):
+                choice = {"type": "function", "function": {"name": self._chosen(choice)}}
+            else:
+                raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
+        if not tools:
+            return {}
+        shown = [{"type": "function", "function": self._function(tool)} for tool in tools]
+        return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
+
+    def _function(self, tool: Tool) -> dict[str, Any]:
+        return {"name": self.chat_name(tool.name, tool.namespace), **tool.function}
+
+    def _allowed(self, choice: Mapping[str, Any]) -> list[Tool]:
+        allowed = objects(choice.get("tools"), "tool_choice.tools")
+        return [tool for tool in self._tools if any(_is_named(tool, named) for named in allowed)]
+
+    def _chosen(self, choice: Mapping[str, Any]) -> str:
+        """The chat's name of the one tool that is to be called."""
+        name = field(choice, "name", str, "tool_choice")
+        outside = not choice.get("namespace") and ("", name) in self._chat_names
+        found = [] if outside else [tool for tool in self._tools if tool.name == name and _is_named(tool, choice)]
+        namespaces = dict.fromkeys(tool.namespace for tool in found)
+        if len(namespaces) > 1:
+            raise invalid(
+                f"tool_choice.name={name!r} is in several namespaces ({', '.join(namespaces)}): add its 'namespace'",
+                "tool_choice.name",
+            )
+        return self.chat_name(name, *namespaces or [""])
+
+
+def custom_input(arguments: str) -> str:
+    """The text meant for a custom tool; what was sampled, where it is not in the form that was asked for."""
+    try:
+        given = orjson.loads(arguments)
+    except ValueError:
+        return arguments
+    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The tools as they came, also those that came as items."""
+    yield from objects(asked.get("tools") or [], "tools")
+    items = asked["input"] if isinstance(asked.get("input"), list) else ()
+    for position, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            yield from objects(item.get("tools"), f"input[{position}].tools")
+
+
+def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
+    """The tools of a tool: none for one that OpenAI's servers run, several for a namespace."""
+    match tool.get("type"):
+        case "function":
+            function = {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+            function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
+            yield Tool(name=_name(tool), namespace=namespace, is_custom=False, function=function)
+        case "custom":
+            text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
+            function = {"description": tool["description"]} if tool.get("description") is not None else {}
+            yield Tool(name=_name(tool), namespace=namespace, is_custom=True, function=function | {"parameters": text})
+        case "namespace":
+            for inner in objects(tool.get("tools"), "tools[].tools"):
+                yield from _unfolded(inner, _name(tool))
+        case other:
+            note_left_out(str(other))
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return field(tool, "name", str, "tools[]")
+
+
+def _chat_names(tools: Iterable[Tool]) -> dict[tuple[str, str], str]:
+    """By namespace and name: the name alone where it is the only one, else both, for a chat's names are in no namespace."""
+    known = dict.fromkeys((tool.namespace, tool.name) for tool in tools)
+    num_so_called = Counter(name for _, name in known)
+    taken = set(num_so_called)
+    chat_names: dict[tuple[str, str], str] = {}
+    for namespace, name in known:
+        is_plain = not namespace or num_so_called[name] == 1
+        chat_names[namespace, name] = name if is_plain else _qualified(namespace, name, taken)
+        taken.add(chat_names[namespace, name])
+    return chat_names
+
+
+def _qualified(namespace: str, name: str, taken: Container[str]) -> str:
+    """A name of the characters, and of the length, that a chat allows."""
+    both = f"{namespace}__{name}"
+    if _CHAT_NAME.fullmatch(both) and both not in taken:
+        return both
+    digest = blake2b(f"{namespace}\0{name}".encode(), digest_size=4).hexdigest()
+    return f"{_NOT_IN_NAMES.sub('_', both)[:55]}_{digest}"
+
+
+def _is_named(tool: Tool, named: Mapping[str, Any]) -> bool:
+    """Whether a choice names a tool, or the namespace that it is in."""
+    namespace = named.get("namespace") or tool.namespace
+    return namespace == tool.namespace and named.get("name") in (tool.name, tool.namespace)

@@ -1,0 +1,120 @@
+"""The tools of OpenAI's responses, which a chat knows as functions: in namespaces, with plain text, and chosen."""
+
+import orjson
+import pytest
+
+from rllm.capture import SSEDecoder
+from rllm.gateway.dialects.responses import to_chat
+from rllm.gateway.dialects.responses_output import from_chat
+from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
+from rllm.gateway.errors import GatewayError
+
+ADD = {"type": "function", "name": "add"}
+RUN = {"type": "custom", "name": "run"}
+
+
+def namespace(name, *tools):
+    return {"type": "namespace", "name": name, "description": "d", "tools": [*tools]}
+
+
+def chat(**asked):
+    return to_chat({"model": "m", "input": "hi", **asked}, {})
+
+
+def names_in_chat(*tools, **asked):
+    return [tool["function"]["name"] for tool in chat(tools=[*tools], **asked).get("tools", ())]
+
+
+def calling(name, arguments="{}"):
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def called(name, *tools, arguments="{}"):
+    """The item that a chat's call is."""
+    message = {"role": "assistant", "content": None, "tool_calls": [calling(name, arguments)]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    [item] = from_chat({"id": "resp_1", "choices": [choice]}, {"tools": [*tools]})["output"]
+    return item
+
+
+def refusal(**asked):
+    with pytest.raises(GatewayError) as refused:
+        chat(**asked)
+    assert refused.value.status == 400
+    return str(refused.value)
+
+
+def test_a_function_in_a_namespace_is_called_by_its_name_and_shown_with_both():
+    item = called("add", namespace("math", ADD))
+    assert names_in_chat(namespace("math", ADD)) == ["add"]
+    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "math")
+    assert "namespace" not in called("add", ADD)
+
+
+def test_a_custom_tool_in_a_namespace_is_shown_with_both():
+    item = called("run", namespace("box", RUN), arguments='{"input": "ls"}')
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "run", "box", "ls")
+
+
+def test_functions_of_one_name_are_told_apart():
+    tools = (namespace("crm", ADD), namespace("erp", ADD), ADD)
+    assert names_in_chat(*tools) == ["crm__add", "erp__add", "add"]
+    shown = [called(name, *tools) for name in names_in_chat(*tools)]
+    assert [(item["name"], item.get("namespace")) for item in shown] == [("add", "crm"), ("add", "erp"), ("add", None)]
+
+
+@pytest.mark.parametrize("spaces", [("a.b", "a b"), ("x" * 80, "x" * 81), ("crm", "erp")])
+def test_every_name_is_one_that_a_chat_allows_and_no_other_tools(spaces):
+    tools = [*(namespace(space, ADD) for space in spaces), {"type": "function", "name": "crm__add"}]
+    names = names_in_chat(*tools)
+    assert len({*names}) == 3
+    assert all(len(name) <= 64 and name.replace("-", "").replace("_", "").isalnum() for name in names)
+    assert [called(name, *tools).get("namespace") for name in names] == [*spaces, None]
+
+
+def test_a_call_comes_back_under_the_name_that_the_chat_knew():
+    tools = [namespace("crm", ADD), namespace("erp", ADD)]
+    call = called("erp__add", *tools)
+    [_, turn] = chat(input=[{"role": "user", "content": "hi"}, call], tools=tools)["messages"]
+    assert turn["tool_calls"] == [calling("erp__add")]
+
+
+def test_a_streamed_call_is_announced_with_its_namespace():
+    encoder = ResponsesStreamEncoder({"tools": [namespace("math", ADD)]})
+    choice = {"index": 0, "delta": {"tool_calls": [{"index": 0, **calling("add")}]}, "finish_reason": "tool_calls"}
+    sent = encoder.feed([{"id": "resp_1", "choices": [choice]}]) + encoder.finish()
+    events = [orjson.loads(payload) for payload in SSEDecoder().feed(sent)]
+    items = [event["item"] for event in events if "item" in event]
+    assert [(item["name"], item["namespace"]) for item in items] == [("add", "math")] * 2
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"type": "function", "name": "add"}, ["crm__add", "erp__add"]),
+        ({"type": "function", "name": "add", "namespace": "erp"}, ["erp__add"]),
+        ({"type": "namespace", "name": "crm"}, ["crm__add"]),
+        ({"type": "custom", "name": "run"}, ["run"]),
+    ],
+)
+def test_tools_in_namespaces_can_be_allowed(named, expected):
+    tools = (namespace("crm", ADD), namespace("erp", ADD, RUN))
+    assert names_in_chat(*tools, tool_choice={"type": "allowed_tools", "tools": [named]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [({"name": "run"}, "run"), ({"name": "add", "namespace": "erp"}, "erp__add")]
+)
+def test_a_tool_in_a_namespace_can_be_forced(named, expected):
+    asked = chat(tools=[namespace("crm", ADD), namespace("erp", ADD, RUN)], tool_choice={"type": "function", **named})
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": expected}}
+
+
+def test_a_forced_function_outside_of_namespaces_is_meant_before_one_in_them():
+    asked = chat(tools=[namespace("crm", ADD), ADD], tool_choice=ADD)
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+
+
+def test_a_forced_function_of_two_namespaces_is_to_be_told_apart():
+    tools = [namespace("crm", ADD), namespace("erp", ADD)]
+    assert "several namespaces (crm, erp)" in refusal(tools=tools, tool_choice=ADD)
