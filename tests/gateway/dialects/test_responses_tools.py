@@ -118,3 +118,13 @@ def test_a_forced_function_outside_of_namespaces_is_meant_before_one_in_them():
 def test_a_forced_function_of_two_namespaces_is_to_be_told_apart():
     tools = [namespace("crm", ADD), namespace("erp", ADD)]
     assert "several namespaces (crm, erp)" in refusal(tools=tools, tool_choice=ADD)
+
+
+def test_a_choice_among_tools_that_are_not_there_is_refused():
+    unknown = {"type": "allowed_tools", "tools": [{"type": "function", "name": "ad"}]}
+    assert "none of 'tools' is called 'ad'" in refusal(tools=[ADD], tool_choice=unknown)
+
+
+@pytest.mark.parametrize("allowed", [[], [{"type": "web_search"}], [{"type": "mcp", "server_label": "wiki"}]])
+def test_a_choice_among_no_tools_of_the_clients_shows_none(allowed):
+    assert names_in_chat(ADD, tool_choice={"type": "allowed_tools", "tools": allowed}) == []

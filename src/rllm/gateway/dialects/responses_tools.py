@@ -16,6 +16,8 @@ from rllm.gateway.dialects.fields import field, invalid, note_left_out, objects
 CUSTOM_INPUT = "input"
 """A custom tool takes plain text; the model is told of a function with this one argument."""
 
+_TOLD = frozenset({"function", "custom", "namespace"})
+"""The types of tools that the model is told of."""
 _CHAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -71,7 +73,12 @@ class Tools:
 
     def _allowed(self, choice: Mapping[str, Any]) -> list[Tool]:
         allowed = objects(choice.get("tools"), "tool_choice.tools")
-        return [tool for tool in self._tools if any(_is_named(tool, named) for named in allowed)]
+        tools = [tool for tool in self._tools if any(_is_named(tool, named) for named in allowed)]
+        unknown = [named.get("name") for named in allowed if named.get("type") in _TOLD]
+        if unknown and not tools:
+            names = ", ".join(repr(name)[:80] for name in unknown[:8])
+            raise invalid(f"tool_choice.tools: none of 'tools' is called {names}: name some of them", "tool_choice")
+        return tools
 
     def _chosen(self, choice: Mapping[str, Any]) -> str:
         """The chat's name of the one tool that is to be called."""
