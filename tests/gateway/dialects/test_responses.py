@@ -188,6 +188,28 @@ def test_effort_verbosity_and_log_probabilities_have_their_names_in_chat():
     assert [asked[name] for name in named] == ["low", "low", True, 2]
 
 
+def test_the_last_update_of_the_effort_and_of_the_format_counts():
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    items = [
+        {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_object"}}},
+        {"type": "configuration_update", "text": {"format": schema}},
+        HI,
+        {"type": "configuration_update", "reasoning": {"effort": None}, "unknown": 3},
+    ]
+    asked = chat(input=items, reasoning={"effort": "high"}, text={"verbosity": "low", "format": {"type": "text"}})
+    assert asked["messages"] == [HI]
+    assert (asked["reasoning_effort"], asked["verbosity"]) == ("low", "low")
+    assert asked["response_format"]["json_schema"]["name"] == "n"
+
+
+def test_only_a_trigger_of_compaction_at_the_end_of_the_input_is_refused():
+    trigger = {"type": "compaction_trigger"}
+    assert chat(input=[trigger, HI])["messages"] == [HI]
+    with pytest.raises(GatewayError, match="does not compact: leave it out") as refused:
+        chat(input=[HI, trigger])
+    assert (refused.value.status, refused.value.param) == (400, "input[1]")
+
+
 def test_an_answer_is_a_list_of_items():
     response = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]}, "tool_calls")
     reasoning, message, call = response["output"]
@@ -328,6 +350,7 @@ def test_an_item_can_be_referred_to():
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"reasoning": "low"}, "reasoning"),
+        ({"input": [{"type": "configuration_update", "reasoning": "low"}, HI]}, "'input[0].reasoning'"),
         ({"stream": 1}, "stream=1"),
         ({"n": 2}, "n=2: a response is one answer"),
     ],

@@ -125,10 +125,10 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     chat["messages"] = messages
     if asked.get("max_output_tokens") is not None:
         chat["max_tokens"] = asked["max_output_tokens"]
-    chat.update(tools.to_chat(asked.get("tool_choice")), **_text(asked), **_logprobs(asked))
-    effort = field(asked, "reasoning", dict, "", {}).get("effort")
-    if effort is not None:
-        chat["reasoning_effort"] = effort
+    reasoning, text = _configuration(asked)
+    chat.update(tools.to_chat(asked.get("tool_choice")), **_text(text), **_logprobs(asked))
+    if reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
     check_single_chat(chat, "a response is one answer: call again, or use chat completions")
     return chat
 
@@ -174,8 +174,12 @@ class _InputReader:
     def messages(self, given: Any) -> list[Message]:
         if isinstance(given, str):
             return [{"role": "user", "content": given}]
-        for position, item in enumerate(objects(given if given is not None else [], "input")):
+        items = objects(given if given is not None else [], "input")
+        for position, item in enumerate(items):
             self._read(item, f"input[{position}]")
+        if items and items[-1].get("type") == "compaction_trigger":
+            where = f"input[{len(items) - 1}]"
+            raise invalid(f"{where}.type='compaction_trigger': this server does not compact: leave it out", where)
         self._end_turn()
         return self._done
 
@@ -281,9 +285,20 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
 
 
-def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _configuration(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`reasoning` and `text`, with the effort and the format to which items of the input have changed them last."""
+    reasoning = {**field(asked, "reasoning", dict, "", {})}
+    text = {**field(asked, "text", dict, "", {})}
+    items = asked["input"] if isinstance(asked.get("input"), list) else ()
+    for position, item in enumerate(items):
+        if item.get("type") == "configuration_update":
+            reasoning |= _present(field(item, "reasoning", dict, f"input[{position}]", {}), "effort")
+            text |= _present(field(item, "text", dict, f"input[{position}]", {}), "format")
+    return reasoning, text
+
+
+def _text(config: Mapping[str, Any]) -> dict[str, Any]:
     """`response_format` and `verbosity`."""
-    config = field(asked, "text", dict, "", {})
     form = field(config, "format", dict, "text", {})
     chat = _present(config, "verbosity")
     match form.get("type", "text"):
