@@ -40,6 +40,15 @@ def test_it_is_found_without_a_session_by_those_who_named_none(served):
     assert client.responses.retrieve(given.id).output_text == "four"
 
 
+def test_it_is_not_streamed_again(served):
+    client = served.client("s")
+    given = say(client, "two and two?")
+    with pytest.raises(openai.BadRequestError, match="retrieve it without") as refused:
+        client.responses.retrieve(given.id, stream=True)
+    assert refused.value.param == "stream"
+    assert client.responses.retrieve(given.id, stream=False).output_text == "four"
+
+
 def test_what_nobody_was_given_cannot_be_continued_without_a_session_either(served):
     with pytest.raises(openai.BadRequestError, match="Previous response"):
         say(served.client(base_url=f"{served.server.url}/v1"), "and twice that?", previous_response_id="resp_unknown")

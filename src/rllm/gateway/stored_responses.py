@@ -56,7 +56,9 @@ class StoredResponses:
         self, answer: Callable[[Trace], Awaitable[dict[str, Any]]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
-            return Response(orjson.dumps(await answer(await self._found(request))), media_type="application/json")
+            trace = await self._found(request)
+            _check_whole(request)
+            return Response(orjson.dumps(await answer(trace)), media_type="application/json")
 
         return answered
 
@@ -90,6 +92,19 @@ class StoredResponses:
                 code="response_not_found",
             )
         return trace
+
+
+def _check_whole(request: Request) -> None:
+    """Check that nobody waits for events: a client that asked for a stream would find none in a whole answer.
+
+    Raises:
+        GatewayError: 400, if somebody does.
+    """
+    stream = request.query_params.get("stream", "")
+    if stream.lower() in ("true", "1"):
+        raise GatewayError(
+            400, f"stream={stream}: a stored response is given whole: retrieve it without", param="stream"
+        )
 
 
 def _chat_of(trace: Trace) -> dict[str, Any]:
