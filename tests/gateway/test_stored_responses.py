@@ -3,13 +3,17 @@
 import time
 from contextlib import suppress
 
+import httpx
 import openai
 import pytest
 
+from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 
 from .held import HeldEngine
+from .servers import ANSWER, RawServer, http
 
 
 @pytest.fixture
@@ -32,6 +36,31 @@ def test_a_response_is_shown_as_it_was_given(served):
         given.usage.input_tokens,
         given.usage.output_tokens,
     )
+
+
+async def test_its_usage_is_what_its_server_told():
+    usage = {
+        "prompt_tokens": 2,
+        "completion_tokens": 1,
+        "total_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    async with RawServer(http(200, {**ANSWER, "usage": usage})) as server:
+        upstream = HTTPUpstream(server.url)
+        transport = httpx.ASGITransport(create_app(MemoryTraceStore(), upstream))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway/sessions/s/v1") as client:
+            given = (await client.post("/responses", json={"model": "m", "input": "hi"})).json()
+            shown = (await client.get(f"/responses/{given['id']}")).json()
+        await upstream.close()
+    assert shown["usage"] == given["usage"]
+    assert shown["usage"]["input_tokens_details"]["cached_tokens"] == 1
+    assert shown["usage"]["output_tokens_details"]["reasoning_tokens"] == 1
+
+
+def test_usage_that_can_be_counted_again_is_not_kept(served):
+    say(served.client("s"), "two and two?")
+    assert served.store.by_session("s")[0].metadata == {}
 
 
 def test_it_is_found_without_a_session_by_those_who_named_none(served):

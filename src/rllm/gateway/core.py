@@ -20,6 +20,7 @@ from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
 from rllm.gateway.keeping import TraceKeeper
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.model_call import ModelCall
+from rllm.gateway.notes import usage_notes
 from rllm.gateway.redaction import Redact
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.gateway.standard import ChunkCompleter, complete_response
@@ -197,7 +198,12 @@ class Gateway:
             session_id=call.session.id,
             started_at=call.started_at,
             timings={**timings, **call.route.timings(), "total_s": time.perf_counter() - call.clock},
-            metadata={**call.metadata, **call.route.notes(), **call.drift(response.get("prompt_token_ids"))},
+            metadata={
+                **call.metadata,
+                **call.route.notes(),
+                **call.drift(response.get("prompt_token_ids")),
+                **usage_notes(response),
+            },
             weight_version=call.route.weight_version if version is None else version,
             weight_updates=facts.get("weight_updates") or (),
             template_hash=facts.get("template_hash"),

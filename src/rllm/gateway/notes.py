@@ -1,4 +1,5 @@
-"""What a trace says about its call beyond tokens and texts: which agent of a program made it, and whether beside its task."""
+"""What a trace says about its call beyond tokens and texts: which agent of a program made it, whether beside its task, and what its
+server counted."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.capture import side_call
+from rllm.gateway.dialects.base import usage_of
 from rllm.gateway.sessions import Session
 from rllm.types import SIDE_CALL_KEY
+
+USAGE_KEY = "rllm.usage"
+"""In a trace's metadata: the usage that its server told, where the trace's own tokens do not say the same."""
 
 _KEPT = {b"x-claude-code-agent-id": "x-claude-code-agent-id", b"x-parent-session-id": "x-parent-session-id"}
 """Headers by which programs name the sub-agent that calls, and the session that it belongs to."""
@@ -28,3 +33,9 @@ def notes_of(
     elif chat.get("tools"):
         session.has_tools = True
     return notes
+
+
+def usage_notes(response: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of an answer, none where its usage can be counted again, and no token was cached or thought."""
+    counted = usage_of({**response, "usage": None})
+    return {} if usage_of(response) == counted else {USAGE_KEY: response["usage"]}

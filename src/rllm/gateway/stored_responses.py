@@ -23,6 +23,7 @@ from rllm.gateway.dialects.responses import asked_of
 from rllm.gateway.dialects.responses_output import broken_off, from_chat
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import check_one_named, session_named
+from rllm.gateway.notes import USAGE_KEY
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 
@@ -111,6 +112,7 @@ def _chat_of(trace: Trace) -> dict[str, Any]:
     """The chat completion that the response was made of, as far as the trace has it."""
     logprobs = {"content": None}
     choice = {"index": 0, "message": trace.response, "finish_reason": trace.finish_reason, "logprobs": logprobs}
-    usage = {"prompt_tokens": len(trace.prompt_ids), "completion_tokens": len(trace.response_ids)}
+    counted = {"prompt_tokens": len(trace.prompt_ids), "completion_tokens": len(trace.response_ids)}
+    usage = trace.metadata.get(USAGE_KEY) or counted
     created = int(trace.started_at)
     return {"id": trace.id, "created": created, "model": trace.model, "choices": [choice], "usage": usage}
