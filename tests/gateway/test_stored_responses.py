@@ -38,6 +38,18 @@ def test_a_response_is_shown_as_it_was_given(served):
     )
 
 
+def test_its_calls_are_those_of_custom_tools_and_of_namespaces(serve):
+    add, run = {"type": "function", "name": "add", "strict": None}, {"type": "custom", "name": "run"}
+    tools = [*({"type": "namespace", "name": name, "description": "", "tools": [add]} for name in ("crm", "erp")), run]
+    calls = [{"name": "erp__add", "arguments": "{}"}, {"name": "run", "arguments": '{"input": "ls"}'}]
+    client = serve([{"content": "", "tool_calls": calls}]).client("s")
+    given = say(client, "two and two?", tools=tools)
+    shown = client.responses.retrieve(given.id)
+    assert shown.output == given.output
+    assert [call.type for call in shown.output[-2:]] == ["function_call", "custom_tool_call"]
+    assert [(tool.type, tool.name) for tool in shown.tools] == [(tool.type, tool.name) for tool in given.tools]
+
+
 async def test_its_usage_is_what_its_server_told():
     usage = {
         "prompt_tokens": 2,

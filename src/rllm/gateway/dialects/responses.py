@@ -17,12 +17,14 @@ from rllm.gateway.dialects.responses_output import (
     wants_logprobs,
 )
 from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
-from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools
+from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools, given_again
 from rllm.gateway.errors import GatewayError
 from rllm.types import Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
 """In a trace's metadata: whether its first message is the request's `instructions`, which a continuation leaves behind."""
+TOOLS_KEY = "rllm.tools"
+"""In a trace's metadata: of its tools, those that are in namespaces or take plain text; see `Tools.noted`."""
 
 _OURS = frozenset(
     # Translated below.
@@ -62,7 +64,8 @@ class ResponsesDialect:
         return to_chat(asked, earlier)
 
     def notes(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}
+        noted = Tools(asked).noted()
+        return ({INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}) | ({TOOLS_KEY: noted} if noted else {})
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
         return orjson.dumps(from_chat(response, asked))
@@ -142,7 +145,7 @@ def asked_of(trace: Trace) -> dict[str, Any]:
     return {
         **_present(asked, "instructions", "temperature", "top_p", "parallel_tool_calls"),
         "max_output_tokens": asked.get("max_tokens"),
-        "tools": [{"type": "function", "strict": None, **function} for function in functions],
+        "tools": given_again(functions, trace.metadata.get(TOOLS_KEY) or {}),
     }
 
 

@@ -51,6 +51,14 @@ class Tools:
         unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
         return self._by_chat_name.get(chat_name, unknown)
 
+    def noted(self) -> dict[str, Any]:
+        """Of each tool that a chat's function alone does not tell of, what `given_again` needs, by the chat's name."""
+        return {
+            chat_name: {"name": tool.name, "namespace": tool.namespace, "is_custom": tool.is_custom}
+            for chat_name, tool in self._by_chat_name.items()
+            if tool.namespace or tool.is_custom
+        }
+
     def to_chat(self, choice: Any) -> dict[str, Any]:
         """`tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown to the model."""
         tools = self._tools
@@ -92,6 +100,26 @@ class Tools:
                 "tool_choice.name",
             )
         return self.chat_name(name, *namespaces or [""])
+
+
+def given_again(functions: Iterable[Mapping[str, Any]], noted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools of a request, of the functions that a chat was told of, and of what was noted of them."""
+    tools: list[dict[str, Any]] = []
+    inner: dict[str, list[dict[str, Any]]] = {}
+    for function in functions:
+        note = noted.get(function.get("name") or "") or {}
+        namespace = note.get("namespace")
+        if namespace and namespace not in inner:
+            inner[namespace] = []
+            tools.append({"type": "namespace", "name": namespace, "description": "", "tools": inner[namespace]})
+        (inner[namespace] if namespace else tools).append(_tool_again(function, note))
+    return tools
+
+
+def _tool_again(function: Mapping[str, Any], note: Mapping[str, Any]) -> dict[str, Any]:
+    if note.get("is_custom"):
+        return {"type": "custom", "name": note["name"], "description": function.get("description")}
+    return {"type": "function", "strict": None, **function, **({"name": note["name"]} if note else {})}
 
 
 def custom_input(arguments: str) -> str:
