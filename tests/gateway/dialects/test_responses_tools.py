@@ -128,3 +128,25 @@ def test_a_choice_among_tools_that_are_not_there_is_refused():
 @pytest.mark.parametrize("allowed", [[], [{"type": "web_search"}], [{"type": "mcp", "server_label": "wiki"}]])
 def test_a_choice_among_no_tools_of_the_clients_shows_none(allowed):
     assert names_in_chat(ADD, tool_choice={"type": "allowed_tools", "tools": allowed}) == []
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "apply_patch"},
+        {"type": "computer"},
+        {"type": "local_shell"},
+        {"type": "shell"},
+        {"type": "shell", "environment": {"type": "local"}},
+    ],
+)
+def test_a_tool_that_its_client_runs_is_to_be_a_function(tool):
+    assert f"tools[].type='{tool['type']}'" in refusal(tools=[ADD, tool])
+    assert "give it as a function" in refusal(tools=[tool], tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    "tool", [{"type": "web_search"}, {"type": "mcp"}, {"type": "shell", "environment": {"type": "container_auto"}}]
+)
+def test_a_tool_that_servers_run_is_left_out(tool):
+    assert names_in_chat(ADD, tool) == ["add"]

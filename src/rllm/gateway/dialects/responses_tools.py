@@ -18,6 +18,8 @@ CUSTOM_INPUT = "input"
 
 _TOLD = frozenset({"function", "custom", "namespace"})
 """The types of tools that the model is told of."""
+_RUN_BY_CLIENTS = ("apply_patch", "computer", "computer_use_preview", "local_shell", "shell")
+"""The types of those that are no functions, and yet no server runs; a shell may be in a container of a server's."""
 _CHAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -142,7 +144,11 @@ def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
-    """The tools of a tool: none for one that OpenAI's servers run, several for a namespace."""
+    """The tools of a tool: none for one that OpenAI's servers run, several for a namespace.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or cannot be a function.
+    """
     match tool.get("type"):
         case "function":
             function = {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
@@ -156,7 +162,20 @@ def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
             for inner in objects(tool.get("tools"), "tools[].tools"):
                 yield from _unfolded(inner, _name(tool))
         case other:
+            _check_left_out(tool)
             note_left_out(str(other))
+
+
+def _check_left_out(tool: Mapping[str, Any]) -> None:
+    """Check that a client does not wait for calls that a chat completion cannot hold.
+
+    Raises:
+        GatewayError: 400, if it would run the tool itself.
+    """
+    kind, environment = tool.get("type"), tool.get("environment")
+    is_hosted = isinstance(environment, dict) and str(environment.get("type")).startswith("container")
+    if kind in _RUN_BY_CLIENTS and not is_hosted:
+        raise invalid(f"tools[].type={kind!r}: a chat completion has no calls of it: give it as a function", "tools")
 
 
 def _name(tool: Mapping[str, Any]) -> str:
