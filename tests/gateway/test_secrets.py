@@ -182,6 +182,35 @@ async def test_nor_does_one_that_repeats_it_in_the_place_of_an_answer(stream):
     assert UPSTREAM_KEY not in told.text + repr(store.by_session("s"))
 
 
+_ESCAPED_KEY = "sk-upstream/0123456789"
+_SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/").encode() + b'"}}'
+
+
+@pytest.mark.parametrize(
+    ("stream", "answer"),
+    [
+        (False, http(401, _SAID)),
+        (True, http(401, _SAID)),
+        (True, http(200, _SAID)),
+        (False, http(200, f"no such key: {_ESCAPED_KEY}".encode())),
+        (True, http(200, f"no such key: {_ESCAPED_KEY}".encode())),
+        (False, http(200, f'"no such key: {_ESCAPED_KEY}"'.encode())),
+        (True, event_stream(_ESCAPED_KEY)),
+    ],
+)
+async def test_nor_one_that_writes_it_in_another_form_or_place(stream, answer):
+    async with RawServer(answer) as server:
+        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=_ESCAPED_KEY)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(store, upstream)), base_url="http://gateway"
+        ) as client:
+            told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
+        await upstream.close()
+    assert "***" in told.text
+    (trace,) = store.by_session("s")
+    assert _ESCAPED_KEY not in told.text + repr(trace)
+
+
 ROUTES = {
     "chat/completions": CHAT,
     "completions": {"model": "m", "prompt": "hi"},

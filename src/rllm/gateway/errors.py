@@ -90,10 +90,15 @@ class UpstreamError(InferenceError):
     def hide(self, secret: str) -> None:
         """Tell it without this text, in which the server repeats what nobody may read."""
         self.args = (str(self).replace(secret, "***"),)
-        self.details = {
-            name: value.replace(secret, "***") if isinstance(value, str) else value
-            for name, value in self.details.items()
-        }
+        self.details = _without(self.details, secret)
+
+
+def _without(value: Any, secret: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(item, secret) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without(item, secret) for item in value]
+    return value.replace(secret, "***") if isinstance(value, str) else value
 
 
 def was_stopped(error: BaseException | None) -> bool:

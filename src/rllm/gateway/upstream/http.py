@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -81,7 +81,7 @@ class HTTPUpstream:
         self._kind: UpstreamKind = kind
         self._tokens = tokens
         self._headers = {"content-type": "application/json"}
-        self._key = (api_key or "").encode()
+        self._key = api_key if api_key and len(api_key) >= _SECRET_FROM else ""
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._connections = HTTPConnections(
@@ -108,13 +108,14 @@ class HTTPUpstream:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
-        try:
-            async with self._chat(call) as answer:
-                body = await self._body_of(answer)
-        except OSError as error:
-            raise self._named(error) from error
+        with self._told():
+            return await self._complete(call)
+
+    async def _complete(self, call: UpstreamCall) -> dict[str, Any]:
+        async with self._chat(call) as answer:
+            body = await self._body_of(answer)
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
-            return await self.complete(shorter)
+            return await self._complete(shorter)
         if (
             answer.status == 200
             and call.prompt_ids is None
@@ -122,7 +123,7 @@ class HTTPUpstream:
             and (plain := parse_plain_answer(body, as_arrays=call.as_arrays))
         ):
             return plain
-        [parsed] = self._without_error([json_object(answer.status, body, answer.headers)])
+        [parsed] = without_error([json_object(answer.status, body, answer.headers)])
         check_answer(parsed)
         if call.prompt_ids is None:
             return parsed
@@ -134,7 +135,7 @@ class HTTPUpstream:
         decoder: SSEDecoder[Event] = SSEDecoder(split_events if call.as_arrays else split_lines)
         num_unread, is_done = 0, False
         as_chat = self._chunk_reader(call)
-        try:
+        with self._told():
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
                 while not is_done and (received := await answer.read_some()):
@@ -145,11 +146,9 @@ class HTTPUpstream:
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
                     if events:
-                        yield as_chat(self._without_error(parse_events(events, logprob_details=call.logprob_details)))
+                        yield as_chat(without_error(parse_events(events, logprob_details=call.logprob_details)))
                 if is_done:
                     await answer.pass_over_rest()
-        except OSError as error:
-            raise self._named(error) from error
         if shorter is not None:
             async with aclosing(self.stream(shorter)) as batches:
                 async for batch in batches:
@@ -169,13 +168,10 @@ class HTTPUpstream:
         raise _not_a_stream(answer.status, body, answer.headers)
 
     async def models(self) -> list[dict[str, Any]]:
-        try:
+        with self._told():
             async with self._connections.exchange("GET", "/models", self._headers) as answer:
-                body = await self._body_of(answer)
-        except OSError as error:
-            raise self._named(error) from error
-        listed = json_object(answer.status, body, answer.headers)
-        check_models(listed)
+                listed = json_object(answer.status, await self._body_of(answer), answer.headers)
+            check_models(listed)
         return listed.get("data") or []
 
     async def check(self) -> None:
@@ -198,22 +194,6 @@ class HTTPUpstream:
             request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
-    async def _body_of(self, answer: Connection) -> bytes:
-        """The whole body; without the key in a refusal, in which some servers repeat it: what they say is shown and stored."""
-        body = await answer.read()
-        if answer.status == 200 or len(self._key) < _SECRET_FROM:
-            return body
-        return body.replace(self._key, b"***")
-
-    def _without_error(self, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """These answers or chunks, unless the upstream reports an error in their place; that is told without the key, too."""
-        try:
-            return without_error(answers)
-        except UpstreamError as error:
-            if len(self._key) >= _SECRET_FROM:
-                error.hide(self._key.decode())
-            raise
-
     def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
         """What finds reasoning and tool calls in a text completion; `None` where all of its text is the answer."""
         return self._tokens if call.request["messages"] else None
@@ -225,6 +205,24 @@ class HTTPUpstream:
         tokens = self._reader_of(call)
         reader = TextChunks(call.prompt_ids) if tokens is None else tokens.chat_chunks(call.request, call.prompt_ids)
         return lambda chunks: [reader.feed(chunk) for chunk in chunks]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Whatever fails here is told as what it means to an agent, and without the key, which some servers repeat: it is shown and
+        stored."""
+        try:
+            yield
+        except UpstreamError as error:
+            if self._key:
+                error.hide(self._key)
+            raise
+        except OSError as error:
+            raise self._named(error) from error
+
+    async def _body_of(self, answer: Connection) -> bytes:
+        """The whole body; a refusal without the key, before a piece of it is quoted."""
+        body = await answer.read()
+        return body if answer.status == 200 or not self._key else body.replace(self._key.encode(), b"***")
 
     def _named(self, error: OSError) -> UpstreamError:
         """A failure of the connection as what it means to an agent."""
@@ -278,8 +276,9 @@ def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall
 
 
 def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
-    if status != 200:
-        return refusal_of(status, body, headers)
+    refusal = refusal_of(status, body, headers)
+    if status != 200 or refusal.details:
+        return refusal
     return UpstreamError(
         f"the upstream answered a streaming request with something else, which begins with {start_of(body)}"
     )
