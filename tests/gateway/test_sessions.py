@@ -412,6 +412,36 @@ async def test_what_nobody_had_read_of_a_session_is_read_once_it_could_not_be_de
     assert (await sessions.get("a")).sampling == {"temperature": 0.5}
 
 
+class SlowToRead(MemoryTraceStore):
+    """Says when it is asked for traces, and gives them when it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.num_reads = 0
+
+    def by_session(self, session_id):
+        self.num_reads += 1
+        self.asked.set()
+        assert self.go.wait(60)
+        return super().by_session(session_id)
+
+
+@pytest.mark.parametrize(("deleted", "num_reads"), [("other", 1), ("a", 2)])
+async def test_a_session_is_read_again_only_if_it_was_itself_deleted_meanwhile(deleted, num_reads):
+    store = SlowToRead()
+    for name in ("a", "other"):
+        store.open_session(name, {"of": name}).result(60)
+    sessions = Sessions(store)
+    reading = asyncio.create_task(sessions.get("a"))
+    await asyncio.to_thread(store.asked.wait, 60)
+    await sessions.delete(deleted)
+    store.go.set()
+    await reading
+    assert store.num_reads <= num_reads
+    assert store.num_reads == 1 or deleted == "a"
+
+
 async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_under_way(monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
     sessions = Sessions(MemoryTraceStore())

@@ -89,6 +89,15 @@ class Session:
         return sent
 
 
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """A session that is being read from the store."""
+
+    session_id: str
+    is_outdated: bool = False
+    """Whether it was deleted meanwhile, so that what is found may be gone."""
+
+
 class Sessions:
     """The sessions of a gateway, each an object that is shared by its calls. One is
 
@@ -109,7 +118,7 @@ class Sessions:
         self._lock = threading.Lock()
         """For what is kept, and how many bytes that is."""
         self._known: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._num_deleted = 0
+        self._readings: set[_Reading] = set()
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """The sessions of answers whose calls named none, by the answer's id."""
 
@@ -127,9 +136,12 @@ class Sessions:
         session = await self._still_known(session_id)
         while session is None:
             check_session_id(session_id)
-            num_deleted = self._num_deleted
-            found = await self._read(session_id)
-            if num_deleted == self._num_deleted:  # else what was found may be gone
+            self._readings.add(reading := _Reading(session_id))
+            try:
+                found = await self._read(session_id)
+            finally:
+                self._readings.discard(reading)
+            if not reading.is_outdated:
                 session = self._know(found)
         check_not_deleted(session)
         with suppress(KeyError):  # another thread may just have let go of it
@@ -216,7 +228,8 @@ class Sessions:
             ended.looked_for_at = -math.inf  # so that the store is asked before it is believed to be there
             raise
         finally:
-            self._num_deleted += 1
+            for reading in list(self._readings):
+                reading.is_outdated = reading.is_outdated or reading.session_id == session_id
             if ended.deleted or known is None:
                 self._forget(ended)
 

@@ -5,6 +5,7 @@ Most of these routes exist only where the server runs with VLLM_SERVER_DEV_MODE=
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -16,6 +17,8 @@ from typing import Any
 from rllm.errors import ConfigError, InferenceError
 
 _START_OF_BODY = 500
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""As the gateway reaches it: through no proxy that the environment names, which would be given the key."""
 HEAVY_S = 1800.0
 """How long it may take to load or move all weights; of a large model that is minutes."""
 
@@ -71,10 +74,10 @@ class VLLMControl:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.root}{path}", data, self._headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s or self._timeout_s) as response:
+            with _DIRECT.open(request, timeout=timeout_s or self._timeout_s) as response:
                 said, is_json = response.read(), "json" in response.headers.get("content-type", "")
         except urllib.error.HTTPError as error:
-            text = error.read()[:_START_OF_BODY].decode(errors="replace")
+            text = _start_of(error)
             raise InferenceError(
                 f"{method} {self.root}{path} was answered with {error.code}: {text}", status_code=error.code
             ) from error
@@ -85,6 +88,10 @@ class VLLMControl:
             if isinstance(reason, TimeoutError):
                 raise InferenceError(f"{self.root}{path} gave no answer in time", status_code=504) from error
             raise InferenceError(f"{self.root} cannot be reached: {reason}", status_code=503) from error
+        except http.client.HTTPException as error:
+            raise InferenceError(
+                f"{self.root} broke off in its answer ({type(error).__name__})", status_code=503
+            ) from error
         if not is_json:
             return said.decode(errors="replace")
         try:
@@ -186,3 +193,10 @@ class VLLMControl:
         }
         choice = self.post("/v1/completions", body)["choices"][0]
         return Sampled(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+
+def _start_of(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read(_START_OF_BODY).decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return "a text that broke off"

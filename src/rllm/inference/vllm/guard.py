@@ -32,6 +32,7 @@ def main(scratch: str, command: list[str]) -> int:
     try:
         code = process.wait()
     except Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever is impatient must not end us before the server
         process.terminate()
         try:
             code = process.wait(STOP_TIMEOUT_S)

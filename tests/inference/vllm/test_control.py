@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rllm.errors import InferenceError
+from rllm.inference.vllm.control import VLLMControl
+
+Serve = Callable[[bytes], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A server that answers its first request with these bytes, and hangs up."""
+    sockets: list[socket.socket] = []
+
+    def serve(said: bytes) -> str:
+        listening = socket.create_server(("127.0.0.1", 0))
+        sockets.append(listening)
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(said)
+
+        threading.Thread(target=answer, daemon=True).start()
+        return f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+    yield serve
+    for listening in sockets:
+        listening.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", r"broke off in its answer \(IncompleteRead\)"),
+        (b"nonsense\r\n\r\n", r"broke off in its answer \(BadStatusLine\)"),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nwhy", "was answered with 500"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error_of_the_server(serve: Serve, said: bytes, told: str) -> None:
+    with pytest.raises(InferenceError, match=told) as failed:
+        VLLMControl(serve(said)).weight_version()
+    assert failed.value.status_code in (500, 503)
+
+
+def test_no_proxy_stands_between_us_and_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = serve(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert VLLMControl(url, api_key="sk-of-the-server").is_healthy()
