@@ -342,6 +342,8 @@ def test_an_item_can_be_referred_to():
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "'msg_x' not found"),
         ({"instructions": 3}, "'instructions' is a JSON number"),
         ({"background": True}, "background=True"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm is not supported"),
+        ({"multi_agent": {"enabled": True}}, "multi_agent.enabled is not supported"),
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": "x"}, "'tools'"),

@@ -30,16 +30,21 @@ _OURS = frozenset(
     # Translated below.
     "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
     # Answered or refused below.
-    "background conversation prompt store "
+    "background conversation multi_agent prompt prompt_cache_options store "
     # Without a meaning for a chat completion.
     "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
-    "prompt_cache_options prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
+    "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
 )
 _REFUSED = {
     "background": "the answer is given to this very request",
     "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send the prompt's text as input",
 }
+_REFUSED_IF_SO = {
+    "multi_agent.enabled": "this server runs no agents of its own",
+    "prompt_cache_options.prewarm": "every request is answered",
+}
+"""Members of members."""
 _UNSAID = frozenset({"additional_tools", "configuration_update", "compaction_trigger", "mcp_list_tools"})
 """Items that are no part of the conversation."""
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
@@ -116,6 +121,10 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     for name, remedy in _REFUSED.items():
         if asked.get(name):
             raise invalid(f"{name}={repr(asked[name])[:80]} is not supported: {remedy}", name)
+    for name, why in _REFUSED_IF_SO.items():
+        outer, _, inner = name.partition(".")
+        if field(asked, outer, dict, "", {}).get(inner):
+            raise invalid(f"{name} is not supported: {why}; leave it out", name)
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     messages: list[Message] = []
     if asked.get("instructions"):
