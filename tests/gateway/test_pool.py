@@ -185,6 +185,21 @@ async def test_calls_are_held_while_no_replica_answers(stream):
     assert len(server.requests) == 5
 
 
+async def test_calls_that_are_held_go_on_when_a_probe_sees_the_server_first(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.replica._FIRST_PAUSE_S", DEADLINE_S)
+    server = RawServer()
+    async with pool_of(server, check_interval_s=DEADLINE_S) as pool:
+        await server.stop()
+        held = asyncio.create_task(ask(pool))
+        await until(lambda: pool.replicas.num_waiting)
+        with pytest.raises(InferenceError, match="cannot be reached"):
+            await pool.check()
+        await server.start()
+        await pool.check()
+        await asyncio.gather(held, ask(pool))
+    assert len(server.requests) == 2
+
+
 async def test_a_call_is_not_held_for_ever():
     server = RawServer()
     async with pool_of(server, hold_timeout_s=0.2) as pool:

@@ -30,7 +30,16 @@ _MAX_SLOW_CHECKS = 3
 class Replica:
     """Calls go to it unless it is paused, removed, full, down (until it answers a check) or resting (for a time)."""
 
-    def __init__(self, id: int, upstream: HTTPUpstream, *, max_in_flight: int, check_interval_s: float) -> None:
+    def __init__(
+        self,
+        id: int,
+        upstream: HTTPUpstream,
+        *,
+        max_in_flight: int,
+        check_interval_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when calls may go to it again, whoever found that out, and when it is down for good."""
         self.id = id
         self.upstream = upstream
         self.in_flight = 0
@@ -46,6 +55,7 @@ class Replica:
         """Whether it is down for good, by whoever keeps it alive."""
         self._max_in_flight = max_in_flight
         self._check_interval_s = check_interval_s
+        self._on_change = on_change
         self._usable_from = 0.0
         self._num_refusals = 0
         self._num_slow_checks = 0
@@ -90,6 +100,8 @@ class Replica:
             self._usable_from = math.inf
             logger.warning("upstream %s is down, and gets no calls until it answers: %s", self.address, error)
             self.suspect()
+        if self.is_lost:
+            self._on_change()
 
     def suspect(self) -> None:
         """Have it checked at once."""
@@ -125,12 +137,8 @@ class Replica:
         if self._usable_from == math.inf:
             self._recover()
 
-    async def watch(self, on_change: Callable[[], None]) -> None:
-        """Check it for ever: now and then while it is up and silent, and ever more rarely while it is down.
-
-        Args:
-            on_change: called when calls may go to it again, and when it is down for good.
-        """
+    async def watch(self) -> None:
+        """Check it for ever: now and then while it is up and silent, and ever more rarely while it is down."""
         self._check_now = asyncio.Event()
         if not self.up:
             self._check_now.set()
@@ -140,12 +148,9 @@ class Replica:
             if self.up and self._answered:
                 self._answered = False
                 continue
-            was_up = self.up
             with suppress(InferenceError):  # It is noted.
                 await self.check()
             num_failed = 0 if self.up else num_failed + 1
-            if (self.up and not was_up) or self.is_lost:
-                on_change()
 
     async def _wait(self, seconds: float) -> None:
         """For so long, or until a check is wanted at once."""
@@ -164,6 +169,7 @@ class Replica:
     def _recover(self) -> None:
         logger.warning("upstream %s answers again", self.address)  # as loud as what said that it is down
         self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
+        self._on_change()
 
     def to_dict(self) -> dict[str, Any]:
         """What an operator is told."""

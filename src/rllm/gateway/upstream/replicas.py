@@ -121,6 +121,7 @@ class ReplicaSet:
             upstream,
             max_in_flight=self._config.max_in_flight,
             check_interval_s=self._config.check_interval_s,
+            on_change=self._waiting.call_all,
         )
         replica.weight_version = self.weight_version
         self._replicas.append(replica)
@@ -319,7 +320,7 @@ class ReplicaSet:
         """Check every replica from time to time, from now on."""
         for replica in self._replicas:
             if replica.id not in self._watches:
-                self._watches[replica.id] = asyncio.create_task(replica.watch(self._waiting.call_all))
+                self._watches[replica.id] = asyncio.create_task(replica.watch())
 
     async def close(self) -> None:
         """Release connections and stop checking."""
