@@ -407,6 +407,43 @@ async def test_a_replica_that_hangs_is_found_by_the_checks(monkeypatch):
     assert (len(server.requests), len(hanging.requests)) == (4, 0)
 
 
+class SlowToCheck(HTTPUpstream):
+    """Answers calls, and no check."""
+
+    num_checks = 0
+    """Those that are over."""
+
+    async def check(self):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            self.num_checks += 1
+
+
+async def test_a_replica_that_answers_calls_stays_up_however_slow_its_checks(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.02)
+    async with pool_of(RawServer(), connect=SlowToCheck, check_interval_s=DEADLINE_S) as pool:
+        [replica] = pool.replicas
+        for number in range(5):
+            await ask(pool)
+            replica.suspect()
+            await until(lambda: replica.upstream.num_checks > number)  # noqa: B023  (it is awaited here)
+            assert replica.up
+        for number in range(5, 7):
+            replica.suspect()
+            await until(lambda: replica.upstream.num_checks > number)  # noqa: B023
+        assert not replica.up
+
+
+async def test_probes_that_get_no_answer_take_no_replica_down(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.02)
+    async with pool_of(RawServer(), connect=SlowToCheck, check_interval_s=DEADLINE_S) as pool:
+        probes = await asyncio.gather(*(pool.check() for _ in range(4)), return_exceptions=True)
+        assert all("did not answer within" in str(problem) for problem in probes)
+        await ask(pool)
+        assert not pool.replicas.all_down
+
+
 async def test_a_replica_that_leaves_a_call_without_an_answer_is_checked_at_once(monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.replica._CHECK_TIMEOUT_S", 0.05)
     monkeypatch.setattr("rllm.gateway.upstream.replica._MAX_SLOW_CHECKS", 1)

@@ -24,7 +24,7 @@ _LONGEST_REST_S = 30.0
 pool is told otherwise; they would fail a moment before it is asked again."""
 _CHECK_TIMEOUT_S = 5.0
 _MAX_SLOW_CHECKS = 3
-"""A busy server may be slow to answer a check: so many in a row mean that it hangs."""
+"""A busy server may be slow to answer a check: so many in a row, and no call answered meanwhile, mean that it hangs."""
 
 
 class Replica:
@@ -79,6 +79,7 @@ class Replica:
     def answered(self) -> None:
         """Note an answer, which says more than any check."""
         self._answered = True
+        self._num_slow_checks = 0
         if self._num_refusals and self.up:
             self._recover()
 
@@ -110,20 +111,35 @@ class Replica:
             self._check_now.set()
 
     async def check(self) -> None:
-        """Ask whether it answers, and note what it says.
+        """Ask whether it answers, and note what it says. Its silence is not noted: anybody may ask, as often as they like.
 
         Raises:
             InferenceError: if it does not.
         """
         try:
+            await self._ask()
+        except TimeoutError as error:
+            raise self._silence() from error
+
+    async def _check_in_turn(self) -> None:
+        """A check of the watch: so many silences in a row take the replica down."""
+        try:
+            with suppress(InferenceError):  # It is noted.
+                await self._ask()
+        except TimeoutError:
+            self._num_slow_checks += 1
+            if self._num_slow_checks >= _MAX_SLOW_CHECKS:
+                self.failed(self._silence())
+
+    async def _ask(self) -> None:
+        """
+        Raises:
+            InferenceError: if it does not answer calls, which is noted.
+            TimeoutError: if it says nothing in time.
+        """
+        try:
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 await self.upstream.check()
-        except TimeoutError as error:
-            self._num_slow_checks += 1
-            slow = UpstreamError(f"the upstream {self.address} did not answer within {_CHECK_TIMEOUT_S:g} s")
-            if self._num_slow_checks >= _MAX_SLOW_CHECKS:
-                self.failed(slow)
-            raise slow from error
         except UpstreamError as error:
             if error.fault != "call":
                 self.failed(error)
@@ -131,6 +147,9 @@ class Replica:
                 self._answered_check()
             raise
         self._answered_check()
+
+    def _silence(self) -> UpstreamError:
+        return UpstreamError(f"the upstream {self.address} did not answer within {_CHECK_TIMEOUT_S:g} s")
 
     def _answered_check(self) -> None:
         self._num_slow_checks = 0
@@ -148,8 +167,7 @@ class Replica:
             if self.up and self._answered:
                 self._answered = False
                 continue
-            with suppress(InferenceError):  # It is noted.
-                await self.check()
+            await self._check_in_turn()
             num_failed = 0 if self.up else num_failed + 1
 
     async def _wait(self, seconds: float) -> None:
