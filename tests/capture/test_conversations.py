@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rllm.capture import Conversations, Said
+from rllm.capture import Conversations, Prior, Said
 from rllm.capture.conversations import _Call
 from rllm.types import Message, Trace
 
@@ -46,6 +46,10 @@ def after_one_answer(answer: Message = ANSWER, **options: Any) -> Conversations:
     known.supply(asked, first)
     assert known.lacks(asked) is None
     return known
+
+
+def prior_after(known: Conversations, messages: list[Message]) -> Prior | None:
+    return known.prior_of(Said.of(messages, None, known))
 
 
 def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
@@ -98,7 +102,7 @@ def called(arguments: Any, **changes: Any) -> Message:
     ],
 )
 def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
-    prior = after_one_answer().prior_of(Said.of([USER, echo, RESULT], None))
+    prior = prior_after(after_one_answer(), [USER, echo, RESULT])
     assert prior is not None
     assert (prior.trace_id, prior.num_messages, prior.token_ids) == ("t1", 2, [1, 2, 3, 90, 91])
 
@@ -116,7 +120,7 @@ def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
     ids=["other-question", "other-content", "other-arguments", "other-system", "other-call", "dropped"],
 )
 def test_another_history_is_not_gone_on_from(messages: list[Message]) -> None:
-    assert after_one_answer().prior_of(Said.of(messages, None)) is None
+    assert prior_after(after_one_answer(), messages) is None
 
 
 def test_other_tools_are_another_conversation() -> None:
@@ -136,19 +140,19 @@ def test_another_picture_is_another_conversation_and_the_marks_of_a_cache_are_no
 @pytest.mark.parametrize("echo", ["{}", '{"INVALID_JSON": "..."}', {}, '{"b": 7'])
 def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> None:
     known = after_one_answer(called('{"b": 7'))
-    assert known.prior_of(Said.of([USER, called(echo), RESULT], None)) is not None
+    assert prior_after(known, [USER, called(echo), RESULT]) is not None
 
 
 def test_a_remark_that_litellm_makes_of_no_content_is_none() -> None:
     known = after_one_answer({**ANSWER, "content": None})
     remark = "[System: Empty message content sanitised to satisfy protocol]"
-    assert known.prior_of(Said.of([USER, {**ANSWER, "content": remark}, RESULT], None)) is not None
-    assert known.prior_of(Said.of([USER, {**ANSWER, "content": "I would rather add."}, RESULT], None)) is None
+    assert prior_after(known, [USER, {**ANSWER, "content": remark}, RESULT]) is not None
+    assert prior_after(known, [USER, {**ANSWER, "content": "I would rather add."}, RESULT]) is None
 
 
 def test_content_of_an_answer_without_tool_calls_is_all_there_is_of_it() -> None:
     known = after_one_answer({"role": "assistant", "content": "42"})
-    assert known.prior_of(Said.of([USER, {"role": "assistant", "content": None}, USER], None)) is None
+    assert prior_after(known, [USER, {"role": "assistant", "content": None}, USER]) is None
 
 
 def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
@@ -159,7 +163,7 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
         trace_of(second, {"role": "assistant", "content": "42"}, [1, 2, 3, 90, 91, 5, 6], "t2"),
     )
     third = [*second, {"role": "assistant", "content": "42 "}, {"role": "user", "content": "Thanks."}]
-    prior = known.prior_of(Said.of(third, None))
+    prior = prior_after(known, third)
     assert prior is not None
     assert (prior.trace_id, prior.num_messages) == ("t2", 4)
     assert prior.token_ids == [1, 2, 3, 90, 91, 5, 6, 90, 91]
@@ -193,7 +197,8 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
     ],
 )
 def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
-    assert after_one_answer().drift_of(Said.of(messages, None), prompt_ids) == drift
+    known = after_one_answer()
+    assert known.drift_of(Said.of(messages, None, known), prompt_ids) == drift
 
 
 def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
@@ -208,29 +213,29 @@ def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     assert prior.written_on == "</code>\nObserved: 42"
     assert known.drift_of(asked, [1, 90, 91, 5]) is None
     assert known.drift_of(asked, [1, 80]) == "edited"
-    assert known.prior_of(Said.of([USER, {**answer, "content": "<code>\nleave()\n</code>"}], None)) is None
-    assert known.prior_of(Said.of([USER, {**answer, "tool_calls": [CALL]}, RESULT], None)) is None, "none was sampled"
-    assert known.prior_of(Said.of([RESULT, {**answer, "content": "<code>\nlook()\n</code>"}], None)) is None
+    assert prior_after(known, [USER, {**answer, "content": "<code>\nleave()\n</code>"}]) is None
+    assert prior_after(known, [USER, {**answer, "tool_calls": [CALL]}, RESULT]) is None, "none was sampled"
+    assert prior_after(known, [RESULT, {**answer, "content": "<code>\nlook()\n</code>"}]) is None
 
 
 def test_an_answer_that_ended_by_itself_is_not_written_on() -> None:
     more = {**ANSWER, "content": "\n\nLet me compute. \n Or not."}
-    assert after_one_answer().prior_of(Said.of([USER, more, RESULT], None)) is None
+    assert prior_after(after_one_answer(), [USER, more, RESULT]) is None
 
 
 def test_why_a_prompt_without_reasoning_drifts() -> None:
     plain = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     known = after_one_answer(plain)
     rewritten = {**plain, "tool_calls": called('{"b": 7, "a": 6}')["tool_calls"]}
-    assert known.drift_of(Said.of([USER, rewritten, RESULT], None), [1, 2, 3, 80]) == "tool_json"
+    assert known.drift_of(Said.of([USER, rewritten, RESULT], None, known), [1, 2, 3, 80]) == "tool_json"
     assert known.drift_of(Said.of([USER, plain, RESULT], None), [1, 2, 3, 80]) == "template"
 
 
 def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
     known = after_one_answer(heeds_reasoning=True)
     without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
-    assert known.prior_of(Said.of([USER, ANSWER, RESULT], None)) is not None
-    assert known.prior_of(Said.of([USER, without, RESULT], None)) is None
+    assert prior_after(known, [USER, ANSWER, RESULT]) is not None
+    assert prior_after(known, [USER, without, RESULT]) is None
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,7 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
         {"role": "assistant", "tool_calls": 5},
         {"role": "user", "content": ["a"]},
     ]
-    assert after_one_answer().prior_of(Said.of(odd, None)) is None
+    assert prior_after(after_one_answer(), odd) is None
 
 
 def test_a_conversation_of_thousands_of_turns_is_gone_on_from() -> None:

@@ -17,7 +17,7 @@ def rendered_anew(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
     conversations = Conversations()
     made: dict[str, Trace] = {}
     for trace in traces:
-        said = Said.of(trace.messages, trace.tools)
+        said = Said.of(trace.messages, trace.tools, conversations)
         prompt_ids = engine.template.render(for_template(trace.messages), trace.tools)
         if missing := conversations.lacks(said):
             conversations.supply(said, made[missing])

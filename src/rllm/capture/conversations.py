@@ -4,18 +4,20 @@ An agent sends its conversation back as messages. Rendered anew they would often
 arguments are serialised again, reasoning is dropped, white space is stripped. So the answer is recognised by what was *said*,
 and the next prompt is made of the tokens that are known and of what is new.
 
-What counts as the same answer: its tool calls have the same ids, and the same arguments as JSON (`7` is `7.0`; arguments that
-were never JSON come back in any form); its content is the same but for white space around it, or is left out beside the tool
-calls, or there was none, of which LiteLLM makes a remark. Its reasoning tells two such answers apart where a client sends it back;
-else that, and whatever else clients add or leave out, is ignored.
+What counts as the same answer: its tool calls have the same names and ids, and the same arguments as JSON (`7` is `7.0`;
+arguments that were never JSON come back in any form, if no other answer can be meant); its content is the same but for white
+space around it, or is left out beside the tool calls, or there was none, of which LiteLLM makes a remark. Its reasoning tells two
+such answers apart where a client sends it back; else that, and whatever else clients add or leave out, is ignored.
 All other messages must be the same word for word, and so must the tools.
+
+Ids alone do not tell answers apart: some servers give the first call of a tool the same id in every answer. So arguments are
+part of a digest, and an answer whose arguments come back otherwise is taken as it was written.
 
 An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from rllm.capture.essence import (
+    arguments_of,
+    as_text,
+    essence_of,
+    has_content,
+    has_reasoning,
+    is_answer,
+    may_return_as,
+    outline_of,
+    reasoning_of,
+    same_json,
+    tool_calls_of,
+    without_content,
+)
 from rllm.capture.tokens import TokenIds, begins_with
 from rllm.types import Message, Trace, text_of
 
@@ -31,11 +47,10 @@ Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
 the agent left out the reasoning; the arguments of a tool call were written otherwise; or the template prints the past, or its
 white space, otherwise."""
 
-
-_NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
-"""What LiteLLM writes to Anthropic's endpoint where a streamed answer had tool calls only."""
 _CALL_BYTES = 600
 """What a call takes beside its tokens and its arguments."""
+_OUTLINE_BYTES = 160
+"""What it takes to find an answer with tool calls by its outline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,18 +72,26 @@ class Said:
 
     messages: Sequence[Message]
     digests: list[int]
-    """`digests[k]` stands for the tools and the first k messages, in this process."""
+    """`digests[k]` stands for the tools and the first k messages, in this process; known answers as they were written."""
     num_before_answers: int
     """How many messages precede the first answer among them."""
 
     @classmethod
-    def of(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Said:
-        digest = hash(_as_text(list(tools))) if tools else 0
+    def of(
+        cls,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        known: Conversations | None = None,
+    ) -> Said:
+        """`known` has the answers that the messages may write otherwise than they were given."""
+        digest = hash(as_text(list(tools))) if tools else 0
         digests = [digest]
         for message in messages:
-            digest = hash((digest, _essence(message)))
+            before, digest = digest, hash((digest, essence_of(message)))
+            if known is not None and is_answer(message) and message.get("tool_calls"):
+                digest = known.as_written(before, digest, message)
             digests.append(digest)
-        places = (place for place, message in enumerate(messages) if _is_answer(message))
+        places = (place for place, message in enumerate(messages) if is_answer(message))
         return cls(messages=messages, digests=digests, num_before_answers=next(places, len(messages)))
 
     @property
@@ -98,7 +121,7 @@ class _Call:
 
     def has_more_than(self, answer: Message) -> bool:
         """Whether this answer's reasoning or content is missing there."""
-        return (self.has_reasoning and not _has_reasoning(answer)) or (self.has_content and not _has_content(answer))
+        return (self.has_reasoning and not has_reasoning(answer)) or (self.has_content and not has_content(answer))
 
     def from_the_first(self) -> list[_Call]:
         """The calls that lead to this one, and it."""
@@ -119,6 +142,26 @@ class _Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Form:
+    """A form in which an answer may come back, with its content or without."""
+
+    digests: list[int]
+    """Of the messages and it, and of that with the reasoning."""
+    outline: int
+    """The digest of the messages and its outline."""
+    has_content: bool
+
+    @classmethod
+    def of(cls, before: int, answer: Message) -> _Form:
+        digest, thought = hash((before, essence_of(answer))), reasoning_of(answer)
+        return cls(
+            digests=[digest, hash((digest, thought))] if thought else [digest],
+            outline=hash((before, outline_of(answer))),
+            has_content=has_content(answer),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
     """The latest answer among some messages that is one of ours."""
 
@@ -136,11 +179,30 @@ class Conversations:
     out on purpose."""
     _calls: dict[int, _Call] = field(default_factory=dict)
     """By the digest of the messages and the answer, and by that with the reasoning; of those that said the same, the latest."""
+    _outlined: dict[int, list[int]] = field(default_factory=dict)
+    """The digests of answers with tool calls, the latest last, by the digest of the messages and the answer's outline."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
     """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
     _openings: set[int] = field(default_factory=set)
     num_bytes: int = 0
     """About what it takes in memory."""
+
+    def as_written(self, before: int, digest: int, answer: Message) -> int:
+        """The digest of the answer of ours that this one is, which follows what `before` stands for; `digest` if it is none.
+
+        Of several, the one with the very arguments, or else the latest with the same as JSON; or else the only one whose
+        arguments were no JSON, and may have come back as these.
+        """
+        if digest in self._calls:
+            return digest
+        outlined = self._outlined.get(hash((before, outline_of(answer))), ())
+        written = {known: call.arguments for known in outlined if (call := self._calls.get(known))}
+        now = arguments_of(answer)
+        for known in reversed(written):
+            if all(map(same_json, written[known], now)):
+                return known
+        possible = [known for known, arguments in written.items() if all(map(may_return_as, arguments, now))]
+        return possible[0] if len(possible) == 1 else digest
 
     def lacks(self, said: Said) -> str | None:
         """The trace that must be supplied before the methods below can be asked about these messages."""
@@ -164,7 +226,9 @@ class Conversations:
     def prior_of(self, said: Said) -> Prior | None:
         """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
         found = self._found(said)
-        if found is None or not self._is_the_same(said, found):
+        if found is None:
+            return None
+        if self.heeds_reasoning and found.call.has_more_than(said.messages[found.num_messages - 1]):
             return None
         return Prior(
             trace_id=found.call.trace_id,
@@ -183,14 +247,14 @@ class Conversations:
         call = found.call
         if begins_with(prompt_ids, call.token_ids()):
             return None
-        if found.written_on or not self._same_arguments(said, found.num_messages):
+        if found.written_on:
             return "edited"
         answer = said.messages[found.num_messages - 1]
-        if call.has_content and not _has_content(answer):
+        if call.has_content and not has_content(answer):
             return "edited"
-        if call.has_reasoning and not _has_reasoning(answer):
+        if call.has_reasoning and not has_reasoning(answer):
             return "reasoning"
-        if [item["function"].get("arguments") for item in _tool_calls(answer)] != call.arguments:
+        if [item["function"].get("arguments") for item in tool_calls_of(answer)] != call.arguments:
             return "tool_json"
         return "reasoning" if call.has_reasoning else "template"
 
@@ -209,9 +273,9 @@ class Conversations:
             trace_id=trace.id,
             before=None,
             added_ids=None,
-            arguments=[str(item["function"].get("arguments")) for item in _tool_calls(trace.response)],
-            has_reasoning=_has_reasoning(trace.response),
-            has_content=_has_content(trace.response),
+            arguments=arguments_of(trace.response),
+            has_reasoning=has_reasoning(trace.response),
+            has_content=has_content(trace.response),
         )
         if (before := self._found(said)) and self.lacks(said) is None:
             known = before.call.token_ids()
@@ -220,18 +284,31 @@ class Conversations:
                 call.added_ids = array("I", trace.prompt_ids[len(known) :])
                 call.added_ids.extend(trace.response_ids)
         content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
-        forms = {_essence(answer) for answer in (trace.response, _without_content(trace.response))}
-        digests = [hash((said.digests[-1], form)) for form in forms]
-        if call.has_reasoning:
-            digests += [hash((digest, _reasoning(trace.response))) for digest in digests]
-        return partial(self._add, said, digests, content, call)
+        forms = [_Form.of(said.digests[-1], trace.response)]
+        if call.has_content and (bare := without_content(trace.response)) is not None:
+            forms.append(_Form.of(said.digests[-1], bare))
+        return partial(self._add, said, forms, content, call)
 
-    def _add(self, said: Said, digests: Sequence[int], stopped_content: str, call: _Call) -> None:
+    def _add(self, said: Said, forms: Sequence[_Form], stopped_content: str, call: _Call) -> None:
         self._openings.add(said.opening)
-        self._calls.update(dict.fromkeys(digests, call))
         self.num_bytes += _CALL_BYTES + sum(map(sys.getsizeof, (call.added_ids, stopped_content, *call.arguments)))
+        for form in forms:
+            self._add_form(form, call)
         if stopped_content:
             self._stopped.setdefault(said.digests[-1], []).append((stopped_content, call))
+
+    def _add_form(self, form: _Form, call: _Call) -> None:
+        for digest in form.digests:
+            known = self._calls.get(digest)
+            # Where content is missing, one that had none is meant, rather than one that lost its own.
+            if form.has_content == call.has_content or known is None or known.has_content:
+                self._calls[digest] = call
+        if call.arguments:
+            outlined = self._outlined.setdefault(form.outline, [])
+            if form.digests[0] in outlined:
+                outlined.remove(form.digests[0])
+            outlined.append(form.digests[0])
+            self.num_bytes += _OUTLINE_BYTES
 
     def _forget(self, first: _Call) -> None:
         """Drop the calls that go on from this one."""
@@ -255,14 +332,14 @@ class Conversations:
     def _call(self, said: Said, place: int) -> _Call | None:
         """The answer that ends the first messages: of those that said the same, one that was thought alike, or else the latest."""
         digest, answer = said.digests[place], said.messages[place - 1]
-        thought = _reasoning(answer) if _is_answer(answer) else ""
+        thought = reasoning_of(answer) if is_answer(answer) else ""
         return (self._calls.get(hash((digest, thought))) if thought else None) or self._calls.get(digest)
 
     def _written_on(self, said: Said, place: int) -> _Found | None:
         """The answer with which the message before `place` begins; of several, the latest."""
         stopped = self._stopped.get(said.digests[place - 1])
         message = said.messages[place - 1]
-        if not stopped or not _is_answer(message) or _tool_calls(message):
+        if not stopped or not is_answer(message) or tool_calls_of(message):
             return None
         text = text_of(message)
         for content, call in reversed(stopped):
@@ -270,104 +347,6 @@ class Conversations:
                 return _Found(call=call, num_messages=place, written_on=text.removeprefix(content))
         return None
 
-    def _is_the_same(self, said: Said, found: _Found) -> bool:
-        """Whether what the digest leaves out is the same, too."""
-        answer = said.messages[found.num_messages - 1]
-        if self.heeds_reasoning and found.call.has_more_than(answer):
-            return False
-        return self._same_arguments(said, found.num_messages)
-
-    def _same_arguments(self, said: Said, num_messages: int) -> bool:
-        """Whether no answer that we know among the messages has other arguments now, where they were JSON."""
-        for place in range(1, num_messages + 1):
-            call = self._call(said, place)
-            if call is None or not call.arguments:
-                continue
-            echoed = [item["function"].get("arguments") for item in _tool_calls(said.messages[place - 1])]
-            for now, written in zip(echoed, call.arguments, strict=True):
-                if now != written and (parsed := _parsed(written)) is not None and _parsed(now) != parsed:
-                    return False
-        return True
-
 
 def _nothing() -> None:
     """Nothing is remembered of it."""
-
-
-def _is_answer(message: Message) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant"
-
-
-def _essence(message: Message) -> tuple[str, ...]:
-    """What of a message must be the same to be the same message."""
-    if not isinstance(message, dict):
-        return (_as_text(message),)
-    if not _is_answer(message):
-        return (str(message.get("role")), _content(message), str(message.get("tool_call_id")))
-    calls = (
-        str(item.get("id") or _as_text([item["function"].get("name"), _parsed(item["function"].get("arguments"))]))
-        for item in _tool_calls(message)
-    )
-    return ("assistant", _own_content(message), *calls)
-
-
-def _content(message: Message) -> str:
-    """The text, whatever it came as; other parts as JSON without the marks that clients move about."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        return text_of(message)
-    return _as_text(
-        [
-            {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, dict) else part
-            for part in parts
-        ]
-    )
-
-
-def _without_content(answer: Message) -> Message:
-    """Without what was said beside tool calls, whose ids tell whose they are all the same."""
-    calls = _tool_calls(answer)
-    return {**answer, "content": None} if calls and all(item.get("id") for item in calls) else answer
-
-
-def _has_content(message: Message) -> bool:
-    return bool(_own_content(message))
-
-
-def _own_content(answer: Message) -> str:
-    """What the model said, without the white space around it."""
-    text = text_of(answer).strip()
-    return "" if text == _NO_CONTENT else text
-
-
-def _has_reasoning(message: Message) -> bool:
-    return bool(_reasoning(message))
-
-
-def _reasoning(message: Message) -> str:
-    """What was thought, without the white space around it."""
-    return str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
-
-
-def _tool_calls(message: Message) -> list[Mapping[str, Any]]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return []
-    return [item for item in calls if isinstance(item, dict) and isinstance(item.get("function"), dict)]
-
-
-def _parsed(arguments: Any) -> Any:
-    """Arguments as an object, however they were written; `None` if they are no JSON, or nested too deep to be read."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)

@@ -86,7 +86,7 @@ class RecordedEngine:
         shared: dict[str, Any] = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
         known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
-        said = Said.of(messages, tools)
+        said = Said.of(messages, tools, known)
         try:
             asked |= self._continuing(said, known, frame.session, request)
             output = await self.inference.get_model_response(messages, tools=tools, **asked)

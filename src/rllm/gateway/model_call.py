@@ -50,7 +50,7 @@ class ModelCall:
         # A session that is not kept has this call only.
         self.route = Route(None if self.session.lineage is None else self.session.id)
         if self.session.conversations is not None:
-            self.said = Said.of(self.asked["messages"], self.asked.get("tools"))
+            self.said = Said.of(self.asked["messages"], self.asked.get("tools"), self.session.conversations)
 
     def prior(self) -> Prior | None:
         """The earlier call of the session that the messages go on from."""

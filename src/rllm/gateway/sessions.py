@@ -305,7 +305,7 @@ class Sessions:
                 session.has_tools = session.has_tools or bool(trace.tools)
                 lineage.add(trace)
                 if trace.error is None:
-                    conversations.add(Said.of(trace.messages, trace.tools), trace)
+                    conversations.add(Said.of(trace.messages, trace.tools, conversations), trace)
                 calls.setdefault(trace.call_id, trace)
             if "seed" in session.sampling:
                 for call in calls.values():
