@@ -16,8 +16,7 @@ from rllm.types import Task
 
 NAME = "the math reward"
 
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_NUMBER = re.compile(rf"[-+]?(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([0-9])|([0-9]+)/([0-9]+))")
 _POWER_OF_TEN = re.compile(
     rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
@@ -31,6 +30,10 @@ _IGNORED = re.compile(
 )
 _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:(?:\{,\}|,(?:\\!)+)\s*(?=[0-9]{3}(?![0-9]))|,\s*(?=000(?![0-9])))")
+"""A comma inside a number for certain."""
+_EITHER = re.compile(r"(?<![0-9.,_^])(?!(?<=[({\[])[0-9,]+[)\]\\])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+"""One number, or several of three digits; alone in brackets, they are several."""
 _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
 _UNIT_WORDS = re.compile(r"(?<=[0-9}])\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)$")
@@ -86,13 +89,13 @@ class RewardMathFn:
 
     def _matches_any(self, golds: list[str], answer: str) -> bool | None:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
-        answer, *golds = [_digits_apart(_with_units_marked(text)) for text in (answer, *golds)]
-        quick = [_quickly_equal(gold, answer) for gold in golds]
+        pairs = [pair for gold in golds for pair in _readings(gold, answer)]
+        quick = [_quickly_equal(*pair) for pair in pairs]
         if any(quick):
             return True
-        undecided = [gold for gold, verdict in zip(golds, quick, strict=True) if verdict is None]
-        for gold in undecided:
-            one, other = _both_as_tuples(gold, answer)
+        undecided = [pair for pair, verdict in zip(pairs, quick, strict=True) if verdict is None]
+        for pair in undecided:
+            one, other = _both_as_tuples(*pair)
             verdict = are_equivalent(_percent_escaped(one), _percent_escaped(other), self.deadline_s)
             if verdict or verdict is None:
                 return verdict
@@ -109,6 +112,17 @@ def _gold(text: str) -> str:
             f"{NAME} cannot compare an answer with the ground truth {text!r}: give a finite number or text"
         )
     return gold
+
+
+def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
+    """Both with no comma but between values: `100,200` is one number in the first reading, and two in the second."""
+    gold, answer = [_THOUSANDS.sub("", _digits_apart(_with_units_marked(text))) for text in (gold, answer)]
+    readings = [(_with_commas(comma, gold), _with_commas(comma, answer)) for comma in ("", ", ")]
+    return list(dict.fromkeys(readings))
+
+
+def _with_commas(comma: str, text: str) -> str:
+    return _EITHER.sub(lambda number: number[0].replace(",", comma), text)
 
 
 def _quickly_equal(gold: str, answer: str) -> bool | None:
@@ -206,11 +220,11 @@ def _number(text: str) -> Fraction | None:
     if len(text) > 400:
         return None
     if _NUMBER.fullmatch(text):
-        return Fraction(text.replace(",", "").removesuffix("."))
+        return Fraction(text.removesuffix("."))
     scientific = _POWER_OF_TEN.fullmatch(text)
     if scientific is not None:
         exponent = next(filter(None, scientific.groups()[1:]))
-        return Fraction(scientific[1].replace(",", "").removesuffix(".")) * Fraction(10) ** int(exponent)
+        return Fraction(scientific[1].removesuffix(".")) * Fraction(10) ** int(exponent)
     fraction = _FRACTION.fullmatch(text)
     if fraction is None:
         return None
