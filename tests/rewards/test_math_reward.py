@@ -75,6 +75,12 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
     ("gold", "answer"),
     [
         ("x+1", "1+x"),
+        (r"2\sqrt{2}", "2√2"),
+        (r"4\sqrt{13}", "4√(13)"),
+        (r"\sqrt{x+1}", "√{1+x}"),
+        (r"-\infty", "-∞"),
+        (r"(0,\infty)", "(0,∞)"),
+        ("3:2", r"3\colon 2"),
         (r"\sqrt{8}", r"2\sqrt{2}"),
         ("(x+1)^2", "x^2+2x+1"),
         ("4", "x=4"),
@@ -118,6 +124,8 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
     [
         ("4", "5"),
         ("4", "-4"),
+        (r"2\sqrt{2}", "2√3"),
+        ("3:2", r"2\colon 3"),
         ("0.33", r"\frac13"),
         (r"\frac{1}{23}", r"\frac{1}{24}"),
         ("x", "2"),

@@ -30,6 +30,8 @@ _IGNORED = re.compile(
 )
 _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+_SPELLINGS = {"∞": r"\infty ", r"\colon": ":"}
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:(?:\{,\}|,(?:\\!)+)\s*(?=[0-9]{3}(?![0-9]))|,\s*(?=000(?![0-9])))")
 """A comma inside a number for certain."""
 _EITHER = re.compile(r"(?<![0-9.,_^])(?!(?<=[({\[])[0-9,]+[)\]\\])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
@@ -89,6 +91,7 @@ class RewardMathFn:
 
     def _matches_any(self, golds: list[str], answer: str) -> bool | None:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
+        answer, *golds = [_in_latex(text) for text in (answer, *golds)]
         pairs = [pair for gold in golds for pair in _readings(gold, answer)]
         quick = [_quickly_equal(*pair) for pair in pairs]
         if any(quick):
@@ -112,6 +115,13 @@ def _gold(text: str) -> str:
             f"{NAME} cannot compare an answer with the ground truth {text!r}: give a finite number or text"
         )
     return gold
+
+
+def _in_latex(text: str) -> str:
+    """Signs of Unicode, and rare commands, in the LaTeX that math-verify reads."""
+    for spelling, latex in _SPELLINGS.items():
+        text = text.replace(spelling, latex)
+    return _ROOT.sub(lambda root: rf"\sqrt{{{next(filter(None, root.groups()), '')}}}", text)
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
