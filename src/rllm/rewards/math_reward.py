@@ -31,7 +31,8 @@ _IGNORED = re.compile(
 _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
-_SPELLINGS = {"∞": r"\infty ", r"\colon": ":"}
+_SPELLINGS = {"∞": r"\infty ", r"\colon": ":", "~": " ", "£": r"\$", "€": r"\$", "¥": r"\$", r"\pounds": r"\$"}
+"""One currency is as good as another, since all are left out."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:(?:\{,\}|,(?:\\!)+)\s*(?=[0-9]{3}(?![0-9]))|,\s*(?=000(?![0-9])))")
 """A comma inside a number for certain."""
 _EITHER = re.compile(r"(?<![0-9.,_^])(?!(?<=[({\[])[0-9,]+[)\]\\])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
@@ -39,6 +40,11 @@ _EITHER = re.compile(r"(?<![0-9.,_^])(?!(?<=[({\[])[0-9,]+[)\]\\])[0-9]{1,3}(?:,
 _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
 _UNIT_WORDS = re.compile(r"(?<=[0-9}])\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)$")
+_UNIT = (
+    r"(?:[mcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|[mcd]?[lL]|m?s|secs?|mins?|hrs?|h|[kM]?Hz|[kM]?[JNW]|k?Pa|[mk]?[AV]|mol|[mk]ph)"
+    r"(?:\^-?[0-9]|\^\{-?[0-9]\}|[²³])?"
+)
+_UNITS = re.compile(rf"(?<=[0-9}}])(?:{_SPACE})+({_UNIT}(?:(?:/|\\cdot|·|\*|\s)+{_UNIT})*)$")
 _NO_UNIT = re.compile(
     r"\b(?:and|or|not|plus|minus|times|over|(?:hundred|thousand|million|billion|trillion|dozen)s?|half|halves|squared|cubed|mod)\b"
 )
@@ -159,11 +165,13 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
 
 
 def _with_units_marked(text: str) -> str:
-    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`: to math-verify, most words are products of letters."""
+    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`, and so `18 km/h`: to math-verify, most are products of letters."""
     whole = _TEXT.fullmatch(text.strip())
     text = whole[1].strip() if whole and whole[1][:1].isdigit() else text.strip()
-    words = _UNIT_WORDS.search(text)
-    return rf"{text[: words.start()]}\text{{ {words[1]}}}" if words and not _NO_UNIT.search(words[1]) else text
+    words = _UNITS.search(text) or _UNIT_WORDS.search(text)
+    if words is None or _NO_UNIT.search(words[1]):
+        return text
+    return rf"{text[: words.start()]}\text{{ {re.sub('[{}]', '', words[1])}}}"
 
 
 def _digits_apart(text: str) -> str:
