@@ -125,6 +125,23 @@ def test_arrays_are_read_at_every_depth() -> None:
     assert judged(tests, "def add(a, b):\n    return a + b").reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("returned", "expected", "reward"),
+    [
+        ("np.int64(3)", 3, 1.0),
+        ("np.array([0, 1])", [0, 1], 1.0),
+        ("[np.float32(0.5), np.bool_(True)]", [0.5, True], 1.0),
+        ("range(2)", [0, 1], 1.0),
+        ("np.int64(4)", 3, 0.0),
+        ("np.array([1, 0])", [0, 1], 0.0),
+        ("object()", [], 0.0),
+    ],
+)
+def test_a_result_of_numpy_counts_as_one_of_python(returned: str, expected: Any, reward: float) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
+    assert judged(tests, f"import numpy as np\n\ndef f():\n    return {returned}").reward == reward
+
+
 def test_passed_calls_are_counted_beyond_the_first_failure() -> None:
     tests = {"fn_name": "f", "inputs": [[1], [0], [2]], "outputs": [1, 1, 0.5]}
     metadata = judged(tests, "def f(n):\n    return 1 / n").metadata

@@ -63,11 +63,16 @@ def _reporter(secret: str) -> Callable[[dict[str, Any]], None]:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def report(outcome: dict[str, Any]) -> None:
-        line = f"{secret}{json.dumps(outcome, default=list)}\n".encode()
+        line = f"{secret}{json.dumps(outcome, default=_as_json)}\n".encode()
         while line:
             line = line[os.write(channel, line) :]
 
     return report
+
+
+def _as_json(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's, and what else can be gone through as a list."""
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def _execute(code: str | ast.Module, file_name: str, namespace: dict[str, Any]) -> None:
