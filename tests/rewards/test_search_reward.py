@@ -79,6 +79,21 @@ def test_numbers_and_names_that_punctuation_tells_apart_earn_nothing(gold: str, 
     assert search_reward_fn({"ground_truth": gold}, f"{gold}.").reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("1990–1995", "1990-1995"),
+        ("1990-1995", "1990—1995"),
+        ("-5", "−5"),
+        ("covid‑19", "COVID-19"),
+        ("Paris–Nice", "Paris-Nice"),
+    ],
+)
+def test_every_dash_is_a_hyphen(gold: str, answer: str) -> None:
+    assert search_reward_fn({"ground_truth": gold}, answer).reward == 1.0
+    assert normalize("1990–1995") != normalize("19901995")
+
+
 def test_thousands_currencies_and_percent_are_left_out() -> None:
     for gold, answer in [("1,000", "1000"), ("$5", "5"), ("5%", "5"), ("100+", "100"), ("covid-19", "COVID19")]:
         assert search_reward_fn({"ground_truth": gold}, answer).reward == 1.0

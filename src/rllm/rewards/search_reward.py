@@ -28,8 +28,9 @@ NAME = "the search reward"
 MIN_F1 = 0.3
 """Less overlap than this counts as none."""
 
+_HYPHENS = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_MARKS = re.escape("".join(sorted(set(string.punctuation) - set(",+#-"))) + "‘’“”„«»–—…。，：；！？、（）《》")
+_MARKS = re.escape("".join(sorted(set(string.punctuation) - set(",+#-"))) + "‘’“”„«»…。，：；！？、（）《》")
 _PUNCTUATION = re.compile(
     rf",|(?<![0-9])[{_MARKS}]|[{_MARKS}](?![0-9])"  # but for those inside a number, such as 3.5
     r"|(?<![a-z+#])[+#]+"  # but for C++
@@ -95,9 +96,10 @@ def _emphasised(text: str) -> str | None:
 def normalize(text: str) -> str:
     """Lowercase, without punctuation and articles, words a single space apart.
 
-    As SQuAD has it, but 3.5 is not 35, -5 not 5, and C++ not C; and punctuation that ASCII lacks counts as such.
+    As SQuAD has it, but 3.5 is not 35, -5 not 5, and C++ not C; and punctuation that ASCII lacks counts as such,
+    a dash or a minus sign as a hyphen.
     """
-    return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower())).split())
+    return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower().translate(_HYPHENS))).split())
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> bool:
