@@ -279,6 +279,17 @@ def test_the_format_of_a_template_is_told_by_its_marks(template: str, name: str)
     assert tool_format_of_template(template) == name
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '\\n<tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>\\n' }}",  # Qwen3-Coder's
+        "{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}",  # GLM's
+    ],
+)
+def test_tags_that_formats_share_do_not_make_them_one(template: str) -> None:
+    assert tool_format_of_template(template) is None
+
+
 def test_a_template_without_calls_has_no_format() -> None:
     assert tool_format_of_template("{{ messages[0].content }}") is None
 

@@ -48,6 +48,8 @@ class ToolFormat(Protocol):
     """Tokens of the format, which decoding must leave in the text although tokenizers may call them special."""
     reads_every_answer: bool = False
     """True where every answer is written in this format, also where no tools are offered."""
+    foreign_marks: tuple[str, ...] = ()
+    """A template that has one of these prints another format, although it has the markers."""
     example: str = ""
     """What a model is to write, for a prompt that teaches it the format."""
 
@@ -63,6 +65,11 @@ def tool_parser(name: str) -> ToolFormat:
 def tool_format_of_template(template: str) -> str | None:
     """The name of the format whose marks this chat template prints, or `None`: it prints those of none."""
     for name in TOOL_PARSERS:
-        if any(mark.strip() in template for mark in tool_parser(name).markers):
+        if _prints(template, tool_parser(name)):
             return name
     return None
+
+
+def _prints(template: str, parser: ToolFormat) -> bool:
+    marked = any(mark.strip() in template for mark in parser.markers)
+    return marked and not any(mark in template for mark in parser.foreign_marks)

@@ -18,6 +18,7 @@ class HermesToolParser(ToolFormat):
 
     markers = ("\n<tool_call>", "<tool_call>")
     markup = ("<tool_call>", "</tool_call>")
+    foreign_marks = ("<function=", "<arg_key>")  # of Qwen3-Coder and of GLM, which write no JSON between these tags
     example = '<tool_call>\n{"name": "NAME", "arguments": {ARGUMENTS}}\n</tool_call>'
     _open = re.compile(r"\n?<tool_call>")
     _close = "</tool_call>"
