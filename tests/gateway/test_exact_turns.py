@@ -29,6 +29,7 @@ from .token_server import TokenServer
 
 USER = {"role": "user", "content": "the user asks the assistant"}
 NEXT = {"role": "user", "content": "and the assistant answers"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +213,7 @@ def test_the_stop_sequence_of_a_later_turn_is_told_too(behind_http: Any, stream:
 
 
 def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngine) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    chunks = TokenPrompts(engine.tokenizer).chat_chunks({"tools": tools}, [1, 2])
+    chunks = TokenPrompts(engine.tokenizer).chat_chunks({"tools": TOOLS}, [1, 2])
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x":  1}}\n</tool_call>'
     ids = engine.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
     pieces = [
@@ -224,6 +224,14 @@ def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngi
     assert "".join(piece.get("content", "") for piece in pieces).strip() == "Let me see."
     assert last["finish_reason"] == "tool_calls"
     assert last["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
+
+
+def test_calls_are_read_in_the_format_that_is_named_whatever_the_template_prints(engine: LocalEngine) -> None:
+    tokens = TokenPrompts(engine.tokenizer, "mistral")
+    ids = engine.tokenizer.encode("[TOOL_CALLS]f[ARGS]{}<|im_end|>", add_special_tokens=False)
+    completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
+    (choice,) = tokens.chat_answer(completion, {"tools": TOOLS}, [1, 2])["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(

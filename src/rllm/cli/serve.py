@@ -122,4 +122,5 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     )
     with closing(server):
         server.watch(lambda: None)  # a new one reads the weights that are served
-        yield upstream_of(engine_on(server, load_tokenizer(config.model.path).tokenizer, SERVED_NAME), SERVED_NAME)
+        tokenizer = load_tokenizer(config.model.path).tokenizer
+        yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, config.model.tool_parser), SERVED_NAME)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.sampling.proof import Likelihoods, check_moved
 from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.sampling.serving import Served
 from rllm.errors import WeightSyncError
+from rllm.inference.local.loading import LoadedModel
 from rllm.inference.vllm.handover import FileTransfer
 from rllm.inference.vllm_server import VLLMServer
+from rllm.trainer.config import load_config
 
 from ..model_server import ModelServer
 
@@ -52,6 +56,30 @@ def trained_with(make_backend: Callable[..., LocalBackend], tmp_path: Path) -> C
         return make_backend(model, serve=serve, lr=0.01)
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [(["model.tool_parser=mistral"], ["f"]), (["model.tool_parser=hermes"], []), ([], ["f"])],
+)
+def test_tool_calls_are_read_as_the_settings_say_or_else_the_template(
+    server: ModelServer,
+    tokenizer: Any,
+    make_model: Callable[..., Any],
+    tmp_path: Path,
+    settings: list[str],
+    names: list[str],
+) -> None:
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "[TOOL_CALLS]")
+    config = load_config(["model.path=m", "model.engine=vllm", "model.device=cpu", f"vllm.url={server.url}", *settings])
+    served = Served(config=config, server=VLLMServer.join(server.url), scratch=tmp_path)
+    sampler = served.sampler(LoadedModel(model=make_model(), tokenizer=tokenizer, device=torch.device("cpu")), None)
+    ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{}", add_special_tokens=False)
+    completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
+    (choice,) = sampler.inference._tokens.chat_answer(completion, {"tools": [{}]}, [1])["choices"]
+    assert [call["function"]["name"] for call in choice["message"].get("tool_calls", ())] == names
+    sampler.close()
 
 
 def improve(backend: LocalBackend, groups: Callable[..., Any]) -> None:

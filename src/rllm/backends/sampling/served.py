@@ -34,12 +34,15 @@ class Published:
     found: Likelihoods
 
 
-def engine_on(server: VLLMServer, tokenizer: Any, served_name: str) -> ServedEngine:
-    """The model that a server serves under this name. While the server is brought back calls wait, and end with its failure."""
+def engine_on(server: VLLMServer, tokenizer: Any, served_name: str, tool_format: str | None = None) -> ServedEngine:
+    """The model that a server serves under this name, and how it reads tool calls (see `TokenPrompts`).
+
+    While the server is brought back calls wait, and end with its failure.
+    """
     return ServedEngine(
         server.url,
         model=served_name,
-        tokens=TokenPrompts(tokenizer),
+        tokens=TokenPrompts(tokenizer, tool_format),
         facts={"logprobs_kind": "processed", "template_hash": ChatTemplate(tokenizer).hash},
         is_ready=lambda: server.is_ready,
         failure=lambda: server.failure,
@@ -64,6 +67,7 @@ class ServedSampler:
         *,
         adapter: Adapter | None,
         served_name: str,
+        tool_format: str | None = None,
         scratch: Path,
         sleeps: bool = False,
         max_length: int | None = None,
@@ -78,6 +82,7 @@ class ServedSampler:
             tokenizer: likewise.
             adapter: likewise; if there is one, it alone is handed over.
             served_name: what calls ask for.
+            tool_format: how the server reads tool calls; else the chat template tells it.
             scratch: a folder that the server sees, too; emptied as the sampler is closed.
             sleeps: whether the server rests while the trainer works, as they share a GPU; it then rests now.
             max_length: of a prompt and its answer.
@@ -85,7 +90,7 @@ class ServedSampler:
         """
         self.server = server
         self.probe = Probe(model, tokenizer, max_length=max_length, largest_gap=largest_gap)
-        self.inference = engine_on(server, tokenizer, served_name)
+        self.inference = engine_on(server, tokenizer, served_name, tool_format)
         self._handover = handover
         self._model = model
         self._adapter = adapter

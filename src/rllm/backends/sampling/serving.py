@@ -74,6 +74,7 @@ class Served:
             loaded.tokenizer,
             adapter=adapter,
             served_name=SERVED_NAME if vllm.url is None or adapter is not None else self.server.control.models()[0],
+            tool_format=_tool_format(self.config),
             scratch=self.scratch,
             sleeps=_sleeps(self.config),
             max_length=model.max_length,
@@ -142,6 +143,12 @@ def serve_options(config: Any, *, port: int) -> ServeOptions:
         on_cpu=device.type != "cuda" and vllm.devices is None,
         extra_args=tuple(vllm.args),
     )
+
+
+def _tool_format(config: Any) -> str | None:
+    """How the server reads tool calls; of one that is joined only the user knows, if anybody does."""
+    is_told = config.vllm.url is None or "tool_parser" in config.model.model_fields_set
+    return config.model.tool_parser if is_told else None
 
 
 def _sleeps(config: Any) -> bool:

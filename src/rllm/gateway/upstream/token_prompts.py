@@ -29,10 +29,11 @@ _RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
 class TokenPrompts:
     """What a tokenizer adds to an upstream."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tool_format: str | None = None) -> None:
+        """`tool_format`: how the server reads tool calls, a name for `tool_parser`; else the template tells it."""
         self._template = ChatTemplate(tokenizer)
         self._continuation = Continuation(tokenizer, self._template)
-        name = tool_format_of_template(self._template.text)
+        name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
         ends = tokenizer.convert_tokens_to_ids(list(tokenizer.all_special_tokens))
         self._decoder = TextDecoder(tokenizer, ends, self._tool_parser.markup if self._tool_parser else ())
