@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from typing import Any
 
 import httpx
@@ -251,6 +252,23 @@ def test_what_a_completion_cannot_do_is_left_to_the_server(engine: LocalEngine, 
     tokens = TokenPrompts(engine.tokenizer)
     assert tokens.continued({"messages": messages}, prior) is not None
     assert tokens.continued({"messages": messages, **asked}, prior) is None
+
+
+def test_turns_with_tools_are_left_to_the_server_where_their_format_is_not_known(
+    engine: LocalEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = deepcopy(engine.tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "<tool_call><function=f>")
+    tokens = TokenPrompts(tokenizer)
+    request = {"messages": [USER, {"role": "assistant", "content": "yes"}, NEXT]}
+    prior = Prior(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
+    assert tokens.continued(request, prior) is not None
+    assert tokens.continued({**request, "tools": TOOLS, "tool_choice": "none"}, prior) is not None
+    assert not caplog.records
+    assert [tokens.continued({**request, "tools": TOOLS}, prior) for _ in range(2)] == [None, None]
+    assert len(caplog.records) == 1
+    assert "turns with tools are left to the server" in caplog.text
+    assert TokenPrompts(tokenizer, "hermes").continued({**request, "tools": TOOLS}, prior) is not None
 
 
 def test_log_probabilities_of_a_completion_line_up_and_keep_their_texts(engine: LocalEngine) -> None:

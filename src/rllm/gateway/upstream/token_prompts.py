@@ -7,6 +7,7 @@ that it would have been.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
+logger = logging.getLogger(__name__)
+
 _RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
 """Fields by which a server prints messages otherwise than the model's template does here."""
 
@@ -35,6 +38,7 @@ class TokenPrompts:
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
+        self._has_warned = False
         ends = tokenizer.convert_tokens_to_ids(list(tokenizer.all_special_tokens))
         self._decoder = TextDecoder(tokenizer, ends, self._tool_parser.markup if self._tool_parser else ())
 
@@ -71,6 +75,9 @@ class TokenPrompts:
             return None
         if any(request.get(name) for name in _RENDERED_OTHERWISE):
             return None
+        if _may_call(request) and self._tool_parser is None:
+            self._warn_once()
+            return None
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         kwargs = request.get("chat_template_kwargs")
@@ -100,14 +107,26 @@ class TokenPrompts:
 
     def chat_chunks(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> ChatChunks:
         """Reads a streamed text completion as chunks of a chat completion."""
-        parses = request.get("tools") and request.get("tool_choice") != "none"
         stop = request.get("stop") or ()
         return ChatChunks(
             prompt_ids,
             decoder=self._decoder,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            tool_parser=self._tool_parser if parses else None,
+            tool_parser=self._tool_parser if _may_call(request) else None,
         )
+
+    def _warn_once(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the chat template prints no tool calls that are known: turns with tools are left to the server, which renders "
+                "them anew and not from the very tokens that were sampled"
+            )
+
+
+def _may_call(request: Mapping[str, Any]) -> bool:
+    """Whether the answer may have tool calls, which are then to be found in it."""
+    return bool(request.get("tools")) and request.get("tool_choice") != "none"
 
 
 class ChatChunks:
