@@ -84,6 +84,7 @@ def test_several_calls(name: str, text: str) -> None:
         ("mistral", "[TOOL_CALLS][]"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}'),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": 3}]'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "args": {"x": 1}}]'),
         ("mistral", "[TOOL_CALLS]f[ARGS]{"),
         ("mistral", "[TOOL_CALLS]f[ARGS]{} and more"),
         ("deepseek_r1", R1_BLOCK + R1_BLOCK_END),

@@ -49,6 +49,11 @@ def test_key_order_and_extra_keys_do_not_matter() -> None:
     ]
 
 
+def test_arguments_may_be_called_parameters_or_be_absent() -> None:
+    assert functions(call('{"name": "a", "parameters": {"x": 1}}')) == [("a", '{"x": 1}')]
+    assert functions(call('{"id": "c1", "type": "function", "name": "a"}')) == [("a", "{}")]
+
+
 def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
     assert functions('<tool_call>\n{"name": "a", "arguments": {}}') == [("a", "{}")]
 
@@ -62,6 +67,7 @@ def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
         call('{"name": 3, "arguments": {}}'),
         call('{"name": "", "arguments": {}}'),
         call('{"arguments": {}}'),
+        call('{"name": "a", "argument": {"x": 1}}'),  # misspelt, which is no call without arguments
         call('{"name": "a",}'),
         call("[]"),
         call("{}"),

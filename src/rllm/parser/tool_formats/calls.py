@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
 _surrogate = re.compile("[\ud800-\udfff]")
+_beside_arguments = frozenset({"name", "id", "type"})
 _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
@@ -19,22 +20,27 @@ def new_call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def call_of_object(text: str, *, arguments_keys: Sequence[str] = ("arguments",)) -> dict[str, Any] | None:
-    """The call that a JSON object of a name and arguments states; `None` if it states none.
+def call_of_object(text: str) -> dict[str, Any] | None:
+    """The call that a JSON object of a name and arguments (or parameters) states; `None` if it states none.
 
-    Arguments may be absent, and they may be an object that the model has quoted itself. Half of a surrogate pair, which only an
-    escape can say, is no text that could be sent on.
+    Arguments may be absent, unless another key may be theirs, misspelt; and they may be an object that the model has quoted
+    itself. Half of a surrogate pair, which only an escape can say, is no text that could be sent on.
     """
     spans = object_values(text)
     if spans is None or "name" not in spans:
         return None
     name = json.loads(spans["name"])
-    arguments = next((spans[key] for key in arguments_keys if key in spans), "{}")
-    if arguments.startswith('"'):
-        arguments = json.loads(arguments)
+    arguments = _arguments_of(spans)
     if not isinstance(name, str) or not name or _surrogate.search(name + arguments) or not is_object(arguments):
         return None
     return new_call(name, arguments)
+
+
+def _arguments_of(spans: Mapping[str, str]) -> str:
+    written = spans.get("arguments", spans.get("parameters"))
+    if written is None:
+        return "{}" if spans.keys() <= _beside_arguments else ""
+    return str(json.loads(written)) if written.startswith('"') else written
 
 
 def is_object(text: str) -> bool:

@@ -46,7 +46,6 @@ def _calls(text: str, position: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _call(text: str) -> dict[str, Any] | None:
-    keys = ("parameters", "arguments")
-    if not set(keys) & set(object_values(text) or ()):
+    if not {"parameters", "arguments"} & set(object_values(text) or ()):
         return None
-    return call_of_object(text, arguments_keys=keys)
+    return call_of_object(text)
