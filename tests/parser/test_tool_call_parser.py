@@ -20,6 +20,13 @@ def test_a_call_that_is_only_thought_about_does_not_count() -> None:
     assert QwenToolParser().parse(f"<think>\nmaybe {CALL}\n</think>\n\nNo.") == []
 
 
+def test_nor_does_one_in_a_thought_that_the_prompt_opened() -> None:
+    thought = CALL.replace("add", "remove")
+    assert QwenToolParser().parse(f"maybe {thought}, but no.\n</think>\n\n{CALL}") == [
+        ToolCall("add", {"a": 1, "b": [2]})
+    ]
+
+
 def test_classes_by_name() -> None:
     assert get_tool_parser("qwen") is QwenToolParser
     assert get_tool_parser("r1") is R1ToolParser

@@ -8,7 +8,7 @@ from typing import Any
 
 from rllm.agents.agent import BaseAgent
 from rllm.errors import AgentError
-from rllm.parser.reasoning import CLOSE, OPEN, SplitText, split_reasoning
+from rllm.parser.reasoning import SplitText, split_without_prompt
 from rllm.types import Action, Message, Step, Trajectory, text_of
 
 QUESTION_KEYS = ("question", "problem", "prompt", "query", "instruction")
@@ -79,8 +79,7 @@ class ChatAgent(BaseAgent):
 
     def split(self, response: str) -> SplitText:
         """Thought and answer of a response, also where the opening tag was already in the prompt."""
-        before, closed, _ = response.partition(CLOSE)
-        return split_reasoning(response, starts_open=bool(closed) and OPEN not in before)
+        return split_without_prompt(response)
 
     def _without_thought(self, message: Message) -> Message:
         """An assistant's message with its answer only; others as they are."""

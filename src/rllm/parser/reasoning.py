@@ -30,3 +30,9 @@ def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
         body = text
     reasoning, closed, answer = body.partition(CLOSE)
     return SplitText(reasoning.strip("\n"), answer.lstrip("\n") if closed else "")
+
+
+def split_without_prompt(text: str) -> SplitText:
+    """As `split_reasoning`, where the prompt is not known: it opened the thought that is closed here and was not opened here."""
+    before, closed, _ = text.partition(CLOSE)
+    return split_reasoning(text, starts_open=bool(closed) and OPEN not in before)

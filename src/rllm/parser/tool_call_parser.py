@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rllm.errors import ConfigError
 from rllm.parser.chat_template import ChatTemplate
-from rllm.parser.reasoning import split_reasoning
+from rllm.parser.reasoning import split_without_prompt
 from rllm.parser.tool_call import ToolCall
 from rllm.parser.tool_parser import TOOL_PARSERS, ToolFormat, tool_format_of_template, tool_parser
 
@@ -39,8 +39,9 @@ class ToolParser:
         return get_tool_parser(name)()
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The well-formed calls of the answer, in order; calls that are only thought about (`<think>`) do not count."""
-        calls = self._format.parse(split_reasoning(text).answer).tool_calls
+        """The well-formed calls of the answer, in order; calls that are only thought about do not count, even if it was the prompt
+        that opened the thought (`<think>`)."""
+        calls = self._format.parse(split_without_prompt(text).answer).tool_calls
         return [_tool_call(call["function"]) for call in calls]
 
     def get_tool_prompt(self, tools_schema: str) -> str:
