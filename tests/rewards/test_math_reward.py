@@ -113,6 +113,8 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         ("90", "£90"),
         (r"\frac{1}{2}", "0.5€"),
         ("90", "¥90"),
+        ("5m", "5 m"),
+        ("3m+2s", "3 m + 2 s"),
         ("90", "90 km/h"),
         ("90", r"90~\text{km}"),
         (r"\sqrt{8}", r"2\sqrt{2}\,m/s^{2}"),

@@ -131,9 +131,11 @@ def _in_latex(text: str) -> str:
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
-    """Both with no comma but between values: `100,200` is one number in the first reading, and two in the second."""
-    gold, answer = [_THOUSANDS.sub("", _digits_apart(_with_units_marked(text))) for text in (gold, answer)]
-    readings = [(_with_commas(comma, gold), _with_commas(comma, answer)) for comma in ("", ", ")]
+    """Both with no comma but between values: `100,200` is one number, or two. A short unit, such as `m`, may be a variable."""
+    readings = []
+    for units in (_UNITS, None):
+        texts = [_THOUSANDS.sub("", _digits_apart(_with_units_marked(text, units))) for text in (gold, answer)]
+        readings += [(_with_commas(comma, texts[0]), _with_commas(comma, texts[1])) for comma in ("", ", ")]
     return list(dict.fromkeys(readings))
 
 
@@ -164,11 +166,14 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
     return False if kinds in ([_SET, _TUPLE], [_TUPLE, _SET]) else None
 
 
-def _with_units_marked(text: str) -> str:
-    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`, and so `18 km/h`: to math-verify, most are products of letters."""
+def _with_units_marked(text: str, short: re.Pattern[str] | None) -> str:
+    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`, and so `18 km/h`: to math-verify, most are products of letters.
+
+    `short` finds short units.
+    """
     whole = _TEXT.fullmatch(text.strip())
     text = whole[1].strip() if whole and whole[1][:1].isdigit() else text.strip()
-    words = _UNITS.search(text) or _UNIT_WORDS.search(text)
+    words = (short and short.search(text)) or _UNIT_WORDS.search(text)
     if words is None or _NO_UNIT.search(words[1]):
         return text
     return rf"{text[: words.start()]}\text{{ {re.sub('[{}]', '', words[1])}}}"
