@@ -196,7 +196,8 @@ class VLLMControl:
 
 
 def _start_of(error: urllib.error.HTTPError) -> str:
-    try:
-        return error.read(_START_OF_BODY).decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return "a text that broke off"
+    with error:
+        try:
+            return error.read(_START_OF_BODY).decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            return "a text that broke off"
