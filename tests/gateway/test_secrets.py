@@ -168,16 +168,21 @@ async def test_a_server_that_repeats_the_key_in_its_refusal_tells_it_to_nobody(s
     assert UPSTREAM_KEY not in repr(store.by_session("s"))
 
 
+async def told_by(server, key, stream):
+    """The store, and what an agent is told, of a call to a server that is given this key."""
+    store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=key)
+    transport = httpx.ASGITransport(create_app(store, upstream))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
+    await upstream.close()
+    return store, told
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nor_does_one_that_repeats_it_in_the_place_of_an_answer(stream):
     error = {"error": {"message": f"no such key: Bearer {UPSTREAM_KEY}", "code": UPSTREAM_KEY}}
     async with RawServer(event_stream(error) if stream else http(200, error)) as server:
-        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=UPSTREAM_KEY)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(store, upstream)), base_url="http://gateway"
-        ) as client:
-            told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
-        await upstream.close()
+        store, told = await told_by(server, UPSTREAM_KEY, stream)
     assert "no such key: Bearer ***" in told.text
     assert UPSTREAM_KEY not in told.text + repr(store.by_session("s"))
 
@@ -200,12 +205,7 @@ _SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/
 )
 async def test_nor_one_that_writes_it_in_another_form_or_place(stream, answer):
     async with RawServer(answer) as server:
-        store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=_ESCAPED_KEY)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(store, upstream)), base_url="http://gateway"
-        ) as client:
-            told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
-        await upstream.close()
+        store, told = await told_by(server, _ESCAPED_KEY, stream)
     assert "***" in told.text
     (trace,) = store.by_session("s")
     assert _ESCAPED_KEY not in told.text + repr(trace)

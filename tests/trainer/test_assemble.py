@@ -317,6 +317,8 @@ def test_equal_rewards_teach_nothing_whatever_a_critic_or_a_divergence_makes_of_
         return assembled(episodes, TRUSTING, scorer)
 
     assert each_alone(1.0, 1.0).num_uniform_groups == 2
+    apart = [episodes_of(path(1.0), task_id=task)[0] for task in "ab"]
+    assert assembled(apart).num_uniform_groups == 0, "they lack siblings, and were not compared"
     assert each_alone(1.0, 0.0).num_uniform_groups == each_alone(1.0).num_uniform_groups == 0
 
 

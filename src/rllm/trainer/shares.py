@@ -167,12 +167,12 @@ def num_uniform(
         rewards = [item.final_reward() for item in (*(share.trajectory for share in members), *others)]
         return algorithm.needs_rewards and len(rewards) > 1 and len(set(rewards)) == 1
 
-    each_alone = not references and all(len(members) == 1 for members in groups.values())
-    if each_alone and alike(list(chain.from_iterable(groups.values()))):
-        return len(groups)
     compared = {
         name: members for name, members in groups.items() if not any(share.dropped in NOT_COMPARED for share in members)
     }
+    each_alone = not references and all(len(members) == 1 for members in compared.values())
+    if each_alone and alike(list(chain.from_iterable(compared.values()))):
+        return len(compared)
     return sum(
         not any(share.advantage for share in members) or alike(members, references.get(name, ()))
         for name, members in compared.items()
