@@ -271,6 +271,14 @@ def test_turns_with_tools_are_left_to_the_server_where_their_format_is_not_known
     assert TokenPrompts(tokenizer, "hermes").continued({**request, "tools": TOOLS}, prior) is not None
 
 
+def test_answers_in_channels_are_read_where_no_tools_are_offered_too(engine: LocalEngine) -> None:
+    written = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four."
+    ids = engine.tokenizer.encode(written, add_special_tokens=False)
+    completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
+    (choice,) = TokenPrompts(engine.tokenizer, "harmony").chat_answer(completion, {}, [1, 2])["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("Four.", "Hm.")
+
+
 def test_log_probabilities_of_a_completion_line_up_and_keep_their_texts(engine: LocalEngine) -> None:
     def read(**logprobs: Any) -> Any:
         choice = {"index": 0, "token_ids": [5, 6], "logprobs": logprobs, "finish_reason": "length"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> PreTrainedTokenizerFast:
+    """The tokenizer with another chat template, if there is to be one."""
+    if template is None:
+        return tokenizer
+    other = deepcopy(tokenizer)
+    other.chat_template = template
+    return other
+
+
 def build_model(family: str, vocab_size: int, *, seed: int = 0, **options: Any) -> Any:
     """A tiny random model whose distributions are neither flat nor certain."""
     model_class = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, f"{family}LMHeadModel")
@@ -114,9 +124,16 @@ def make_engine(
     """Engines over tiny random models; closed after the test."""
     engines: list[LocalEngine] = []
 
-    def make(family: str = "Qwen3", *, model: Any = None, model_options: Any = None, **options: Any) -> LocalEngine:
+    def make(
+        family: str = "Qwen3",
+        *,
+        model: Any = None,
+        model_options: Any = None,
+        template: str | None = None,
+        **options: Any,
+    ) -> LocalEngine:
         model = model or new_model(family, **(model_options or {}))
-        engines.append(LocalEngine(model, tokenizer, **options))
+        engines.append(LocalEngine(model, with_template(tokenizer, template), **options))
         return engines[-1]
 
     yield make
@@ -130,8 +147,10 @@ def taught(
 ) -> Callable[..., LocalEngine]:
     """Engines whose model answers one conversation with a given text."""
 
-    def make(messages: list[dict[str, str]], answer: str, tools: Any = None) -> LocalEngine:
-        engine = make_engine(model=new_model())
+    def make(
+        messages: list[dict[str, str]], answer: str, tools: Any = None, *, template: str | None = None
+    ) -> LocalEngine:
+        engine = make_engine(model=new_model(), template=template)
         answer_ids = tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)
         with engine.paused():
             _teach(engine.model, engine.template.render(messages, tools), answer_ids)

@@ -20,6 +20,8 @@ from rllm.inference.local.packed import multiplies_bfloat16
 from rllm.inference.local.prefix_cache import BLOCK
 from rllm.inference.local.slot_decoder import SlotDecoder
 
+from .conftest import TEMPLATE
+
 USER = [{"role": "user", "content": "the user asks the assistant"}]
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "search", "arguments": {"q":  "a b", "n": 1.0}}\n</tool_call>'
@@ -411,6 +413,18 @@ async def test_streaming_equals_not_streaming(make_engine: Any) -> None:
     assert [token for delta in deltas for token in delta.token_ids] == whole.completion_ids == last.completion_ids
     assert [value for delta in deltas for value in delta.logprobs] == last.logprobs
     assert last.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+
+
+async def test_tool_calls_are_read_as_the_template_prints_them_and_values_by_the_tools(taught: Any) -> None:
+    call = "<tool_call>\n<function=search>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "search", "parameters": schema}}]
+    engine: InferenceEngine = taught(
+        USER, f"So.\n\n{call}", tools, template=TEMPLATE + "{#- <function= <parameter= -#}"
+    )
+    output = await engine.get_model_response(USER, tools=tools, temperature=0, max_tokens=90)
+    assert (output.content, output.finish_reason) == ("So.", "tool_calls")
+    assert output.tool_calls[0]["function"] == {"name": "search", "arguments": '{"n": 5}'}
 
 
 async def test_tool_calls_keep_the_arguments_as_written(taught: Any) -> None:

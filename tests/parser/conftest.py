@@ -1,4 +1,4 @@
-"""Chat templates in the manner of five families, cut down to what makes each of them hard, on one small tokenizer."""
+"""Chat templates in the manner of six families, cut down to what makes each of them hard, on one small tokenizer."""
 
 from __future__ import annotations
 
@@ -49,6 +49,30 @@ TEMPLATES = {
 {%- if add_generation_prompt -%}
 {{ "<|im_start|>assistant\n" }}{%- if enable_thinking is false -%}{{ "<think>\n\n</think>\n\n" }}{%- endif -%}
 {%- endif -%}""".replace("%CALL%", ONE_CALL.replace("KEY", "arguments")),
+    # Prints each argument of a call as bare text between tags of its own.
+    "qwen3_coder": """\
+{%- if tools -%}{{ "<|im_start|>system\n" + tools | tojson + "<|im_end|>\n" }}{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == "tool" -%}
+{%- if loop.first or messages[loop.index0 - 1].role != "tool" -%}{{ "<|im_start|>user\n" }}{%- endif -%}
+{{ "<tool_response>\n" + m.content + "\n</tool_response>\n" }}
+{%- if loop.last or messages[loop.index0 + 1].role != "tool" -%}{{ "<|im_end|>\n" }}{%- endif -%}
+{%- elif m.role == "assistant" and m.tool_calls -%}
+{{ "<|im_start|>assistant\n" }}{%- if m.content | trim -%}{{ m.content | trim + "\n\n" }}{%- endif -%}
+{%- for c in m.tool_calls -%}
+{{ ("" if loop.first else "\n") + "<tool_call>\n<function=" + c.function.name + ">\n" }}
+{%- for key, value in c.function.arguments | items -%}
+{{ "<parameter=" + key + ">\n" }}
+{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string -}}
+{{ "\n</parameter>\n" }}
+{%- endfor -%}
+{{ "</function>\n</tool_call>" }}
+{%- endfor -%}
+{{ "<|im_end|>\n" }}
+{%- else -%}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}""",
     # Knows no reasoning; prints calls instead of the content; begins with a token of its own.
     "llama3": """\
 {{- "<|begin_of_text|>" -}}

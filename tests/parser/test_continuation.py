@@ -1,4 +1,4 @@
-"""Conversations that go on from sampled tokens, through the templates of five families."""
+"""Conversations that go on from sampled tokens, through the templates of six families."""
 
 from __future__ import annotations
 

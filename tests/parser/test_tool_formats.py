@@ -270,7 +270,9 @@ def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) ->
     ("template", "name"),
     [
         ("{{ '\\n<tool_call>\\n' + call }}", "hermes"),
+        ("{{ '\\n<tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>\\n' }}", "qwen3_coder"),
         ("{{ '<|python_tag|>' + call }}", "llama3_json"),
+        ("{{ '<|start_header_id|>ipython<|end_header_id|>' + result }}", "llama3_json"),
         ("{{ '[TOOL_CALLS]' + calls }}", "mistral"),
         (f"{{{{ '{R1_BLOCK}' + calls }}}}", "deepseek_r1"),
         ("{{ '<|start|>assistant<|channel|>final<|message|>' + content }}", "harmony"),
@@ -280,15 +282,9 @@ def test_the_format_of_a_template_is_told_by_its_marks(template: str, name: str)
     assert tool_format_of_template(template) == name
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ '\\n<tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>\\n' }}",  # Qwen3-Coder's
-        "{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}",  # GLM's
-    ],
-)
-def test_tags_that_formats_share_do_not_make_them_one(template: str) -> None:
-    assert tool_format_of_template(template) is None
+def test_tags_that_formats_share_do_not_make_them_one() -> None:
+    of_glm = "{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}"
+    assert tool_format_of_template(of_glm) is None
 
 
 def test_a_template_without_calls_has_no_format() -> None:

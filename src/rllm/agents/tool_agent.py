@@ -54,7 +54,7 @@ class ToolAgent(ChatAgent):
         """
         self.tools = MultiTool(tools, tool_map)
         self.tool_schemas = None if schemas_in_prompt else self.tools.json
-        self._parser = tool_parser(parser_name)
+        self._parser = tool_parser(parser_name).for_tools(self.tools.json)
         if schemas_in_prompt and self.tools.json:
             schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.tools.json)
             system_prompt = f"{system_prompt}\n\n{get_tool_parser(parser_name)().get_tool_prompt(schemas)}".strip()

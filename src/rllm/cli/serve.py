@@ -100,7 +100,7 @@ def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     from rllm.backends.sampling.served import engine_on
-    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, serve_options
+    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, serve_options, started_format
     from rllm.errors import ConfigError
     from rllm.gateway.upstream.served import upstream_of
     from rllm.inference.local.loading import ADAPTER_FILE, load_tokenizer
@@ -112,9 +112,11 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
             f"model={config.model.path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
         )
     config.vllm.sleep = "never"  # nobody trains beside it
+    tokenizer = load_tokenizer(config.model.path).tokenizer
+    tool_format = started_format(config, tokenizer)
     say(f"starting vLLM; what it says is in {LOG_FILE}")
     server = VLLMServer.start(
-        serve_options(config, port=config.vllm.port or free_port()),
+        serve_options(config, port=config.vllm.port or free_port(), tool_format=tool_format),
         command=vllm_command(config.vllm.command),
         log=Path(LOG_FILE),
         start_timeout_s=config.vllm.start_timeout_s,
@@ -122,5 +124,4 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     )
     with closing(server):
         server.watch(lambda: None)  # a new one reads the weights that are served
-        tokenizer = load_tokenizer(config.model.path).tokenizer
-        yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, config.model.tool_parser), SERVED_NAME)
+        yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, tool_format), SERVED_NAME)

@@ -93,16 +93,18 @@ class ChatTemplateParser:
         return renderer.text(past, messages, ask=add_generation_prompt)
 
     def parse_completion(
-        self, completion_ids: Sequence[int], prompt_ids: Sequence[int] | None = None
+        self, completion_ids: Sequence[int], prompt_ids: Sequence[int] | None = None, tools: Tools | None = None
     ) -> dict[str, Any]:
         """A model's answer: `content`, `reasoning` and `tool_calls`, these in the OpenAI format and as written.
 
-        The prompt's end says whether the answer begins inside `<think>`; without it, it is that of a first answer.
+        The prompt's end says whether the answer begins inside `<think>`; without it, it is that of a first answer. `tools` are
+        those of the request, for formats that only their schemas make clear.
         """
         prompt = self._first_request if prompt_ids is None else self._decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:])
         text = self._decoder.text(completion_ids)
         split = split_reasoning(text, starts_open=prompt.rstrip().endswith(OPEN))
-        parsed = self._tool_parser.parse(split.answer) if self._tool_parser else ParsedText(content=split.answer)
+        parser = self._tool_parser.for_tools(tools or ()) if self._tool_parser else None
+        parsed = parser.parse(split.answer) if parser else ParsedText(content=split.answer)
         return {
             "content": parsed.content,
             "reasoning": split.reasoning or parsed.reasoning,

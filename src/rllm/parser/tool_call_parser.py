@@ -40,7 +40,7 @@ class ToolParser:
 
     def parse(self, text: str) -> list[ToolCall]:
         """The well-formed calls of the answer, in order; calls that are only thought about do not count, even if it was the prompt
-        that opened the thought (`<think>`)."""
+        that opened the thought (`<think>`). A format that writes values as bare text (`qwen3_coder`) has no others here."""
         calls = self._format.parse(split_without_prompt(text).answer).tool_calls
         return [_tool_call(call["function"]) for call in calls]
 
@@ -48,8 +48,7 @@ class ToolParser:
         """A system prompt's section on tools; `tools_schema` is their JSON schema as text."""
         return (
             f"# Tools\n\nThese tools are at your disposal, each described by a JSON schema:\n<tools>\n{tools_schema}\n"
-            "</tools>\n\nTo call one, write exactly this, with the tool's name for NAME and a JSON object of its "
-            f"arguments for {{ARGUMENTS}}:\n{self._format.example}\n"
+            f"</tools>\n\nTo call one, write exactly this, with {self._format.legend}:\n{self._format.example}\n"
         )
 
 
@@ -66,7 +65,7 @@ class R1ToolParser(ToolParser):
 
 
 def get_tool_parser(parser_name: str) -> type[ToolParser]:
-    """The class for this short name (`qwen`, `r1`, `llama3_json`, `mistral`, `harmony`, ...) or `package.module:Class`.
+    """The class for this short name (`qwen`, `qwen3_coder`, `r1`, `llama3_json`, `mistral`, `harmony`, ...) or `package.module:Class`.
 
     Raises:
         ConfigError: if there is no such format.

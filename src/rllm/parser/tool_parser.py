@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rllm.lazy import lazy_names
 from rllm.registry import resolve
@@ -17,12 +18,16 @@ __getattr__, _ = lazy_names(
 TOOL_PARSERS = {
     "hermes": "rllm.parser.tool_formats.hermes:HermesToolParser",
     "qwen": "rllm.parser.tool_formats.hermes:HermesToolParser",
+    "qwen3_coder": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
     "llama3_json": "rllm.parser.tool_formats.llama3:Llama3JsonToolParser",
     "mistral": "rllm.parser.tool_formats.mistral:MistralToolParser",
     "deepseek_r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
     "r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
     "harmony": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
 }
+
+DEFAULT_FORMAT = "hermes"
+"""For a chat template that prints no calls that are known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +53,19 @@ class ToolFormat(Protocol):
     """Tokens of the format, which decoding must leave in the text although tokenizers may call them special."""
     reads_every_answer: bool = False
     """True where every answer is written in this format, also where no tools are offered."""
+    template_marks: tuple[str, ...] = ()
+    """A template that has one of these prints this format; without any, the markers tell."""
     foreign_marks: tuple[str, ...] = ()
-    """A template that has one of these prints another format, although it has the markers."""
+    """A template that has one of these prints another format, although it has the marks."""
     example: str = ""
     """What a model is to write, for a prompt that teaches it the format."""
+    legend: str = "the tool's name for NAME and a JSON object of its arguments for {ARGUMENTS}"
+    """How the example is to be filled in."""
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        """The parser of answers to a request with these tools (in the OpenAI format), for formats that only their schemas make
+        clear."""
+        return self
 
     def parse(self, text: str) -> ParsedText: ...
 
@@ -62,14 +76,29 @@ def tool_parser(name: str) -> ToolFormat:
     return parser
 
 
+def parser_of_answer(
+    parser: ToolFormat | None, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any
+) -> ToolFormat | None:
+    """What reads the answer to a request with these tools; `None`: it has no calls to be looked for."""
+    if parser is None:
+        return None
+    may_call = bool(tools) and tool_choice != "none"
+    return parser.for_tools(tools or ()) if may_call or parser.reads_every_answer else None
+
+
 def tool_format_of_template(template: str) -> str | None:
-    """The name of the format whose marks this chat template prints, or `None`: it prints those of none."""
+    """The name of the format whose marks this chat template prints, or `None`: it prints those of none that is known."""
     for name in TOOL_PARSERS:
         if _prints(template, tool_parser(name)):
             return name
     return None
 
 
+def chosen_format(setting: str | None, template: str) -> str:
+    """The format that is set, else the one that the chat template prints, else the default."""
+    return setting or tool_format_of_template(template) or DEFAULT_FORMAT
+
+
 def _prints(template: str, parser: ToolFormat) -> bool:
-    marked = any(mark.strip() in template for mark in parser.markers)
+    marked = any(mark.strip() in template for mark in parser.template_marks or parser.markers)
     return marked and not any(mark in template for mark in parser.foreign_marks)

@@ -10,21 +10,32 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from transformers import Qwen3Config
 
 from rllm.backends.sampling.serving import Served, check_serving, open_server
 from rllm.errors import ConfigError, MissingDependencyError, WeightSyncError
 from rllm.inference.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
 
+from ...inference.conftest import build_tokenizer
 from ...inference.endpoint import endpoint
 
 STAND_IN = Path(__file__).parents[2] / "inference" / "vllm" / "stand_in.py"
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a model, as far as a start looks at it."""
+    folder = tmp_path / "m"
+    build_tokenizer().save_pretrained(folder)
+    Qwen3Config().save_pretrained(folder)
+    return folder
+
+
 def configured(folder: Path, *overrides: str) -> TrainConfig:
     return load_config(
         [
-            "model.path=m",
+            f"model.path={folder / 'm'}",
             "model.engine=vllm",
             "model.device=cpu",
             f"run_dir={folder / 'run'}",
@@ -53,10 +64,10 @@ def value_of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_all_that_a_user_writes_is_the_engine(tmp_path: Path) -> None:
+def test_all_that_a_user_writes_is_the_engine(tmp_path: Path, model: Path) -> None:
     with opened(configured(tmp_path)) as served:
         arguments = arguments_of(tmp_path)
-        assert arguments[:2] == ["serve", "m"]
+        assert arguments[:2] == ["serve", str(model)]
         assert value_of(arguments, "--dtype") == "float32"  # the trainer's, on a CPU
         assert arguments[-1] == "GPUs=all"
         assert (tmp_path / "run" / "vllm.log").exists()
@@ -66,6 +77,26 @@ def test_all_that_a_user_writes_is_the_engine(tmp_path: Path) -> None:
     assert not served.scratch.exists()
 
 
+@pytest.mark.parametrize(
+    ("printed", "settings", "told"),
+    [
+        ("<tool_call>", [], "hermes"),
+        ("<tool_call><function=f><parameter=x>", [], "qwen3_coder"),
+        ("<|channel|><|message|>", [], "openai"),
+        ("[TOOL_CALLS]", [], "mistral"),
+        ("[TOOL_CALLS]", ["model.tool_parser=deepseek_r1"], "deepseek_v3"),
+        ("none", [], "hermes"),
+    ],
+)
+def test_a_server_reads_tool_calls_as_the_template_prints_them_unless_told_otherwise(
+    tmp_path: Path, model: Path, printed: str, settings: list[str], told: str
+) -> None:
+    (model / "chat_template.jinja").write_text(printed + "{{ messages[0].content }}")
+    with opened(configured(tmp_path, *settings)):
+        assert value_of(arguments_of(tmp_path), "--tool-call-parser") == told
+
+
+@pytest.mark.usefixtures("model")
 def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
     port, sync_dir = free_port(), tmp_path / "sync"
     config = configured(
@@ -81,7 +112,7 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
         "vllm.max_restarts=5",
         f"vllm.sync_dir={sync_dir}",
         "model.max_length=512",
-        "model.tool_parser=hermes",
+        "model.tool_parser=mistral",
         "model.lora_rank=4",
     )
     with opened(config) as served:
@@ -91,7 +122,7 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
         assert value_of(arguments, "--gpu-memory-utilization") == "0.3"
         assert value_of(arguments, "--reasoning-parser") == "qwen3"
         assert value_of(arguments, "--max-model-len") == "512"
-        assert value_of(arguments, "--tool-call-parser") == "hermes"
+        assert value_of(arguments, "--tool-call-parser") == "mistral"
         assert value_of(arguments, "--max-lora-rank") == "8"
         assert "--enable-sleep-mode" in arguments
         assert arguments[-2:] == ["--tensor-parallel-size=2", "GPUs=2,3"]
@@ -101,6 +132,7 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
         assert served.scratch.parent == sync_dir
 
 
+@pytest.mark.usefixtures("model")
 def test_a_server_that_shares_a_gpu_leaves_the_trainer_room(tmp_path: Path) -> None:
     with opened(configured(tmp_path, "vllm.devices=0", "vllm.sleep=always")):
         arguments = arguments_of(tmp_path)

@@ -13,7 +13,7 @@ from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.serving import check_serving
 from rllm.backends.schedule import decay_steps
 from rllm.inference.local.loading import check_source, choose_device
-from rllm.parser.tool_parser import tool_parser
+from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 
 
 def check(config: Any) -> None:
@@ -24,7 +24,7 @@ def check(config: Any) -> None:
     """
     check_source(config.model.path)
     choose_device(config.model.device)
-    tool_parser(config.model.tool_parser)
+    tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
     lora_settings(config)
     critic_settings(config)
     _check_reference(config)

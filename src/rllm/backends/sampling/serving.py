@@ -15,10 +15,12 @@ from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError
 from rllm.inference.capabilities import check_trainable
-from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype
+from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, load_tokenizer
 from rllm.inference.vllm.command import ServeOptions, vllm_command
 from rllm.inference.vllm.handover import choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format
 
 SERVED_NAME = "policy"
 LOG_FILE = "vllm.log"
@@ -74,7 +76,7 @@ class Served:
             loaded.tokenizer,
             adapter=adapter,
             served_name=SERVED_NAME if vllm.url is None or adapter is not None else self.server.control.models()[0],
-            tool_format=_tool_format(self.config),
+            tool_format=_format_of_answers(self.config, loaded.tokenizer),
             scratch=self.scratch,
             sleeps=_sleeps(self.config),
             max_length=model.max_length,
@@ -110,7 +112,11 @@ def open_server(config: Any) -> Served:
             scratch = _scratch(config, run_dir)
             undo.callback(shutil.rmtree, scratch, ignore_errors=True)
             server = VLLMServer.start(
-                serve_options(config, port=vllm.port or free_port()),
+                serve_options(
+                    config,
+                    port=vllm.port or free_port(),
+                    tool_format=started_format(config, load_tokenizer(config.model.path).tokenizer),
+                ),
                 command=command,
                 log=run_dir / LOG_FILE,
                 scratch=scratch,
@@ -123,8 +129,8 @@ def open_server(config: Any) -> Served:
     return Served(config=config, server=server, scratch=scratch)
 
 
-def serve_options(config: Any, *, port: int) -> ServeOptions:
-    """What a server of this configuration is started with."""
+def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:
+    """What a server of this configuration is started with; `tool_format` is `started_format`'s."""
     model, vllm = config.model, config.vllm
     device = choose_device(model.device)
     dtype = str(choose_dtype(model.dtype, device)).removeprefix("torch.") if vllm.dtype == "auto" else vllm.dtype
@@ -134,7 +140,7 @@ def serve_options(config: Any, *, port: int) -> ServeOptions:
         served_name=SERVED_NAME,
         dtype=dtype,
         max_length=model.max_length,
-        tool_parser=model.tool_parser,
+        tool_parser=tool_format,
         reasoning_parser=vllm.reasoning_parser,
         lora_rank=model.lora_rank,
         gpu_memory=vllm.gpu_memory or (_SHARE_OF_A_SHARED_GPU if _sleeps(config) else None),
@@ -145,10 +151,14 @@ def serve_options(config: Any, *, port: int) -> ServeOptions:
     )
 
 
-def _tool_format(config: Any) -> str | None:
+def started_format(config: Any, tokenizer: Any) -> str:
+    """How a server that is started here reads tool calls."""
+    return chosen_format(config.model.tool_parser, ChatTemplate(tokenizer).text)
+
+
+def _format_of_answers(config: Any, tokenizer: Any) -> str | None:
     """How the server reads tool calls; of one that is joined only the user knows, if anybody does."""
-    is_told = config.vllm.url is None or "tool_parser" in config.model.model_fields_set
-    return config.model.tool_parser if is_told else None
+    return started_format(config, tokenizer) if config.vllm.url is None else config.model.tool_parser
 
 
 def _sleeps(config: Any) -> bool:

@@ -15,7 +15,7 @@ from rllm.backends.verl.versions import check_versions, is_before
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, is_adapter
-from rllm.parser.tool_parser import tool_parser
+from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 
 
 def check(config: Any) -> None:
@@ -47,7 +47,7 @@ def check_settings(config: Any) -> None:
             f"model.path={config.model.path!r} is a LoRA adapter, which verl's workers cannot begin from: make a model of it and the "
             "one that it is for, with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and name that"
         )
-    tool_parser(config.model.tool_parser)
+    tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
     on_cpu(config)
     user_keys(config)
     check_sampler(config)

@@ -21,7 +21,7 @@ from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.tool_parser import tool_format_of_template, tool_parser
+from rllm.parser.tool_parser import parser_of_answer, tool_format_of_template, tool_parser
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class TokenPrompts:
             prompt_ids,
             decoder=self._decoder,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            tool_parser=self._tool_parser if _may_call(request) else None,
+            tool_parser=parser_of_answer(self._tool_parser, request.get("tools"), request.get("tool_choice")),
         )
 
     def _warn_once(self) -> None:

@@ -29,6 +29,7 @@ from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
+from rllm.parser.tool_parser import chosen_format, parser_of_answer
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
 from rllm.types import Message
 
@@ -67,15 +68,15 @@ class LocalEngine:
         *,
         max_concurrent: int = 64,
         max_length: int | None = None,
-        tool_parser: str = "hermes",
+        tool_parser: str | None = None,
         seed: int = 0,
         device: str | torch.device | None = None,
         cache_bytes: int | None = None,
         autocast: bool = False,
     ) -> None:
-        """`max_length` bounds prompt and answer together (default: the model's context). `cache_bytes` bounds the keys
-        and values kept (default: 40 % of free GPU memory, or a quarter of the main memory that this process may use).
-        With `autocast` matrix products are done in bfloat16 where the weights are in float32, on a CPU that can."""
+        """`max_length` bounds prompt and answer together (default: the model's context). `tool_parser` is the format of tool
+        calls (default: the one that the chat template prints, else hermes). `cache_bytes` bounds the keys and values kept
+        (default: 40 % of free GPU memory, or a quarter of the main memory that this process may use). With `autocast` matrix products are done in bfloat16 where the weights are in float32, on a CPU that can."""
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent}: use at least 1")
         self.model = model.eval() if device is None else model.to(device).eval()
@@ -86,7 +87,7 @@ class LocalEngine:
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
-        self._tool_parser = find_tool_parser(tool_parser)
+        self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
         self._seeds = random.Random(seed)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
         self._packed = PackedModel(self.model, autocast=autocast) if can_pack(self.model) else None
@@ -223,8 +224,7 @@ class LocalEngine:
             streaming=streaming,
         )
         self._thread.submit(request)
-        calls_allowed = tools and params.get("tool_choice") != "none"
-        parser = self._tool_parser if calls_allowed or self._tool_parser.reads_every_answer else None
+        parser = parser_of_answer(self._tool_parser, tools, params.get("tool_choice"))
         reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=plain)
         return Call(request, reader, news, self._thread)
 

@@ -37,6 +37,8 @@ _OURS = {
     "--weight-transfer-config": "nothing: weights are handed over by rllm's own",
 }
 """Flags that are made here, and the settings that decide them."""
+_TOOL_PARSERS = {"qwen": "hermes", "deepseek_r1": "deepseek_v3", "r1": "deepseek_v3", "harmony": "openai"}
+"""What vLLM calls formats for which we have another name."""
 _DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the trainer gets that one
@@ -87,7 +89,7 @@ def serve_arguments(options: ServeOptions) -> list[str]:
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
         "--enable-auto-tool-choice": None,
-        "--tool-call-parser": options.tool_parser,
+        "--tool-call-parser": _TOOL_PARSERS.get(options.tool_parser, options.tool_parser),
         "--worker-extension-cls": "rllm_vllm.Extension",
         "--weight-transfer-config": json.dumps({"backend": "rllm_file"}),
     }

@@ -20,6 +20,7 @@ class Llama3JsonToolParser(ToolFormat):
     markers = (_TAG,)
     opening_markers = ("{",)
     markup = (_TAG,)
+    template_marks = (_TAG, "<|start_header_id|>ipython")  # without built-in tools a template prints no tag
     example = '{"name": "NAME", "parameters": {ARGUMENTS}}'
 
     def parse(self, text: str) -> ParsedText:

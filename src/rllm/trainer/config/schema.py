@@ -46,9 +46,10 @@ class ModelConfig(Section):
     not tested."""
     max_length: PositiveInt | None = None
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
-    tool_parser: str = "hermes"
-    """Format in which the model writes tool calls: hermes (Qwen's, too), llama3_json, mistral, deepseek_r1, harmony, or a
-    package.module:Class; with model.engine=vllm one that vLLM knows by the same name."""
+    tool_parser: str | None = None
+    """Format in which the model writes tool calls: hermes (Qwen's up to 3), qwen3_coder (Qwen3.5's, too), llama3_json, mistral,
+    deepseek_r1, harmony, or a package.module:Class, which vLLM does not know; None takes the one that the model's chat template
+    prints, or else hermes."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """What answers are sampled by: embedded works in this process, on the trainer's own weights; vllm is a server that is
     given the weights after each update (see vllm)."""
