@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 
 import pytest
+import trustme
 
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
@@ -46,9 +48,10 @@ class Server:
                     await asyncio.sleep(self.pause_s)
 
     @contextlib.asynccontextmanager
-    async def upstream(self, **options):
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        upstream = HTTPUpstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", **options)
+    async def upstream(self, certificate=None, **options):
+        scheme = "https" if certificate else "http"
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=certificate)
+        upstream = HTTPUpstream(f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}", **options)
         try:
             yield upstream
         finally:
@@ -371,4 +374,54 @@ async def test_a_server_that_cannot_be_reached_never_had_the_call():
     upstream = HTTPUpstream("http://127.0.0.1:9")
     with pytest.raises(UpstreamError, match="cannot be reached") as failed:
         await complete(upstream)
+    assert failed.value.fault == "unreachable"
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def certificate(authority):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def trusted(authority, tmp_path, monkeypatch):
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_a_server_behind_tls_is_called_over_the_same_connection(certificate):
+    size = 300_000  # more than a record, and than a buffer
+    large = b'{"choices":[{"index":0,"text":"%s"}]}' % (b"x" * size)
+    server = Server([FRAMED], [HEAD + b"content-length: %d\r\n\r\n" % len(large), large])
+    async with server.upstream(certificate) as upstream:
+        assert (await complete(upstream))["choices"] == [{"index": 0}]
+        assert len((await complete(upstream))["choices"][0]["text"]) == size
+    assert server.num_connections == 1
+
+
+async def test_a_certificate_that_is_not_trusted_is_told_with_its_remedy(certificate):
+    async with Server().upstream(certificate) as upstream:
+        with pytest.raises(UpstreamError, match=r"certificate is not trusted here: .* SSL_CERT_FILE") as failed:
+            await complete(upstream)
+    assert failed.value.fault == "unreachable"
+
+
+async def test_a_server_without_tls_is_told_with_its_remedy():
+    async def refuse(reader, writer):
+        await reader.read(64)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        upstream = HTTPUpstream(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(UpstreamError, match="see whether the address should begin with http://") as failed:
+            await complete(upstream)
+        await upstream.close()
     assert failed.value.fault == "unreachable"

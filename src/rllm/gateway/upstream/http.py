@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -234,10 +235,20 @@ class HTTPUpstream:
         if isinstance(error, TooLongError):
             return UpstreamError(f"the upstream {self.base_url} was cut short: {error}")
         return UpstreamError(
-            f"the upstream {self.base_url} broke off or cannot be reached ({error}): "
-            "see whether the inference server is running at this address",
+            f"the upstream {self.base_url} broke off or cannot be reached ({error}): {_remedy(error)}",
             fault="unreachable" if isinstance(error, UnreachableError) else "broke_off",
         )
+
+
+def _remedy(error: OSError) -> str:
+    """What helps against a connection that failed."""
+    match error.__cause__:
+        case ssl.SSLCertVerificationError():
+            return "its certificate is not trusted here: name the file of its authority in SSL_CERT_FILE"
+        case ssl.SSLError():
+            return "it does not seem to speak TLS there: see whether the address should begin with http://"
+        case _:
+            return "see whether the inference server is running at this address"
 
 
 def normalized_base_url(url: str) -> str:
