@@ -58,8 +58,7 @@ def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, str]]]:
         ("text", "", '""'),
         ("count", "5", "5"),
         ("count", " 5 ", "5"),
-        ("count", "5.0", "5.0"),  # JSON schema: a number without a fraction is an integer
-        ("count", "5.5", '"5.5"'),  # the tool says what is wrong with it
+        ("count", "5.5", "5.5"),  # the tool says what is wrong with it
         ("count", "many", '"many"'),
         ("count", "true", '"true"'),  # no number, although Python's is one
         ("share", "1e3", "1e3"),

@@ -15,15 +15,19 @@ __getattr__, _ = lazy_names(
 )
 """Names that users of the framework import from here."""
 
-TOOL_PARSERS = {
+TOOL_PARSERS = {  # vLLM's names, too
     "hermes": "rllm.parser.tool_formats.hermes:HermesToolParser",
     "qwen": "rllm.parser.tool_formats.hermes:HermesToolParser",
     "qwen3_coder": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
+    "qwen3_xml": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
     "llama3_json": "rllm.parser.tool_formats.llama3:Llama3JsonToolParser",
     "mistral": "rllm.parser.tool_formats.mistral:MistralToolParser",
     "deepseek_r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
     "r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
+    "deepseek_v3": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
+    "deepseek_v31": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
     "harmony": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
+    "openai": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
 }
 
 DEFAULT_FORMAT = "hermes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -30,12 +30,13 @@ def arguments_json(written: Mapping[str, str], schema: Mapping[str, Any]) -> str
 def value_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """A value as JSON: the very text, where it is JSON of a type that the schema allows; else a string of the text.
 
-    `root` is where the schema's references point to. A value without a type in its schema is a string.
+    `root` is where the schema's references point to. A value without a type in its schema is a string; a fraction where an
+    integer is wanted stays a number, and the tool says what is wrong with it.
     """
-    types = frozenset(_types(schema, root, _MAX_REFERENCES))
+    types = {"number" if name == "integer" else name for name in _types(schema, root, _MAX_REFERENCES)}
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
-    return bare if types & _types_of_json(bare) else _quoted(text)
+    return bare if _type_of_json(bare) in types else _quoted(text)
 
 
 def _types(schema: Any, root: Mapping[str, Any], num_references: int) -> Iterator[str]:
@@ -45,7 +46,7 @@ def _types(schema: Any, root: Mapping[str, Any], num_references: int) -> Iterato
     named = schema.get("type")
     yield from [named] if isinstance(named, str) else _listed(named)
     for value in [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
-        yield from _types_of(value)
+        yield _type_of(value)
     for kind in ("anyOf", "oneOf", "allOf"):
         for option in _listed(schema.get(kind)):
             yield from _types(option, root, num_references - 1)
@@ -61,31 +62,29 @@ def _at(root: Mapping[str, Any], reference: str) -> Any:
     return place
 
 
-def _types_of_json(text: str) -> frozenset[str]:
-    """The types of a value written as JSON; none if it is no JSON, or a string, which is written bare."""
+def _type_of_json(text: str) -> str | None:
+    """The type of a value written as JSON; `None` if it is no JSON, or a string, which is written bare."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return frozenset()
-    return frozenset() if isinstance(value, str) else frozenset(_types_of(value))
+        return None
+    return None if isinstance(value, str) else _type_of(value)
 
 
-def _types_of(value: Any) -> Iterable[str]:
+def _type_of(value: Any) -> str:
     match value:
         case bool():
-            return ("boolean",)
-        case int():
-            return ("integer", "number")
-        case float():
-            return ("integer", "number") if value.is_integer() else ("number",)
+            return "boolean"
+        case int() | float():
+            return "number"
         case None:
-            return ("null",)
+            return "null"
         case str():
-            return ("string",)
+            return "string"
         case dict():
-            return ("object",)
+            return "object"
         case _:
-            return ("array",)
+            return "array"
 
 
 def _refuse(constant: str) -> None:
