@@ -98,7 +98,13 @@ async def open_client(server: MCPServer, stderr: StderrTail) -> AsyncIterator[An
         raise MissingDependencyError.of("mcp", "mcp", "an MCP server's tools") from error
     async with AsyncExitStack() as stack:
         if server.command:
-            process = StdioServerParameters(command=server.command, args=server.args, env=server.env, cwd=server.cwd)
+            process = StdioServerParameters(
+                command=server.command,
+                args=server.args,
+                env=server.env,
+                cwd=server.cwd,
+                encoding_error_handler="replace",  # else the client reads no more after one byte that is not UTF-8
+            )
             transport = stdio_client(process, errlog=stderr.file)
         else:
             timeout = httpx2.Timeout(30, read=None)  # the deadline of a call is the connection's affair

@@ -1,0 +1,98 @@
+"""An MCP server without the SDK, so that it can do what that would not: `python raw_mcp_server.py [PORT]`.
+
+It starts once only where `ONCE` names a file: after that it never answers.
+"""
+
+import itertools
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget")]
+sessions: set[str] = set()
+numbers = itertools.count()
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any] | None:
+    """The `result` or `error` of a request; `None` for no answer."""
+    if request["method"] == "initialize":
+        version = request["params"]["protocolVersion"]
+        server = {"name": "raw", "version": "1"}
+        return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}}
+    if request["method"] == "tools/list":
+        return {"result": {"tools": TOOLS}}
+    if request["method"] != "tools/call":
+        return {"error": {"code": -32601, "message": "no such method"}}
+    name = request["params"]["name"]
+    if name == "hang":
+        return None
+    if name == "busy":
+        return {"error": {"code": -32000, "message": "10 calls a minute are allowed"}}
+    if name == "noise":
+        sys.stdout.buffer.write(b"\xff\xfe\n")
+    if name == "forget":
+        sessions.clear()
+    return {"result": {"content": [{"type": "text", "text": str(os.getpid())}]}}
+
+
+def serve_stdio() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" in request and (said := answer(request)):
+            print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **said}), flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Streamable HTTP with sessions, as of protocol version 2025-06-18."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.reply(405)
+
+    def do_DELETE(self) -> None:
+        self.reply(200)
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        session = self.headers.get("mcp-session-id")
+        if request["method"] == "initialize":
+            request["params"]["protocolVersion"] = "2025-06-18"
+            session = f"session-{next(numbers)}"
+            sessions.add(session)
+        if session not in sessions:
+            status = 400 if session is None else int(os.environ["STATUS"])
+            self.reply(status, request, {"error": {"code": -32000, "message": "no valid session"}})
+        elif "id" not in request:
+            self.reply(202)
+        else:
+            self.reply(200, request, answer(request), session)
+
+    def reply(
+        self, status: int, request: dict[str, Any] | None = None, said: dict[str, Any] | None = None, session: str = ""
+    ) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **(said or {})}).encode() if request else b""
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        if session:
+            self.send_header("mcp-session-id", session)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    once = Path(os.environ["ONCE"]) if "ONCE" in os.environ else None
+    if once and once.exists():
+        sys.stdin.read()
+    if once:
+        once.touch()
+    serve_stdio()

@@ -1,0 +1,18 @@
+import asyncio
+import sys
+from pathlib import Path
+
+from rllm.tools.mcp_tool import MCPServer
+
+from .test_mcp_tool import tools_by_name
+
+RAW = str(Path(__file__).with_name("raw_mcp_server.py"))
+STDIO = MCPServer(name="raw", command=sys.executable, args=[RAW])
+
+
+async def test_what_is_not_unicode_on_a_servers_output_harms_no_call() -> None:
+    async with tools_by_name(STDIO) as tools:
+        pid = (await tools["pid"].call({})).output
+
+        assert (await tools["noise"].call({})).output == pid
+        assert (await tools["pid"].call({})).output == pid
