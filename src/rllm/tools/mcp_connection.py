@@ -23,8 +23,9 @@ __all__ = ["MCPCallError", "MCPConnection"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CONNECTION_CLOSED = -32000
-"""The JSON-RPC error code that the client gives to calls whose connection has ended."""
+CONNECTION_CLOSED = -32000, "Connection closed"
+"""What the client gives to calls whose connection has ended. Servers give errors of their own the same code, as does the
+client where one HTTP response broke off."""
 
 
 class MCPCallError(Exception):
@@ -124,7 +125,7 @@ class MCPConnection:
     async def _describe(self, error: Exception, client: Any) -> str:
         if isinstance(error, ConfigError):
             return str(error)
-        if getattr(error, "code", None) != CONNECTION_CLOSED:
+        if (getattr(error, "code", None), getattr(error, "message", None)) != CONNECTION_CLOSED:
             return f"{type(error).__name__}: {error}{self._note()}"
         async with self._connecting:
             if client is self._client:  # else another call has seen to it
