@@ -1,6 +1,6 @@
 """An MCP server without the SDK, so that it can do what that would not: `python raw_mcp_server.py [PORT]`.
 
-It starts once only where `ONCE` names a file: after that it never answers.
+Where `ONCE` names a file, it answers the first time only that it is started.
 """
 
 import itertools
@@ -90,9 +90,11 @@ class Handler(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-    once = Path(os.environ["ONCE"]) if "ONCE" in os.environ else None
-    if once and once.exists():
-        sys.stdin.read()
-    if once:
-        once.touch()
+    if "ONCE" in os.environ:
+        with Path(os.environ["ONCE"]).open("a+") as starts:
+            starts.write(f"{os.getpid()}\n")
+            starts.seek(0)
+            is_first = len(starts.readlines()) == 1
+        if not is_first:
+            sys.stdin.read()
     serve_stdio()

@@ -1,6 +1,11 @@
 import asyncio
+import os
+import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from rllm.tools.mcp_tool import MCPServer
 
@@ -28,3 +33,29 @@ async def test_an_error_of_one_call_ends_no_other_call() -> None:
         assert busy.error == "MCP server 'raw', tool 'busy': MCPError: 10 calls a minute are allowed"
         assert (await tools["pid"].call({})).output == pid
         assert not waiting.done()
+
+
+async def test_calls_wait_together_for_a_server_that_does_not_come_back(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:
+        tools["pid"]._connection.start_timeout_s = 1.0
+        os.kill(int((await tools["pid"].call({})).to_string()), signal.SIGKILL)
+        assert "the server ended" in str((await tools["pid"].call({})).error)
+
+        outputs = await asyncio.gather(*(tools["pid"].call({}) for _ in range(20)))
+
+    assert all("'raw' cannot be started: no answer within 1 s" in str(output.error) for output in outputs)
+    assert len(starts.read_text().splitlines()) <= 3  # and not one for each call
+
+
+async def test_leaving_ends_an_attempt_to_connect(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:
+        os.kill(int((await tools["pid"].call({})).to_string()), signal.SIGKILL)
+        assert "the server ended" in str((await tools["pid"].call({})).error)
+        waiting = asyncio.create_task(tools["pid"].call({}))
+        while len(starts.read_text().splitlines()) < 2:
+            await asyncio.sleep(0.01)
+
+    assert "the connection was closed during the call" in str((await waiting).error)
+    assert not psutil.pid_exists(int(starts.read_text().splitlines()[1]))

@@ -48,8 +48,9 @@ class MCPConnection:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"mcp {server.name}", daemon=True)
         self._closed = False
-        self._connecting = asyncio.Lock()
+        self._changing = asyncio.Lock()
         self._client: Any = None
+        self._attempt: asyncio.Task[Any] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
         self._holder: asyncio.Task[None] | None = None
         self._stderr: StderrTail | None = None
@@ -127,7 +128,7 @@ class MCPConnection:
             return str(error)
         if (getattr(error, "code", None), getattr(error, "message", None)) != CONNECTION_CLOSED:
             return f"{type(error).__name__}: {error}{self._note()}"
-        async with self._connecting:
+        async with self._changing:
             if client is self._client:  # else another call has seen to it
                 await self._disconnect()
             return f"the server ended during the call; the next call connects to it afresh{self._note()}"
@@ -150,13 +151,23 @@ class MCPConnection:
             raise self._not_started(f"it did not list its tools: {error}") from error
 
     async def _connected(self) -> Any:
-        async with self._connecting:
-            if self._client is None:
-                await self._disconnect()
-                self._client = await self._connect()
+        """The client. Where there is none, all who need one wait for the same attempt to connect, and share its failure."""
+        if self._client is not None:
             return self._client
+        if self._attempt is None:
+            self._attempt = self._loop.create_task(self._connect())
+        return await asyncio.shield(self._attempt)
 
     async def _connect(self) -> Any:
+        try:
+            async with self._changing:
+                await self._disconnect()
+                self._client = await self._started()
+                return self._client
+        finally:
+            self._attempt = None
+
+    async def _started(self) -> Any:
         ready: asyncio.Future[Any] = self._loop.create_future()
         self._stderr = StderrTail()
         self._holder = self._loop.create_task(self._hold(ready, self._stderr))
@@ -196,9 +207,10 @@ class MCPConnection:
             self._stderr.close()
 
     async def _end(self) -> None:
-        for task in self._calls:
+        tasks = [*self._calls, *([self._attempt] if self._attempt else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._disconnect()
 
     def _not_started(self, reason: str) -> ConfigError:
