@@ -7,13 +7,16 @@ import itertools
 import json
 import os
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget")]
+NUM_MEETING = 120
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget", "meet")]
 sessions: set[str] = set()
 numbers = itertools.count()
+meeting = threading.Barrier(NUM_MEETING)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -33,6 +36,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any] | None:
         return {"error": {"code": -32000, "message": "10 calls a minute are allowed"}}
     if name == "noise":
         sys.stdout.buffer.write(b"\xff\xfe\n")
+    if name == "meet":
+        meeting.wait()
     if name == "forget":
         sessions.clear()
     return {"result": {"content": [{"type": "text", "text": str(os.getpid())}]}}
@@ -43,6 +48,10 @@ def serve_stdio() -> None:
         request = json.loads(line)
         if "id" in request and (said := answer(request)):
             print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **said}), flush=True)
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 2 * NUM_MEETING
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -89,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+        Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
     if "ONCE" in os.environ:
         with Path(os.environ["ONCE"]).open("a+") as starts:
             starts.write(f"{os.getpid()}\n")

@@ -1,7 +1,10 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,9 @@ import psutil
 
 from rllm.tools.mcp_tool import MCPServer
 
-from .test_mcp_tool import tools_by_name
+from ..ports import free_port
+from .raw_mcp_server import NUM_MEETING
+from .test_mcp_tool import listening, tools_by_name
 
 RAW = str(Path(__file__).with_name("raw_mcp_server.py"))
 STDIO = MCPServer(name="raw", command=sys.executable, args=[RAW])
@@ -59,3 +64,23 @@ async def test_leaving_ends_an_attempt_to_connect(tmp_path: Path) -> None:
 
     assert "the connection was closed during the call" in str((await waiting).error)
     assert not psutil.pid_exists(int(starts.read_text().splitlines()[1]))
+
+
+@asynccontextmanager
+async def http_server(**env: str) -> AsyncIterator[str]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/mcp"
+    with subprocess.Popen([sys.executable, RAW, str(port)], env={**os.environ, **env}) as process:
+        try:
+            async with asyncio.timeout(120):
+                await listening(url)
+            yield url
+        finally:
+            process.kill()
+
+
+async def test_calls_over_http_do_not_wait_for_each_other() -> None:
+    async with http_server() as url, tools_by_name(MCPServer.of(url)) as tools:
+        outputs = await asyncio.gather(*(tools["meet"].call({}) for _ in range(NUM_MEETING)))
+
+        assert [output.error for output in outputs] == [None] * NUM_MEETING

@@ -114,7 +114,7 @@ def http_server() -> Iterator[str]:
         process.kill()
 
 
-async def _listening(url: str) -> None:
+async def listening(url: str) -> None:
     port = int(url.split(":")[2].split("/")[0])
     while True:
         try:
@@ -129,7 +129,7 @@ async def _listening(url: str) -> None:
 
 async def test_a_server_over_http(http_server: str) -> None:
     async with asyncio.timeout(120):
-        await _listening(http_server)
+        await listening(http_server)
     spec = {"url": http_server + "?token=secret", "headers": {"x-greeting": "hello"}}
     async with tools_by_name(MCPServer.of(spec)) as tools:
         assert (await tools["add"].call({"a": 1, "b": 2})).output == "3"

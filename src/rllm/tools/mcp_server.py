@@ -108,6 +108,9 @@ async def open_client(server: MCPServer, stderr: StderrTail) -> AsyncIterator[An
             transport = stdio_client(process, errlog=stderr.file)
         else:
             timeout = httpx2.Timeout(30, read=None)  # the deadline of a call is the connection's affair
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=server.headers, timeout=timeout))
+            limits = httpx2.Limits()  # none: a call that waited too long for others to end would end them all
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=server.headers, timeout=timeout, limits=limits)
+            )
             transport = streamable_http_client(server.url, http_client=http)
         yield await stack.enter_async_context(Client(transport))
