@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 NUM_MEETING = 120
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget", "meet")]
+TOOLS = [
+    {"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget", "meet")
+]
 sessions: set[str] = set()
 numbers = itertools.count()
 meeting = threading.Barrier(NUM_MEETING)
@@ -47,7 +49,8 @@ def serve_stdio() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "id" in request and (said := answer(request)):
-            print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **said}), flush=True)
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **said}) + "\n")
+            sys.stdout.flush()
 
 
 class Server(ThreadingHTTPServer):

@@ -3,14 +3,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
-from rllm.tools.mcp_tool import MCPServer
+from rllm.tools.mcp_tool import MCPServer, MCPTool
 
 from ..ports import free_port
 from .raw_mcp_server import NUM_MEETING
@@ -18,6 +20,11 @@ from .test_mcp_tool import listening, tools_by_name
 
 RAW = str(Path(__file__).with_name("raw_mcp_server.py"))
 STDIO = MCPServer(name="raw", command=sys.executable, args=[RAW])
+
+
+def wait_for_lines(file: Path, number: int) -> None:
+    while len(file.read_text().splitlines()) < number:
+        time.sleep(0.01)
 
 
 async def test_what_is_not_unicode_on_a_servers_output_harms_no_call() -> None:
@@ -59,28 +66,44 @@ async def test_leaving_ends_an_attempt_to_connect(tmp_path: Path) -> None:
         os.kill(int((await tools["pid"].call({})).to_string()), signal.SIGKILL)
         assert "the server ended" in str((await tools["pid"].call({})).error)
         waiting = asyncio.create_task(tools["pid"].call({}))
-        while len(starts.read_text().splitlines()) < 2:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for_lines, starts, 2)
 
     assert "the connection was closed during the call" in str((await waiting).error)
     assert not psutil.pid_exists(int(starts.read_text().splitlines()[1]))
 
 
-@asynccontextmanager
-async def http_server(**env: str) -> AsyncIterator[str]:
+@contextmanager
+def http_server(**env: str) -> Iterator[str]:
     port = free_port()
-    url = f"http://127.0.0.1:{port}/mcp"
     with subprocess.Popen([sys.executable, RAW, str(port)], env={**os.environ, **env}) as process:
         try:
-            async with asyncio.timeout(120):
-                await listening(url)
-            yield url
+            yield f"http://127.0.0.1:{port}/mcp"
         finally:
             process.kill()
 
 
+@asynccontextmanager
+async def http_tools(**env: str) -> AsyncIterator[dict[str, MCPTool]]:
+    with http_server(**env) as url:
+        async with asyncio.timeout(120):
+            await listening(url)
+        async with tools_by_name(MCPServer.of(url)) as tools:
+            yield tools
+
+
 async def test_calls_over_http_do_not_wait_for_each_other() -> None:
-    async with http_server() as url, tools_by_name(MCPServer.of(url)) as tools:
+    async with http_tools() as tools:
         outputs = await asyncio.gather(*(tools["meet"].call({}) for _ in range(NUM_MEETING)))
 
         assert [output.error for output in outputs] == [None] * NUM_MEETING
+
+
+@pytest.mark.parametrize("status", ["404", "400"])
+async def test_a_server_that_forgets_its_sessions_is_connected_to_afresh(status: str) -> None:
+    async with http_tools(STATUS=status) as tools:
+        await tools["forget"].call({})
+
+        forgotten = await tools["pid"].call({})
+
+        assert "the next call connects to it afresh" in str(forgotten.error)
+        assert (await tools["pid"].call({})).error is None

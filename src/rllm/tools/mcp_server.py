@@ -110,7 +110,24 @@ async def open_client(server: MCPServer, stderr: StderrTail) -> AsyncIterator[An
             timeout = httpx2.Timeout(30, read=None)  # the deadline of a call is the connection's affair
             limits = httpx2.Limits()  # none: a call that waited too long for others to end would end them all
             http = await stack.enter_async_context(
-                httpx2.AsyncClient(headers=server.headers, timeout=timeout, limits=limits)
+                httpx2.AsyncClient(
+                    headers=server.headers,
+                    timeout=timeout,
+                    limits=limits,
+                    event_hooks={"response": [_end_with_session]},
+                )
             )
             transport = streamable_http_client(server.url, http_client=http)
         yield await stack.enter_async_context(Client(transport))
+
+
+async def _end_with_session(response: Any) -> None:
+    """End the client where the server has forgotten its session, as one that was started anew has: only a new client mends that.
+
+    Servers should say so with status 404; many say 400.
+    """
+    request = response.request
+    if request.method != "POST" or "mcp-session-id" not in request.headers:
+        return
+    if response.status_code == 404 or (response.status_code == 400 and b"session" in (await response.aread()).lower()):
+        raise ConnectionError(f"the server does not know the session any more (HTTP status {response.status_code})")
