@@ -69,6 +69,18 @@ def test_every_reset_begins_alike_with_a_seed():
     assert env.reset()[1] == {"seed": 11, "num_invalid_actions": 0}
 
 
+def test_an_end_with_the_last_step_that_there_is_time_for_is_no_truncation():
+    labels = ["left", "down", "right", "up"]
+    lake = {"is_slippery": False, "max_episode_steps": 6}
+    env = GymnasiumEnv("FrozenLake-v1", lake, action_labels=labels)
+    for walk, reward, end in (("d d r r d r", 1.0, "terminated"), ("u u u u u u", 0.0, "truncated")):
+        env.reset()
+        steps = [env.step(next(label for label in labels if label[0] == move)) for move in walk.split()]
+        _, last_reward, done, info = steps[-1]
+        assert (last_reward, done) == (reward, True)
+        assert [name for name in ("terminated", "truncated") if info[name]] == [end]
+
+
 def test_what_comes_back_is_plain_python():
     env = GymnasiumEnv(Doors)
     env.reset()

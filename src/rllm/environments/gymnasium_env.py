@@ -22,7 +22,7 @@ _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text"
 class GymnasiumEnv(BaseEnv):
     """Observations, rewards and infos as plain Python values; answers that name no legal action are sent back.
 
-    A rollout is over when the environment says `terminated` or `truncated`; both are in the step's info, and so is
+    A rollout is over when the environment says `terminated` or `truncated`. The step's info has which of them it was, and
     `num_invalid_actions`, the answers so far that were sent back with reward 0. Steps may run in different threads: for an
     environment that is bound to one, such as one that renders with OpenGL, inherit and let `is_multithread_safe` return
     False.
@@ -105,7 +105,8 @@ class GymnasiumEnv(BaseEnv):
             returned = self.env.step(action)
         names = ("observation", "reward", "terminated", "truncated", "info")
         observation, reward, terminated, truncated, info = _parts(returned, f"{self._name}.step", names)
-        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        # Gymnasium's time limit says so of an end that comes with its last step, too; ours is the rollout that was cut off.
+        ends = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
         return self._to_text(observation), float(reward), any(ends.values()), self._info(info) | ends
 
     def close(self) -> None:
