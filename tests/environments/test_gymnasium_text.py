@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rllm.environments.gymnasium_text import legal_actions, parse_action, rendering_to_text, to_plain
+from rllm.environments.gymnasium_text import legal_actions, observation_to_text, parse_action, rendering_to_text, to_plain
 
 UNIT = spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
 
@@ -93,3 +93,7 @@ def test_plain_values():
 
 def test_colours_of_a_rendering_become_brackets():
     assert rendering_to_text("\x1b[41mS\x1b[0mFF\n\x1b[1mbold") == "[S]FF\nbold"
+
+
+def test_an_observation_that_is_no_text_is_json_with_every_letter_as_it_is():
+    assert observation_to_text({"says": "何処?", "at": np.array([1, 2])}) == '{"says": "何処?", "at": [1, 2]}'

@@ -35,7 +35,7 @@ def rendering_to_text(rendering: Any) -> str:
 
 def observation_to_text(observation: Any) -> str:
     """A text as it is, everything else as JSON."""
-    return observation if isinstance(observation, str) else json.dumps(to_plain(observation))
+    return observation if isinstance(observation, str) else json.dumps(to_plain(observation), ensure_ascii=False)
 
 
 def parse_action(text: str, action_space: Any, labels: Sequence[str] = ()) -> Any:
