@@ -66,6 +66,8 @@ def test_text_is_text():
         ('["a", "b"]', UNIT, "does not hold numbers"),
         ("[[0], [0, 1]]", UNIT, "inhomogeneous"),
         ("[0.5, 0]", spaces.MultiDiscrete([3, 2]), "does not hold numbers of the type int64"),
+        ("[257, 0]", spaces.MultiBinary(2), r"\[257, 0\] does not fit in int8"),
+        ("[-1]", spaces.Box(0, 255, (1,), dtype=np.uint8), r"\[-1\] does not fit in uint8"),
         ("none", UNIT, "holds no JSON"),
         ("[" * 100_000, UNIT, "holds no JSON"),
         ('{"jump": 1, "fly": 1}', spaces.Dict({"jump": spaces.Discrete(2)}), "not among the legal actions"),
