@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rllm.environments.gymnasium_text import legal_actions, observation_to_text, parse_action, rendering_to_text, to_plain
+from rllm.environments.gymnasium_text import (
+    legal_actions,
+    observation_to_text,
+    parse_action,
+    rendering_to_text,
+    to_plain,
+)
 
 UNIT = spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
 

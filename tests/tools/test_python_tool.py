@@ -1,4 +1,5 @@
 import asyncio
+import re
 
 import pytest
 
@@ -31,12 +32,12 @@ async def test_a_hanging_program_is_named_after_its_deadline() -> None:
     assert [output.error for output in outputs] == ["the code did not end within 0.3 seconds"] * 2
 
 
-def test_a_flood_is_cut() -> None:
-    text = PythonInterpreter(max_output_chars=1_000)(code="print('x' * 100_000)").to_string()
+@pytest.mark.parametrize(("then", "ending"), [("", ""), ("; 1 / 0", "\nError: Traceback")])
+def test_a_flood_is_cut_and_called_so(then: str, ending: str) -> None:
+    text = PythonInterpreter(max_output_chars=1_000)(code="print('x' * 100_000)" + then).to_string()
 
-    assert text.startswith("x" * 1_000)
-    assert "[cut:" in text
-    assert len(text) < 1_200
+    assert re.match(rf"x{{900,1000}}\n\[cut: the code printed more than is kept\]{ending}", text)
+    assert text.count("[cut:") == 1
 
 
 def test_there_is_no_other_backend() -> None:

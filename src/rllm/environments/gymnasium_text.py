@@ -120,7 +120,9 @@ def _of_space(value: Any, space: Any) -> Any:
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f"):
             raise ValueError(f"{str(value)[:200]} does not hold numbers of the type {space.dtype}")
         action = array.astype(space.dtype)
-        if action.dtype.kind != "f" and not np.array_equal(action, array):  # 257 is no 1, though a byte holds it as that
+        if action.dtype.kind != "f" and not np.array_equal(
+            action, array
+        ):  # 257 is no 1, though a byte holds it as that
             raise ValueError(f"{str(value)[:200]} does not fit in {space.dtype}")
         return action
     return value

@@ -27,7 +27,8 @@ class CodeToolOutput(ToolOutput):
         """What it printed, then why it failed, if it did."""
         if self.error is None:
             return super().to_string()
-        return f"{self.stdout or ''}Error: {self.error}"
+        cut = f"{_CUT}\n" if self.metadata and self.metadata.get("truncated") else ""
+        return f"{self.stdout or ''}{cut}Error: {self.error}"
 
 
 class PythonInterpreter(Tool):
@@ -68,7 +69,7 @@ class PythonInterpreter(Tool):
         return {
             "timeout_s": self.timeout_s,
             "memory_mb": self.memory_mb,
-            "max_output_bytes": self.max_output_chars,
+            "max_output_bytes": max(0, self.max_output_chars - len(_CUT)),  # else the note itself is cut
             "show_last_value": True,
         }
 
