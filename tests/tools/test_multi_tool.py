@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from rllm.errors import ConfigError
@@ -24,6 +26,7 @@ async def test_a_map_names_tools_itself() -> None:
     tools = MultiTool(tool_map={"code": PythonInterpreter, "sums": Calculator})
 
     assert list(tools.tools) == ["code", "sums"]
+    assert list(MultiTool(tool_map={"sums": partial(Calculator, description="adds")}).tools) == ["sums"]  # type: ignore[dict-item]
     assert (await tools.call(ToolCall("code", {"code": "1 + 1"}))).output == "2\n"
 
 
@@ -47,6 +50,12 @@ def test_what_cannot_be_a_set_of_tools_is_refused() -> None:
         MultiTool(tools=[Calculator])
     with pytest.raises(ConfigError, match="tools: 7 is neither"):
         MultiTool(tools=[7])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"tool 'sums' is <rllm.*, which makes no tool: name a class"):
+        MultiTool(tool_map={"sums": Calculator()})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"tool 'loud' is <function sho.*: .*argument 'name'; name a class"):
+        MultiTool(tool_map={"loud": shout})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"tool 'math:sqrt' is <built-in function sqrt>: .* or put the function"):
+        MultiTool(tools=["math:sqrt"])
     with pytest.raises(ConfigError, match="did you mean 'calculator'"):
         MultiTool(tools=["calculater"])
 

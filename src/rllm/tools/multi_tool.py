@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.errors import ConfigError, shown
-from rllm.tools.registry import tool_registry
+from rllm.tools.registry import made_by, tool_registry
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
 
 __all__ = ["MultiTool"]
@@ -32,7 +32,9 @@ class MultiTool:
             raise ConfigError("give either `tools` or `tool_map`, not both")
         if isinstance(tools, str) or callable(tools):
             raise ConfigError(f"tools={shown(tools)}: give a list of tools, also of a single one")
-        made = [_tool(tool) for tool in tools or ()] + [cls(name=name) for name, cls in (tool_map or {}).items()]
+        made = [_tool(tool) for tool in tools or ()] + [
+            made_by(cls, name, name=name) for name, cls in (tool_map or {}).items()
+        ]
         self.tools = {tool.name: tool for tool in made}
         if len(self.tools) < len(made):
             names = [tool.name for tool in made]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rllm.errors import ConfigError, shown
 from rllm.registry import load_object, resolve
 from rllm.tools.tool_base import Tool
 
@@ -25,11 +26,10 @@ class ToolRegistry(Mapping[str, type[Tool]]):
         """The tool behind a short name or a `package.module:Class`.
 
         Raises:
-            ConfigError: if there is no such tool; the message lists the known ones.
+            ConfigError: if there is no such tool, in which case the message lists the known ones; or if it makes no tool.
         """
         cls = self[name] if name in self._tools else resolve(name, dict.fromkeys(self._tools, ""), kind="tool")
-        tool: Tool = cls(**settings)
-        return tool
+        return made_by(cls, name, **settings)
 
     def __getitem__(self, name: str) -> type[Tool]:
         known = self._tools[name]
@@ -41,6 +41,24 @@ class ToolRegistry(Mapping[str, type[Tool]]):
 
     def __len__(self) -> int:
         return len(self._tools)
+
+
+def made_by(cls: Any, label: str, /, **settings: Any) -> Tool:
+    """The tool that a class makes, or whatever else makes one.
+
+    Raises:
+        ConfigError: if it makes none, as a function or a tool itself does not.
+    """
+    remedy = "name a class of tools, or put the function or the tool itself into `tools`"
+    try:
+        tool = None if isinstance(cls, Tool) else cls(**settings)
+    except TypeError as error:
+        if isinstance(cls, type):
+            raise
+        raise ConfigError(f"tool {label!r} is {shown(cls)}: {error}; {remedy}") from error
+    if not isinstance(tool, Tool):
+        raise ConfigError(f"tool {label!r} is {shown(cls)}, which makes no tool: {remedy}")
+    return tool
 
 
 tool_registry = ToolRegistry(
