@@ -228,11 +228,23 @@ def by_position(x: int, /) -> None: ...
 def strange(x: threading.Thread) -> None: ...
 
 
+class Cat(BaseModel):
+    kind: str
+
+
+class Dog(BaseModel):
+    kind: str
+
+
+def pet(x: Annotated[Cat | Dog, Field(discriminator="kind")]) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (lambda: None, "tool name '<lambda>': use 1 to 64 letters"),
         (by_position, r"by_position.*remove '/' and '\*args'"),
+        (pet, r"pet\(x: .*Model 'Cat' needs field 'kind' to be of type `Literal`; use types that JSON has"),
         (strange, r"strange\(x: .*Thread.*use types that JSON has"),
     ],
 )

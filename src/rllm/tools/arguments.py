@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs
 
@@ -42,8 +42,8 @@ class Arguments:
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", capture))
             self.schema: dict[str, Any] = self._adapter.json_schema(schema_generator=_WithoutTitles)
-        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, NameError) as error:
-            reason = str(error).partition(". ")[0]
+        except (PydanticUserError, NameError) as error:
+            reason = str(error).partition("\n")[0].partition(". ")[0]
             raise ConfigError(f"{owner}{_signature(function)}: {reason}; use types that JSON has") from error
         if self.schema["type"] != "object":
             raise ConfigError(f"{owner}{_signature(function)}: a model gives arguments by name; remove '/' and '*args'")
