@@ -102,6 +102,30 @@ async def test_a_tool_that_raises_is_named_and_harms_nobody(code: int, reason: s
         assert "in fails" in output.metadata["traceback"]
 
 
+async def waits_for_what_is_cancelled() -> None:
+    lookup = asyncio.create_task(asyncio.sleep(600))
+    lookup.cancel()
+    await lookup
+
+
+def waits_for_it_in_a_thread() -> None:
+    asyncio.run(waits_for_what_is_cancelled())
+
+
+@pytest.mark.parametrize("function", [waits_for_what_is_cancelled, waits_for_it_in_a_thread])
+async def test_a_cancellation_inside_a_tool_is_the_tools_own(function: Any) -> None:
+    tool = Tool(function=function, name="lookup")
+
+    for output in (await tool.call({}), await asyncio.to_thread(tool)):
+        assert str(output.error).startswith("tool 'lookup' raised CancelledError")
+
+    waiting = asyncio.create_task(Tool(function=asyncio.sleep, name="wait").call({"delay": 600}))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 def test_errors_of_pydantic_inside_a_tool_are_the_tools_own() -> None:
     class Row(BaseModel):
         count: int

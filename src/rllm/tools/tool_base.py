@@ -137,7 +137,7 @@ class Tool:
             args, kwargs = self._arguments.check(args, kwargs)
             returned = (self._blocking or self._awaitable)(*args, **kwargs)  # type: ignore[misc]
             return self._output(_run_in_a_loop(returned) if inspect.isawaitable(returned) else returned)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             return self._failure(error)
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolOutput:
@@ -159,6 +159,11 @@ class Tool:
             return self._output(await returned) if inspect.isawaitable(returned) else returned
         except (Exception, SystemExit) as error:
             return self._failure(error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._failure(error)  # nobody cancelled the call: something that the tool awaited was cancelled
 
     def _told_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
         """The output of a blocking function; or the awaitable that it returns, as an async one with a decorator does."""
