@@ -74,6 +74,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         session = self.headers.get("mcp-session-id")
+        if self.headers.get("x-key") == "wrong":
+            self.reply(401, request, {"jsonrpc": None, "message": "the key is wrong"})
+            return
         if request["method"] == "initialize":
             request["params"]["protocolVersion"] = "2025-06-18"
             session = f"session-{next(numbers)}"

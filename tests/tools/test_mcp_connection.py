@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.tools.mcp_tool import MCPServer, MCPTool
 
 from ..ports import free_port
@@ -83,11 +84,11 @@ def http_server(**env: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def http_tools(**env: str) -> AsyncIterator[dict[str, MCPTool]]:
+async def http_tools(headers: dict[str, str] | None = None, **env: str) -> AsyncIterator[dict[str, MCPTool]]:
     with http_server(**env) as url:
         async with asyncio.timeout(120):
             await listening(url)
-        async with tools_by_name(MCPServer.of(url)) as tools:
+        async with tools_by_name(MCPServer(url=url, headers=headers or {})) as tools:
             yield tools
 
 
@@ -107,3 +108,9 @@ async def test_a_server_that_forgets_its_sessions_is_connected_to_afresh(status:
 
         assert "the next call connects to it afresh" in str(forgotten.error)
         assert (await tools["pid"].call({})).error is None
+
+
+async def test_a_wrong_key_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"it refuses these `headers` with HTTP status 401: .*the key is wrong"):
+        async with http_tools({"x-key": "wrong"}):
+            pass

@@ -114,11 +114,21 @@ async def open_client(server: MCPServer, stderr: StderrTail) -> AsyncIterator[An
                     headers=server.headers,
                     timeout=timeout,
                     limits=limits,
-                    event_hooks={"response": [_end_with_session]},
+                    event_hooks={"response": [_end_unauthorized]},
                 )
             )
             transport = streamable_http_client(server.url, http_client=http)
-        yield await stack.enter_async_context(Client(transport))
+        client = await stack.enter_async_context(Client(transport))
+        if server.url:
+            http.event_hooks = {"response": [_end_with_session]}
+        yield client
+
+
+async def _end_unauthorized(response: Any) -> None:
+    """Tell why a server takes no connection from us: the client calls every status "an error response"."""
+    if response.status_code in (401, 403):
+        said = (await response.aread()).decode(errors="replace").strip()
+        raise PermissionError(f"it refuses these `headers` with HTTP status {response.status_code}: {said[:200]}")
 
 
 async def _end_with_session(response: Any) -> None:
