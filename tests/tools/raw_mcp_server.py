@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NUM_MEETING = 120
-TOOLS = [
-    {"name": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "busy", "noise", "forget", "meet")
-]
+NAMES = ["pid", "hang", "busy", "noise", "forget", "meet", "look.up", "look_up", "検索", "計算"]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 sessions: set[str] = set()
 numbers = itertools.count()
 meeting = threading.Barrier(NUM_MEETING)
@@ -42,7 +41,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any] | None:
         meeting.wait()
     if name == "forget":
         sessions.clear()
-    return {"result": {"content": [{"type": "text", "text": str(os.getpid())}]}}
+    said = name if name in ("look_up", "計算") else str(os.getpid())
+    return {"result": {"content": [{"type": "text", "text": said}]}}
 
 
 def serve_stdio() -> None:

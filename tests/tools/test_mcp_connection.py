@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.tools.mcp_tool import MCPServer, MCPTool
+from rllm.tools import MultiTool
+from rllm.tools.mcp_tool import MCPServer, MCPTool, mcp_tools
 
 from ..ports import free_port
 from .raw_mcp_server import NUM_MEETING
@@ -114,3 +115,12 @@ async def test_a_wrong_key_is_told() -> None:
     with pytest.raises(ConfigError, match=r"it refuses these `headers` with HTTP status 401: .*the key is wrong"):
         async with http_tools({"x-key": "wrong"}):
             pass
+
+
+async def test_tools_whose_names_differ_only_in_what_is_not_allowed_are_told_apart() -> None:
+    async with mcp_tools(STDIO, start_timeout_s=120.0) as tools:
+        names = list(MultiTool(tools=tools).tools)
+
+        assert names[-4:] == ["look_up", "look_up_2", "__", "___2"]
+        assert (await tools[-3].call({})).output == "look_up"
+        assert (await tools[-1].call({})).output == "計算"

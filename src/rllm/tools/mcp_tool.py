@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -22,7 +23,8 @@ START_TIMEOUT_S = 30.0
 class MCPTool(Tool):
     """One tool of a connected server. Call it from any thread and any event loop.
 
-    `name` is the server's own, with what model servers do not allow in a name replaced by `_`.
+    `name` is the server's own, with what model servers do not allow in a name replaced by `_`; `mcp_tools` numbers those that
+    are then alike.
     """
 
     def __init__(
@@ -70,9 +72,22 @@ async def mcp_tools(
     connection = MCPConnection(MCPServer.of(server), timeout_s=timeout_s, start_timeout_s=start_timeout_s)
     try:
         listed = await asyncio.to_thread(connection.open)
-        yield [MCPTool(connection, tool.name, tool.description or "", tool.input_schema, **settings) for tool in listed]
+        yield _told_apart(
+            [MCPTool(connection, tool.name, tool.description or "", tool.input_schema, **settings) for tool in listed]
+        )
     finally:
         await asyncio.to_thread(connection.close)
+
+
+def _told_apart(tools: list[MCPTool]) -> list[MCPTool]:
+    """The tools with a number at the end of a name that another one has already, as `a.b` and `a_b` have."""
+    taken: set[str] = set()
+    for tool in tools:
+        own, numbers = tool.name[:60], itertools.count(2)
+        while tool.name in taken:
+            tool.name = f"{own}_{next(numbers)}"
+        taken.add(tool.name)
+    return tools
 
 
 def _text(result: Any) -> str:
