@@ -165,6 +165,10 @@ def test_the_environment_is_closed_once():
     [
         ({"env": "NoSuchGame-v0"}, "env='NoSuchGame-v0': .*import the package that registers it"),
         ({"question": "?"}, r"keys \['question'\] has no 'env'"),
+        (
+            {"env": gymnasium.make_vec, "env_kwargs": {"id": "CartPole-v1"}},
+            "env='make_vec' is a vector of environments",
+        ),
         ({"env": "CartPole-v1", "action_labels": ["left"]}, r"action_labels=\['left'\]: give one label for each"),
     ],
 )

@@ -50,7 +50,7 @@ class GymnasiumEnv(BaseEnv):
                 cannot read. Where it is not given, `rllm.environments.gymnasium_text.parse_action`.
 
         Raises:
-            ConfigError: if there is no such environment, or the labels do not fit its action space.
+            ConfigError: if there is no such environment, it is a vector of several, or the labels do not fit its action space.
             EnvError: if its constructor raises.
             MissingDependencyError: if gymnasium is not installed.
         """
@@ -63,6 +63,7 @@ class GymnasiumEnv(BaseEnv):
         self._name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
         self.env = _make(env, dict(env_kwargs or {}), self._name)
         try:
+            _check_single(self.env, self._name)
             _check_labels(self._labels, self.env.action_space)
         except ConfigError:
             self.close()
@@ -160,6 +161,11 @@ def _make(env: str | Callable[..., Any], kwargs: dict[str, Any], name: str) -> A
         if isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
             raise ConfigError(f"env={env!r}: {error.__cause__}; import the package that registers it") from error
         raise
+
+
+def _check_single(env: Any, name: str) -> None:
+    if hasattr(env, "single_action_space"):
+        raise ConfigError(f"env={name!r} is a vector of environments: give a single one; the engine runs many of them")
 
 
 def _check_labels(labels: tuple[str, ...], space: Any) -> None:
