@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -124,3 +125,19 @@ async def test_tools_whose_names_differ_only_in_what_is_not_allowed_are_told_apa
         assert names[-4:] == ["look_up", "look_up_2", "__", "___2"]
         assert (await tools[-3].call({})).output == "look_up"
         assert (await tools[-1].call({})).output == "計算"
+
+
+async def test_arguments_that_cannot_be_sent_end_no_other_call() -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    async with tools_by_name(STDIO, timeout_s=600.0) as tools:
+        waiting = asyncio.create_task(tools["hang"].call({}))
+        pid = (await tools["pid"].call({})).output
+
+        half, nested = await tools["busy"].call({"x": "\ud83d"}), await tools["busy"].call({"x": deep})
+
+        assert "tool 'busy': the arguments cannot be sent: " in str(half.error)
+        assert "tool 'busy': the arguments cannot be sent: " in str(nested.error)
+        assert (await tools["pid"].call({})).output == pid
+        assert not waiting.done()

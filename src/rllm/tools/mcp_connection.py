@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
+
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tools.mcp_server import MCPServer, StderrTail, open_client
 
@@ -86,6 +88,12 @@ class MCPConnection:
         """
         if self._closed:
             raise self._failure(tool, "the connection is closed; call tools inside `async with mcp_tools(...)`")
+        try:
+            to_json(arguments)
+        except (
+            ValueError
+        ) as error:  # such as half of an emoji; trying to send it would end the client, and all calls with it
+            raise self._failure(tool, f"the arguments cannot be sent: {error}") from None
         return await asyncio.wrap_future(self._submit(self._tracked(self._call(tool, dict(arguments)))))
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
