@@ -375,6 +375,13 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
     assert waiting.settings.decay_steps == 36, "of the last six steps"
 
 
+def test_an_adapter_beside_another_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    config = load_config([f"model.path={tmp_path}", "model.lora_rank=2"])
+    with pytest.raises(ConfigError, match=r"is a LoRA adapter itself, .* make a model of that with `rllm export"):
+        LocalBackend.from_config(config)
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

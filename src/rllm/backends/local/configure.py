@@ -12,7 +12,8 @@ from rllm.backends.local.optimizer import OptimizerSettings
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.serving import check_serving
 from rllm.backends.schedule import decay_steps
-from rllm.inference.local.loading import check_source, choose_device
+from rllm.errors import ConfigError
+from rllm.inference.local.loading import check_source, choose_device, is_adapter
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 
 
@@ -45,9 +46,15 @@ def lora_settings(config: Any) -> LoraSettings | None:
     """The adapter's, if there is to be one.
 
     Raises:
-        ConfigError: if there is none, and something is said about it.
+        ConfigError: if there is none, and something is said about it; or if it would be one beside another.
     """
     model = config.model
+    if model.lora_rank and is_adapter(model.path):
+        raise ConfigError(
+            f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new one names the model "
+            "below both, so whoever loads it would miss the first: make a model of that with `rllm export RUN --model FOLDER`, or "
+            "peft's merge_and_unload(), and name that"
+        )
     if model.lora_rank:
         return LoraSettings(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
     refuse_changes(model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank, too")
