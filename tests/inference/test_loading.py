@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_a_folder_loads_ready_to_use(folder: Path, new_model: Any) -> None:
     for mine, theirs in zip(new_model().parameters(), loaded.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert loaded.tokenizer.get_chat_template()
+
+
+def test_a_generation_config_is_saved_as_it_was(folder: Path, tmp_path: Path) -> None:
+    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "pad_token_id": -1}  # nothing says do_sample
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    model = load_model(folder, device="cpu").model
+    save_model(model, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert {name: saved[name] for name in settings} == settings
+    assert model.generation_config.temperature == 0.6
 
 
 async def test_bfloat16_models_are_sampled(folder: Path) -> None:

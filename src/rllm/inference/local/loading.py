@@ -22,8 +22,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
@@ -218,10 +219,25 @@ def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tens
 
 def save_model(model: Any, folder: Path, **options: Any) -> None:
     """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
-    with without_bars():
+    with without_bars(), _valid_generation_config(model) as own:
         model.save_pretrained(folder, **options)
+    if own is not None:
+        own.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
     for path in _processor_files(model, local_files_only=True):
         shutil.copyfile(path, folder / Path(path).name)
+
+
+@contextmanager
+def _valid_generation_config(model: Any) -> Iterator[Any]:
+    """Inside, the model has a generation config that `transformers` saves. It loads any, but refuses to save one with settings that
+    have no effect, such as a temperature without do_sample, as many a model has; gives the model's own."""
+    own = model.generation_config
+    if own is not None:
+        model.generation_config = GenerationConfig()
+    try:
+        yield own
+    finally:
+        model.generation_config = own
 
 
 def text_parts(model: Any) -> list[Any] | None:
