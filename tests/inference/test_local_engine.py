@@ -15,6 +15,7 @@ from transformers import ReformerConfig, ReformerModelWithLMHead
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, StreamingInferenceEngine
+from rllm.inference.local import LocalEngine
 from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.packed import multiplies_bfloat16
 from rllm.inference.local.prefix_cache import BLOCK
@@ -509,6 +510,17 @@ async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engin
         await engine.complete(ids)
     assert refused.value.status_code == 400
     assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
+
+
+async def test_a_token_that_the_model_lacks_is_refused_and_harms_nobody(new_model: Any, tokenizer: Any) -> None:
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens(["<image>"])
+    engine = LocalEngine(new_model(), larger)
+    with pytest.raises(InferenceError, match=r"have '<image>', .* the model's ids are 0 to 286") as refused:
+        await engine.get_model_response([{"role": "user", "content": "what is on <image>?"}])
+    assert refused.value.status_code == 400
+    assert (await engine.complete([5, 286], max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
+    engine.close()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -148,6 +148,14 @@ def test_a_row_that_cannot_be_learned_from_is_named(of: LoadedTokenizer, row: di
         read(of, row)
 
 
+def test_a_token_that_the_model_lacks_is_refused_with_the_row(of: LoadedTokenizer) -> None:
+    smaller = LoadedTokenizer(tokenizer=of.tokenizer, num_ids=len(of.tokenizer) - 1, context_length=None)
+    text = of.tokenizer.decode([len(of.tokenizer) - 1])
+    for method in ("cumulative", "stepwise"):
+        with pytest.raises(ConfigError, match=rf"row 0: messages have '{text}', .* the model knows {smaller.num_ids}"):
+            read(smaller, {"messages": [{"role": "user", "content": text}, *SHOP[-1:]]}, tokenize_method=method)
+
+
 def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     tokenizer.chat_template = (

@@ -236,9 +236,16 @@ class LocalEngine:
             return self._checked_ids(given)
         render = partial(self.template.render, messages, tools, template_kwargs=params.get("chat_template_kwargs"))
         try:
-            return await asyncio.to_thread(self._in_turn, render) if is_long(messages) else render()
+            ids = await asyncio.to_thread(self._in_turn, render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
+        if max(ids, default=0) >= self._num_tokens:  # as of Gemma 3 1B, whose tokenizer has one of images
+            raise InferenceError(
+                f"the messages have {self.tokenizer.decode([max(ids)])!r}, which is a token of the tokenizer (id {max(ids)}), and "
+                f"the model's ids are 0 to {self._num_tokens - 1}: leave it out",
+                status_code=400,
+            )
+        return ids
 
     def _in_turn(self, render: Callable[[], list[int]]) -> list[int]:
         """Render a long prompt after those before it: what its siblings asked for at the same time is remembered then."""

@@ -95,7 +95,7 @@ class _Reader:
     def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
         try:
             _check_text(row.get("messages"))
-            shown = self._sampled(row["steps"]) if row.get("steps") else self._rendered(row)
+            shown = self._sampled(row["steps"]) if row.get("steps") else self._known(self._rendered(row))
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error}") from error
         return Demonstration(shown=tuple(shown), name=str(row.get("name", "agent")), reward=row.get("reward"))
@@ -139,6 +139,16 @@ class _Reader:
             _compare(parser, messages, tools)
         read = [place for place in answers if place <= learned[-1]]
         return [_whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])]
+
+    def _known(self, shown: list[Shown]) -> list[Shown]:
+        """Refuse what a tokenizer knows and its model does not, as Gemma 3 1B's has a token of images."""
+        most = max(max(part.ids) for part in shown)
+        if most >= self._of.num_ids:
+            raise ConfigError(
+                f"messages have {self._of.tokenizer.decode([most])!r}, which is a token of the tokenizer (id {most}), and the model "
+                f"knows {self._of.num_ids}: leave it out"
+            )
+        return shown
 
 
 def _check_text(messages: Any) -> None:
