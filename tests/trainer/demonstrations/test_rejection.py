@@ -96,6 +96,11 @@ def test_the_best_of_each_task_are_taken() -> None:
         sampled_from([{"messages": []}], reward_threshold=None, best_per_task=1)
 
 
+def test_rows_that_name_no_task_are_of_tasks_of_their_own() -> None:
+    rows = [{"reward": 0.5, "task_id": None}, {"reward": 1.0, "task_id": None}, {"reward": 0.25}]
+    assert sampled_from(rows, reward_threshold=None, best_per_task=1) == rows
+
+
 @pytest.mark.parametrize("threshold", [None, 0.5])
 def test_a_reward_that_is_no_number_is_named_with_its_row(threshold: float | None) -> None:
     with pytest.raises(ConfigError, match="row 1: reward='high': use a number, or leave it out"):

@@ -95,6 +95,13 @@ def test_messages_of_weight_zero_are_read_and_not_learned(of: LoadedTokenizer) -
         assert learned(of, shown) == [ANSWERS[0], ANSWERS[2]]
 
 
+def test_a_field_that_is_null_is_one_that_is_not_there(of: LoadedTokenizer) -> None:
+    messages = [{**message, "weight": None} for message in SHOP]
+    row = {"messages": messages, "tools": None, "steps": None, "name": None, "task_id": None, "reward": None}
+    (with_nulls,), (without,) = read(of, row), read(of, {"messages": SHOP})
+    assert with_nulls == without
+
+
 def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
     steps = [
         {"prompt_ids": [5, 6], "response_ids": [7, 7, 7]},

@@ -13,7 +13,7 @@ from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.filters import NOT_TEXT
 from rllm.trainer.shares import FROZEN
-from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace
+from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace, task_id_of
 
 T = TypeVar("T", Trajectory, Episode)
 
@@ -113,7 +113,7 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
     taken: Counter[str] = Counter()
     chosen = []
     for place in sorted(range(len(rows)), key=lambda place: -rows[place]["reward"]):
-        task_id = str(rows[place].get("task_id", place))
+        task_id = task_id_of(rows[place], place)
         taken[task_id] += 1
         if taken[task_id] <= count:
             chosen.append(place)

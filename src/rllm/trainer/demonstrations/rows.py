@@ -19,7 +19,7 @@ from rllm.inference.local.loading import LoadedTokenizer
 from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
 from rllm.trainer.config.schema import SFTConfig
-from rllm.types import Message, Step, Trajectory, parts_beside_text
+from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def prepared(
         ConfigError: naming the first row that cannot be learned from, or if all are too long.
     """
     reader = _Reader(of, config)
-    tasks = [(str(row.get("task_id", number)), reader.read(number, row)) for number, row in enumerate(rows)]
+    tasks = [(task_id_of(row, number), reader.read(number, row)) for number, row in enumerate(rows)]
     kept = [task for task in tasks if max_length is None or task[1].num_tokens <= max_length]
     if len(kept) < len(tasks):
         too_long = (
@@ -98,7 +98,7 @@ class _Reader:
             shown = self._sampled(row["steps"]) if row.get("steps") else self._known(self._rendered(row))
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error}") from error
-        return Demonstration(shown=tuple(shown), name=str(row.get("name", "agent")), reward=row.get("reward"))
+        return Demonstration(shown=tuple(shown), name=str(row.get("name") or "agent"), reward=row.get("reward"))
 
     def _sampled(self, steps: Any) -> list[Shown]:
         """The steps' own tokens; all answers of an agent count, unless only its last one is wanted."""
@@ -193,12 +193,12 @@ def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any
 
 def _counts(answer: Mapping[str, Any], place: int) -> bool:
     """Whether an answer is to be learned, which its `weight` says, as OpenAI's fine-tuning has it."""
-    weight = answer.get("weight", 1)
-    if weight not in (0, 1):
+    weight = answer.get("weight")
+    if weight not in (None, 0, 1):
         raise ConfigError(
             f"messages[{place}].weight={weight!r}: use 1 for an answer to learn, or 0 for one to read only"
         )
-    return bool(weight)
+    return weight != 0
 
 
 def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:
