@@ -193,6 +193,29 @@ def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp
         load_model(target)
 
 
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_end_of_a_model_leaves_the_other_as_it_was(
+    folder: Path, tmp_path: Path, new_model: Any, target: str
+) -> None:
+    new_model(tie_word_embeddings=True).save_pretrained(folder)
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2, target_modules=[target])
+    )
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.fill_(0.1)
+    ids = torch.tensor([[5, 6, 7]])
+    expected = adapted(ids).logits
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    loaded = load_model(tmp_path / "adapter", device="cpu")
+    torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-4, rtol=0)
+    save_model(loaded.model, tmp_path / "merged")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(saved(ids).logits, expected, atol=1e-4, rtol=0)
+
+
 def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "adapter"
     peft.get_peft_model(

@@ -203,7 +203,18 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
             f"model={str(adapter)!r}: this adapter's weights are not named as those of {type(loaded.model).__name__}, so it would "
             f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({_base_of(adapter)})?"
         )
+    _untie(loaded.model)
     return replace(loaded, model=with_adapter.merge_and_unload().eval())
+
+
+def _untie(model: Any) -> None:
+    """Give the head weights of its own where the adapter is on it or on the embeddings: merged into what both share, it would change
+    both."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    embeddings, head = (getattr(end, "base_layer", end) for end in ends)
+    if ends != [embeddings, head] and head.weight is embeddings.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = model.config.get_text_config(decoder=True).tie_word_embeddings = False
 
 
 def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
