@@ -355,6 +355,12 @@ def test_layers_that_are_not_there_are_refused(make_backend: MakeBackend, make_m
         make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["nowhere"]))
 
 
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
+def test_embeddings_take_no_adapter(make_backend: MakeBackend, make_model: Make) -> None:
+    with pytest.raises(ConfigError, match=r"model.lora_targets=\['embed_tokens'\]: the embeddings are among these"):
+        make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["embed_tokens"]))
+
+
 def test_without_peft_the_extra_is_named(
     make_backend: MakeBackend, make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,11 @@ class Adapter:
                     f"model.lora_targets={settings.targets!r}: name linear layers of {type(model).__name__}, or use "
                     f"{ALL_LINEAR} ({error})"
                 ) from error
+        if hasattr(model.get_input_embeddings(), "base_layer"):
+            raise ConfigError(
+                f"model.lora_targets={settings.targets!r}: the embeddings are among these, and no linear layer: leave them out, or use "
+                f"{ALL_LINEAR}"
+            )
         _keep_buffers(self._inside)
         try:
             with torch.no_grad():
