@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from safetensors import SafetensorError
 
 from rllm.errors import CheckpointError, ConfigError, WorkerError
+from rllm.inference.local.loading import save_tokenizer
+from rllm.testing.tiny_policy import train_tokenizer
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints, damage_of, read_state, score_of
 from rllm.trainer.run_folder import in_use
 
@@ -101,11 +104,17 @@ def test_a_crash_at_any_moment_of_a_save_leaves_whole_checkpoints(tmp_path: Path
 def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     first = checkpoints.save(1, write("one"), {})
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    fills: list[Callable[[Path], object]] = [
+        write("x" * 2000),
+        lambda folder: torch.save(torch.zeros(2000), folder / "weights"),
+        partial(save_tokenizer, tokenizer),
+    ]
     try:
-        for fill in (write("x" * 2000), lambda folder: torch.save(torch.zeros(2000), folder / "weights")):
+        for fill in fills:
             with pytest.raises(CheckpointError, match=r"step 2 cannot be written .* step-000001 is whole"):
                 checkpoints.save(2, fill, {})
     finally:

@@ -1,10 +1,15 @@
 import json
+import resource
+import signal
 from pathlib import Path
 
+import peft
 import pyarrow.parquet as pq
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.inference.local.loading import load_model, save_model
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.export import chat_rows, chosen_checkpoint, export_adapter, export_episodes, export_model
 from rllm.types import Episode, Step, Trajectory
 
@@ -109,6 +114,25 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         export_episodes([episode([ASK, SEVEN])], tmp_path / "file" / "deep" / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"model' cannot be written \(Not a directory\): choose another path"):
         export_model(tmp_path / "checkpoint", tmp_path / "file" / "model")
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    model = new_model(tokenizer, TinyPolicyRecipe(hidden_size=32, num_layers=1))
+    save_model(model, tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    loaded = load_model(tmp_path / "base", device="cpu").model
+    peft.get_peft_model(loaded, peft.LoraConfig(r=2)).save_pretrained(tmp_path / "adapter")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"merged' cannot be written \(.*: choose another path"):
+            export_model(tmp_path / "adapter", tmp_path / "merged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:

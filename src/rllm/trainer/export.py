@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, MissingDependencyError
@@ -102,13 +104,13 @@ def export_model(checkpoint: Path, target: Path) -> None:
     if not (checkpoint / _ADAPTER).is_file():
         _whole_folder(target, lambda new: _copy(checkpoint, new))
         return
-    from rllm.inference.local.loading import load_model, save_model
+    from rllm.inference.local.loading import load_model, save_model, save_tokenizer
 
     loaded = load_model(checkpoint, dtype="auto", device="cpu")
 
     def write(new: Path) -> None:
         save_model(loaded.model, new)
-        loaded.tokenizer.save_pretrained(new)
+        save_tokenizer(loaded.tokenizer, new)
 
     _whole_folder(target, write)
 
@@ -143,7 +145,7 @@ def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
         new.mkdir(parents=True)
         write(new)
         new.replace(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -164,8 +166,9 @@ def _whole(path: Path, write: Callable[[Path], int]) -> int:
     return count
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path")
+def _unwritable(path: Path, error: Exception) -> ConfigError:
+    why = getattr(error, "strerror", None) or error
+    return ConfigError(f"{str(path)!r} cannot be written ({why}): choose another path")
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:

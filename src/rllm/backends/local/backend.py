@@ -40,6 +40,7 @@ from rllm.inference.local.loading import (
     check_tokenizer_in,
     load_model,
     save_model,
+    save_tokenizer,
     text_parts,
 )
 
@@ -264,7 +265,7 @@ class LocalBackend:
             save_model(self.model, folder)
         else:
             self.adapter.save(folder)
-        self.tokenizer.save_pretrained(folder)
+        save_tokenizer(self.tokenizer, folder)
         state = {
             "optimizer": self.optimizer.state_dict(),
             "weight_version": self.weight_version,

@@ -31,7 +31,7 @@ from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer
+from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class VerlBackend:
         self._group.ask("save", str(folder.absolute()), self._dtype)
         if not self._config.model.lora_rank:
             self._published.save(self._weights(), folder)
-        self._tokenizer.save_pretrained(folder)
+        save_tokenizer(self._tokenizer, folder)
         (folder / RECOVERY_FILE).write_text(json.dumps(asdict(self._counts)))
 
     def load(self, folder: Path) -> None:

@@ -238,6 +238,20 @@ def save_model(model: Any, folder: Path, **options: Any) -> None:
         shutil.copyfile(path, folder / Path(path).name)
 
 
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer into such a folder.
+
+    Raises:
+        OSError: if it cannot be written, of which `tokenizers` tells by an exception of no kind.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise OSError(str(error)) from error
+
+
 @contextmanager
 def _valid_generation_config(model: Any) -> Iterator[Any]:
     """Inside, the model has a generation config that `transformers` saves. It loads any, but refuses to save one with settings that
