@@ -190,7 +190,7 @@ async def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path
             judged, said = [await client.chat.completions.create(model="policy", messages=asked) for _ in range(2)]
         return [
             Trajectory(name="judge", steps=[Step(id=judged.id)], reward=1.0, trainable=False),
-            Trajectory(steps=[Step(id=said.id)], reward=float(question == "figs?")),
+            Trajectory(steps=[Step(id=said.id, chat_completions=[*asked])], reward=float(question == "figs?")),
         ]
 
     folder, questions = tmp_path / "eval", Dataset([{"question": "figs?"}, {"question": "limes?"}])

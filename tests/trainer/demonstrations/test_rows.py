@@ -108,7 +108,7 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         {"prompt_ids": [5, 6, 7, 7, 7, 8], "response_ids": [9]},
         {"prompt_ids": [1], "response_ids": []},
     ]
-    row = {"steps": steps, "messages": SHOP, "reward": 0.5, "name": "solver"}
+    row = {"steps": steps, "messages": SHOP[:2], "reward": 0.5, "name": "solver"}
     trajectory = only(of, row).trajectory()
     assert [(step.prompt_ids, step.response_ids) for step in trajectory.steps] == [
         ([5, 6], [7, 7, 7]),
@@ -153,6 +153,22 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
 def test_a_row_that_cannot_be_learned_from_is_named(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read(of, row)
+
+
+def test_tokens_of_another_tokenizer_are_refused(of: LoadedTokenizer) -> None:
+    said = "It costs 42"
+    row = {
+        "messages": [SHOP[1], {"role": "assistant", "content": said}],
+        "steps": [{"prompt_ids": [5], "response_ids": of.tokenizer.encode(said)}],
+    }
+    other = {**row, "steps": [{"prompt_ids": [5], "response_ids": list(said.encode())}]}
+    own_words = {
+        "messages": [SHOP[1], {"role": "assistant", "content": "As the agent tells it"}],
+        "steps": row["steps"],
+    }
+    assert len(read(of, row, own_words)) == 2
+    with pytest.raises(ConfigError, match=r"no row's tokens are in this model what .* where these have 'It costs 42'"):
+        read(of, other, other)
 
 
 def test_a_token_that_the_model_lacks_is_refused_with_the_row(of: LoadedTokenizer) -> None:

@@ -19,7 +19,7 @@ from rllm.inference.local.loading import LoadedTokenizer
 from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
 from rllm.trainer.config.schema import SFTConfig
-from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of
+from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,11 @@ def prepared(
     """The rows as demonstrations, in order, without those that are longer than `max_length` tokens, which are counted.
 
     Raises:
-        ConfigError: naming the first row that cannot be learned from, or if all are too long.
+        ConfigError: naming the first row that cannot be learned from, or if all are too long, or sampled by a model of other tokens.
     """
     reader = _Reader(of, config)
     tasks = [(task_id_of(row, number), reader.read(number, row)) for number, row in enumerate(rows)]
+    _check_words(rows, of.tokenizer)
     kept = [task for task in tasks if max_length is None or task[1].num_tokens <= max_length]
     if len(kept) < len(tasks):
         too_long = (
@@ -80,6 +81,29 @@ def prepared(
             raise ConfigError(f"{too_long}: nothing is left to learn from; cut them into shorter ones")
         logger.warning("%s, and are left out", too_long)
     return Dataset(({"task_id": task_id, FIELD: shown} for task_id, shown in kept), name="demonstrations")
+
+
+def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
+    """Refuse ids of another tokenizer, which are other words here. An agent may tell of its messages otherwise than they were
+    sampled, so that is said only where no row has what was sampled in its messages.
+
+    Raises:
+        ConfigError: if so, with an example.
+    """
+    example = None
+    for row in rows:
+        messages = row["messages"] if row.get("steps") and isinstance(row.get("messages"), list) else ()
+        if answers := [text for message in messages if _is_answer(message) and (text := text_of(message).strip())]:
+            ids = [token for step in row["steps"] for token in step.get("response_ids") or ()]
+            read = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            if any(answer in read for answer in answers):
+                return
+            example = example or (read, answers[-1])
+    if example is not None:
+        raise ConfigError(
+            f"no row's tokens are in this model what its messages say, such as {example[0]!r:.60} where these have {example[1]!r:.60}: "
+            "a model with other tokens sampled them; learn from their words (`rllm export RUN --chat FILE`, or rows without 'steps')"
+        )
 
 
 class _Reader:
