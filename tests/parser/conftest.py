@@ -136,6 +136,16 @@ TEMPLATES = {
 {%- endfor -%}
 {%- if ns.tool -%}{{ "<｜tool▁outputs▁end｜>" }}{%- endif -%}
 {%- if add_generation_prompt and not ns.tool -%}{{ "<｜Assistant｜><think>\n" }}{%- endif -%}""",
+    # Closes a conversation with a token of its own, unless it asks for an answer.
+    "phi": """\
+{%- for m in messages -%}
+{{ "<|" + m.role + "|>\n" + m.content }}
+{%- for c in m.tool_calls or [] -%}{{ "<tool_call>\n" }}%CALL%{{ "\n</tool_call>" }}{%- endfor -%}
+{{ "<|end|>\n" }}
+{%- endfor -%}
+{{ "<|assistant|>\n" if add_generation_prompt else "<eos>" }}""".replace(
+        "%CALL%", ONE_CALL.replace("KEY", "arguments")
+    ),
     # Ends the last turn with another token than those before it; has a channel for the reasoning of the last.
     "harmony": """\
 {{- "<|start|>system<|message|>You think first.<|end|>" -}}
@@ -171,7 +181,7 @@ SPECIAL_TOKENS = """
 <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <s> </s> [INST] [/INST] [TOOL_CALLS] <bos> <eos>
 <｜User｜> <｜Assistant｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
 <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <|start|> <|channel|> <|message|> <|constrain|> <|end|> <|call|>
-<|return|>
+<|return|> <|system|> <|user|> <|assistant|> <|tool|>
 """.split()
 
 

@@ -14,7 +14,7 @@ from rllm.types import Message
 
 ParserOf = Callable[..., ChatTemplateParser]
 
-FAMILIES = ["qwen", "llama3", "mistral", "deepseek", "harmony"]
+FAMILIES = ["qwen", "llama3", "mistral", "deepseek", "phi", "harmony"]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -60,6 +60,11 @@ THOUGHTFUL = [user("2+2?"), answer("4", "two, two"), user("Sure?"), answer("Yes"
             "deepseek",
             "<bos><｜User｜>2+2?<｜Assistant｜><think>\ntwo, two\n</think>\n\n4<eos>"
             "<｜User｜>Sure?<｜Assistant｜><think>\ncheck\n</think>\n\nYes<eos>",
+        ),
+        (
+            "phi",
+            "<|user|>\n2+2?<|end|>\n<|assistant|>\n<think>\ntwo, two\n</think>\n\n4<|end|>\n"
+            "<|user|>\nSure?<|end|>\n<|assistant|>\n<think>\ncheck\n</think>\n\nYes<|end|>\n",
         ),
         (
             "harmony",
@@ -148,6 +153,7 @@ def test_equivalence_says_where_the_template_rewrites_the_past(parser_of: Parser
     qwen, harmony = parser_of("qwen"), parser_of("harmony")
     assert [qwen.verify_equivalence(THOUGHTFUL[:end]) for end in (1, 2, 3, 4)] == [True, True, False, False]
     assert qwen.verify_equivalence(THOUGHTFUL[:3], accumulate_reasoning=False)
+    assert parser_of("phi").verify_equivalence([SYSTEM, user("Hi"), answer("Hello"), user("Bye"), answer("Bye")])
     assert not harmony.verify_equivalence([user("Hi"), answer("Hello"), user("Bye")])  # <|return|> became <|end|>
     assert parser_of("llama3").verify_equivalence([SYSTEM, user("Hi"), calls("{}"), tool("1"), answer("Hello")], TOOLS)
 
@@ -186,7 +192,7 @@ def test_the_prompt_of_a_single_answer_is_the_one_that_an_engine_sends(parser_of
         assert parser.tokenizer.decode([token for token, kept in zip(response, mask, strict=True) if kept]) == last
 
 
-ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "</s>", "<eos>", "<|return|>", "<|call|>")
+ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "</s>", "<eos>", "<|end|>", "<|return|>", "<|call|>")
 WORDS = st.text(alphabet="ab é<>{}\"'\n,.", min_size=1, max_size=12).map(str.strip).filter(bool)
 
 

@@ -86,7 +86,7 @@ def test_behind_a_plainly_written_answer_it_is_the_append_only_text(
     assert parser.tokenizer.decode(asked) == text
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "harmony"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "phi", "harmony"])
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -226,6 +226,20 @@ class AppendOnlyRenderer:
                 yield text[:place] + other + text[place + len(token) :]
 
 
+def closing_of(print_chat: PrintChat, special_tokens: Collection[str]) -> str:
+    """The special token that a template prints behind every conversation, unless it asks for an answer; mostly none. Those of Phi 3
+    and 4 do. No message adds it, so the text of a conversation that only grows has none of it."""
+    question: Message = {"role": "user", "content": PROBE}
+    try:
+        closed, asked = (print_chat([question], ask) for ask in (False, True))
+    except ConfigError:
+        return ""
+    if asked.startswith(closed):
+        return ""
+    ends = (token for token in special_tokens if closed.endswith(token))
+    return max((token for token in ends if asked.startswith(closed.removesuffix(token))), key=len, default="")
+
+
 def is_assistant(message: Message) -> bool:
     """Whether a model wrote it."""
     return message.get("role") == "assistant"

@@ -18,6 +18,7 @@ from rllm.parser.append_only import (
     AppendOnlyRenderer,
     ReasoningHabits,
     bare_message,
+    closing_of,
     is_assistant,
     stand_in_past,
 )
@@ -164,7 +165,15 @@ class ChatTemplateParser:
         return text == self._print(tools, messages, ask)
 
     def _print(self, tools: Tools | None, messages: Sequence[Message], ask: bool) -> str:
+        text = self._print_all(tools, messages, ask)
+        return text if ask else text.removesuffix(self._closing)
+
+    def _print_all(self, tools: Tools | None, messages: Sequence[Message], ask: bool) -> str:
         return self.template.render_text(messages, tools, ask, self._template_kwargs)
+
+    @cached_property
+    def _closing(self) -> str:
+        return closing_of(partial(self._print_all, None), self._special_tokens)
 
     def _renderer(self, tools: Tools | None, *, keep_reasoning: bool) -> AppendOnlyRenderer:
         return AppendOnlyRenderer(

@@ -6,10 +6,11 @@ A template is asked what it adds behind the answer (`append_only`), whatever it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message
+from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message, closing_of
 from rllm.parser.chat_template import ChatTemplate
 from rllm.types import Message, text_of
 
@@ -57,7 +58,8 @@ class Continuation:
         """
 
         def printed(these: Sequence[Message], ask: bool) -> str:
-            return self._template.render_text(these, tools, ask, template_kwargs)
+            text = self._template.render_text(these, tools, ask, template_kwargs)
+            return text if ask else text.removesuffix(self._closing)
 
         renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
         past = [bare_message(message) for message in messages[:num_known]]
@@ -70,6 +72,10 @@ class Continuation:
             rest = self._not_sampled_of(written_on, content, known_ids) + rest
         ids: list[int] = self._tokenizer.encode(rest, add_special_tokens=False)
         return [*known_ids, *ids]
+
+    @cached_property
+    def _closing(self) -> str:
+        return closing_of(lambda these, ask: self._template.render_text(these, None, ask), self._special_tokens)
 
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
         """What is left of `written_on` behind what was sampled after the content: a stop string, mostly."""
