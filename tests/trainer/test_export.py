@@ -78,14 +78,18 @@ def run_with(tmp_path: Path, *files: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "trainer_state.json").write_text('{"step": 3}')
     for name in files:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
     return tmp_path / "run"
 
 
 def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
-    run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt", "recovery.json")
+    more = ("additional_chat_templates/tool_use.jinja", "verl/policy-0.pt")
+    run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt", "recovery.json", "critic.pt", *more)
     export_model(chosen_checkpoint(run, "latest"), tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    kept = ["additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]
+    found = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(tmp_path / "model").as_posix() for path in found) == kept
     with pytest.raises(ConfigError, match="is there already and not empty"):
         export_model(chosen_checkpoint(run, "step-000003"), tmp_path / "model")
     with pytest.raises(ConfigError, match="has all weights and no adapter"):
@@ -97,11 +101,11 @@ def test_an_export_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: 
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
 
-    def ctrl_c(source: Path, target: Path) -> None:
-        target.write_text("half")
+    def ctrl_c(source: Path, target: Path, **_: object) -> None:
+        (target / "config.json").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shutil.copy2", ctrl_c)
+    monkeypatch.setattr("shutil.copytree", ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         export_model(checkpoint, tmp_path / "models" / "mine")
     assert list((tmp_path / "models").iterdir()) == []

@@ -22,8 +22,8 @@ from rllm.types import Episode, Trajectory
 
 _ROWS = 256
 """Rows to a group of a Parquet file: what is in memory at a time."""
-_OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json")
-"""Files of a checkpoint that only a resumed run reads."""
+_OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json", "critic.pt", "verl")
+"""What of a checkpoint only a resumed run reads."""
 _ADAPTER = "adapter_config.json"
 
 
@@ -133,9 +133,8 @@ def _refuse_full(target: Path, option: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        if path.is_file() and path.name not in _OF_TRAINER:
-            shutil.copy2(path, target / path.name)
+    """Folders, too: a tokenizer keeps its chat templates beside the first in one."""
+    shutil.copytree(source, target, ignore=lambda *_: _OF_TRAINER, dirs_exist_ok=True)
 
 
 def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
