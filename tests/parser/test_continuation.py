@@ -118,6 +118,41 @@ def test_an_answer_that_was_cut_off_is_ended(parser_of: Callable[..., ChatTempla
     assert cut == whole
 
 
+GLM = """\
+{%- for m in messages -%}
+{%- if m.role == "tool" -%}
+{%- if messages[loop.index0 - 1].role != "tool" -%}{{ "<|tool|>" }}{%- endif -%}{{ "\n" + m.content }}
+{%- else -%}{{ "<|" + m.role + "|>\n" + m.content }}
+{%- for c in m.tool_calls or [] -%}{{ "\n<tool_call>" + c.function.name + "</tool_call>" }}{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{{ "<|assistant|>\n" if add_generation_prompt }}"""
+"""In the manner of GLM 4: nothing is printed behind an answer, so models end theirs with what begins the next turn."""
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "later"),
+    [
+        ({"content": "no"}, "<|user|>", {"role": "user", "content": "42"}),
+        (
+            {"content": "", "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            "<|tool|>",
+            {"role": "tool", "tool_call_id": "call00000", "content": "7"},
+        ),
+    ],
+)  # fmt: skip
+def test_what_ends_an_answer_may_begin_the_next_turn(
+    parser_of: Callable[..., ChatTemplateParser], said: Message, end: str, later: Message
+) -> None:
+    parser = parser_of(GLM)
+    continuation = Continuation(parser.tokenizer, parser.template)
+    messages = [{"role": "user", "content": "yes"}, {"role": "assistant", **said}, later]
+    as_printed = parser.template.render(messages)
+    answer = parser.template.render(messages[:2], add_generation_prompt=False)
+    for sampled in (answer, [*answer, *parser.tokenizer.encode(end)]):
+        assert continuation.prompt_ids(sampled, messages, 2) == as_printed
+
+
 def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int) -> list[int]:
     """The special token with which the model ends an answer."""
     _, ids, mask = parser.tokenize_and_mask(messages[: place + 1], TOOLS)

@@ -65,8 +65,11 @@ class Continuation:
         past = [bare_message(message) for message in messages[:num_known]]
         answer = renderer.answer(past[:-1], past[-1])
         rest = answer.after + renderer.text(past, messages[num_known:], ask=True)
+        end = self._end_of(answer.generated)
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
-            rest = self._end_of(answer.generated) + rest
+            rest = end + rest
+        elif not end:  # GLM 4 ends an answer with the token that begins the next turn
+            rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]))
         if written_on:
             content = text_of(messages[num_known - 1]).removesuffix(written_on)
             rest = self._not_sampled_of(written_on, content, known_ids) + rest
