@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,27 @@ def test_an_adapter_on_one_end_of_a_model_leaves_the_other_as_it_was(
     save_model(loaded.model, tmp_path / "merged")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(saved(ids).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_is_spoken_to_with_the_tokenizer_beside_it(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+    target = tmp_path / "adapter"
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2))
+    adapted.save_pretrained(target)
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = "{{ messages[0].content }}"
+    own.save_pretrained(target)
+    for loaded in (load_model(target, device="cpu"), load_tokenizer(target)):
+        assert loaded.tokenizer.chat_template == own.chat_template
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
+def test_an_adapter_of_a_model_with_more_tokens_is_refused(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    base.resize_token_embeddings(len(tokenizer) + 2, mean_resizing=False)
+    whole = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    peft.get_peft_model(base, whole).save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    with pytest.raises(ConfigError, match=r"adapter does not fit .*, such as for tokens that were added to that"):
+        load_model(tmp_path / "adapter", device="cpu")
 
 
 def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:

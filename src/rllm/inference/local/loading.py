@@ -84,7 +84,8 @@ def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
     """
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
-        return load_tokenizer(_base_of(adapter))
+        base = load_tokenizer(_base_of(adapter))
+        return replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
     source = _checked_source(path_or_id)
     config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
     return LoadedTokenizer(
@@ -193,7 +194,13 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     loaded = load_model(_base_of(adapter), dtype=dtype, device=device)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
+        try:
+            with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"model={str(adapter)!r}: this adapter does not fit {_base_of(adapter)}, such as for tokens that were added to that: save "
+                f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and name that"
+            ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
     weights = adapter / ADAPTER_WEIGHTS_FILE
     if weights.is_file() and own.keys() == (saved := load_file(weights)).keys():
@@ -204,7 +211,14 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
             f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({_base_of(adapter)})?"
         )
     _untie(loaded.model)
-    return replace(loaded, model=with_adapter.merge_and_unload().eval())
+    tokenizer = _tokenizer_of(adapter, loaded.tokenizer)
+    return replace(loaded, model=with_adapter.merge_and_unload().eval(), tokenizer=tokenizer)
+
+
+def _tokenizer_of(adapter: Path, base: Any) -> Any:
+    """The one beside an adapter, which may have a chat template that its base has not; else the base's."""
+    has_own = (adapter / "tokenizer_config.json").is_file()
+    return _loaded(AutoTokenizer.from_pretrained, str(adapter), "tokenizer") if has_own else base
 
 
 def _untie(model: Any) -> None:
