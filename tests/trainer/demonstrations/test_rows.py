@@ -137,6 +137,10 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": [SHOP[6]]}, "is an assistant's, and nothing asked for it"),
         ({"messages": [SHOP[1], {"content": "no role"}, SHOP[6]]}, r"messages\[1\].*string 'role'"),
         ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
+        (
+            {"messages": [SHOP[1], {"role": "assistant", "content": None, "function_call": CALL["function"]}]},
+            r"row 0: messages\[1\] calls 'price', and the chat template prints nothing of it",
+        ),
         ({"messages": [LOOK, SHOP[6]]}, "row 0: messages have parts of type image_url, .*: leave the row out"),
         ({"messages": [LOOK], "steps": [{"prompt_ids": [1], "response_ids": [1]}]}, "parts of type image_url"),
         ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids behind no prompt_ids"),
@@ -177,6 +181,15 @@ def test_a_token_that_the_model_lacks_is_refused_with_the_row(of: LoadedTokenize
     for method in ("cumulative", "stepwise"):
         with pytest.raises(ConfigError, match=rf"row 0: messages have '{text}', .* the model knows {smaller.num_ids}"):
             read(smaller, {"messages": [{"role": "user", "content": text}, *SHOP[-1:]]}, tokenize_method=method)
+
+
+@pytest.mark.parametrize("method", ["cumulative", "stepwise"])
+def test_a_template_that_knows_no_calls_is_refused_with_the_row(method: str) -> None:
+    tokenizer = train_tokenizer(["What does a fig cost? It costs 42. Sure? Yes"] * 4, vocab_size=300)
+    tokenizer.chat_template = FORGETFUL
+    silent = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
+    with pytest.raises(ConfigError, match=r"row 0: messages\[2\] calls 'price', and the chat template prints nothing"):
+        read(silent, {"messages": SHOP, "tools": TOOLS}, tokenize_method=method)
 
 
 def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:

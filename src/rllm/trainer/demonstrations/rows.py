@@ -119,7 +119,7 @@ class _Reader:
     def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
         try:
             _check_text(row.get("messages"))
-            shown = self._sampled(row["steps"]) if row.get("steps") else self._known(self._rendered(row))
+            shown = self._sampled(row["steps"]) if row.get("steps") else self._rendered(row)
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error}") from error
         return Demonstration(shown=tuple(shown), name=str(row.get("name") or "agent"), reward=row.get("reward"))
@@ -157,15 +157,27 @@ class _Reader:
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
         if self._config.tokenize_method == "stepwise":
-            return [_one_answer(parser, messages[: place + 1], tools) for place in learned]
+            shown = [_one_answer(parser, messages[: place + 1], tools) for place in learned]
+            return self._checked(shown, messages, learned)
         if len(answers) > 1 and not self._compared:
             self._compared = True
             _compare(parser, messages, tools)
         read = [place for place in answers if place <= learned[-1]]
-        return [_whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])]
+        whole = _whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])
+        return self._checked([whole], messages, learned)
 
-    def _known(self, shown: list[Shown]) -> list[Shown]:
-        """Refuse what a tokenizer knows and its model does not, as Gemma 3 1B's has a token of images."""
+    def _checked(self, shown: list[Shown], messages: Sequence[Message], learned: Sequence[int]) -> list[Shown]:
+        """Refuse calls of which a template prints nothing, as of `function_call`; and tokens that a tokenizer knows and its model does
+        not, as Gemma 3 1B's has one of images."""
+        called = [(place, name) for place in learned for name in _called(messages[place])]
+        answers = [part.ids[start:stop] for part in shown for start, stop in part.spans] if called else []
+        written = "".join(map(self._of.tokenizer.decode, answers))
+        for place, name in called:
+            if name not in written:
+                raise ConfigError(
+                    f"messages[{place}] calls {name!r}, and the chat template prints nothing of it, so that an answer without it would be "
+                    "learned: use tool_calls, and a model whose template knows them; or write the call into the content"
+                )
         most = max(max(part.ids) for part in shown)
         if most >= self._of.num_ids:
             raise ConfigError(
@@ -189,6 +201,16 @@ def _check_text(messages: Any) -> None:
 
 def _is_answer(message: Any) -> bool:
     return isinstance(message, dict) and is_assistant(message)
+
+
+def _called(answer: Message) -> list[str]:
+    """The names of the tools that an answer calls, in OpenAI's format or its former one."""
+    calls = [call.get("function") for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
+    return [
+        str(call["name"])
+        for call in (*calls, answer.get("function_call"))
+        if isinstance(call, Mapping) and call.get("name")
+    ]
 
 
 def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
