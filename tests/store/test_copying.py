@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,31 @@ def test_a_conversation_stays_small(source: TraceStore, tmp_path: Path):
         assert target.num_bytes() < 1.3 * source.num_bytes()
 
 
-def test_other_traces_under_the_same_name_are_noticed(source: TraceStore, target: TraceStore):
+def test_numbers_that_are_none_stop_no_copy(source: TraceStore, target: TraceStore):
+    """As a policy that has diverged gives them."""
+    source.add([trace_of("odd", "s5", logprobs=[math.nan, -math.inf])])
+    credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": math.nan, "trainer_logprobs": [math.nan, -1.0]}
+    source.annotate([StepCredit(trace_id="odd", training_step=1, session_id="s5", **credit)]).result()
+    assert copy_store(source, target, lambda _: None).num_traces == 80
+    assert copy_store(source, target, lambda _: None) == Copied(num_skipped=70)
+    assert math.isnan(target.by_session("s5")[1].logprobs[0])
+
+
+@pytest.mark.parametrize("metadata", [{}, {"task": 5}])
+def test_other_traces_under_the_same_name_are_noticed_and_stay(
+    source: TraceStore, target: TraceStore, metadata: dict[str, int]
+):
+    target.open_session("s5", metadata)
     target.add([trace_of("other", "s5")]).result()
     with pytest.raises(StoreError, match="'s5' is not the same in the target as in the source"):
         copy_store(source, target, lambda _: None)
+    assert [trace.id for trace in target.by_session("s5")] == ["other"]
+    assert target.session("s5").metadata == metadata  # type: ignore[union-attr]
+
+
+def test_a_trace_that_was_replaced_since_is_copied_again(source: TraceStore, target: TraceStore):
+    copy_store(source, target, lambda _: None)
+    again = trace_of("a", "s5", response_ids=[9], logprobs=[-9.0])
+    source.add([again]).result()
+    assert copy_store(source, target, lambda _: None) == Copied(num_sessions=1, num_traces=1, num_skipped=69)
+    assert target.by_session("s5") == [again]

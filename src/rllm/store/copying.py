@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, TraceStore, session_pages
-from rllm.store.codec import column_text
+from rllm.store.codec import column_text, pack_floats
 from rllm.types import StepCredit, Trace
 
 R = TypeVar("R", Trace, StepCredit)
 
 _PAGE = 64
 """Sessions that are under way at once: they share commits."""
+_FLOATS = ("logprobs", "trainer_logprobs")
+"""Fields of many numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +32,17 @@ class Copied:
 
 
 def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Copied], None]) -> Copied:
-    """Copy every session, oldest first. What is whole in the target already is skipped, so a copy may be begun again.
+    """Copy every session, oldest first. What is the same in the target already is skipped, so a copy may be begun again.
 
     Raises:
-        StoreError: if a session is not the same in the target afterwards: it had other traces under the same ids.
+        StoreError: if the target has other traces in a session of the same id, which stays as it is; or if one is not the
+            same afterwards.
     """
     copied = Copied()
     for page in session_pages(source, oldest_first=True, page_size=_PAGE):
-        missing = [info for info in page if not _is_whole(source, target, info)]
+        missing = [info for info in page if not _is_same(source, target, info)]
+        for info in missing:
+            _refuse_others(source, target, info)
         _copy(source, target, missing)
         for info in missing:
             _check(source, target, info)
@@ -50,13 +55,22 @@ def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Co
     return copied
 
 
-def _is_whole(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:
+def _is_same(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:
     found = target.session(info.id)
     return (
         found is not None
         and (found.num_traces, found.metadata) == (info.num_traces, info.metadata)
         and _as_held(target.credits(info.id)) == _as_held(source.credits(info.id))
+        and _as_held(target.by_session(info.id)) == _as_held(source.by_session(info.id))
     )
+
+
+def _refuse_others(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
+    """An interrupted copy has only traces of the source; any other belongs to whoever writes to the target."""
+    if found := target.by_session(info.id):
+        known = {column_text(trace.id) for trace in source.by_session(info.id)}
+        if any(column_text(trace.id) not in known for trace in found):
+            raise _differs(info)
 
 
 def _copy(source: TraceStore, target: TraceStore, sessions: list[SessionInfo]) -> None:
@@ -73,20 +87,33 @@ def _wait(writes: Iterable[Future[None]]) -> None:
 
 
 def _check(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
-    copied = _as_held(source.by_session(info.id)) == _as_held(target.by_session(info.id))
-    same = copied and _is_whole(source, target, info)
-    if not same and source.session(info.id) == info:  # else it was written to meanwhile: the next run copies the rest
-        raise StoreError(
-            f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
-            "session before; delete it there (`rllm traces delete`), or copy into an empty store"
-        )
+    # What was written to meanwhile is copied by the next run.
+    if not _is_same(source, target, info) and source.session(info.id) == info:
+        raise _differs(info)
+
+
+def _differs(info: SessionInfo) -> StoreError:
+    return StoreError(
+        f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
+        "session before; delete it there (`rllm traces delete`), or copy into an empty store"
+    )
 
 
 def _as_held(records: list[R]) -> list[R]:
-    """As every database holds them: what agents and servers write may have characters that PostgreSQL's columns have not."""
-    return [replace(record, **_texts_of(record)) for record in records]
+    """As every database holds them, and so that equal ones compare as equal."""
+    return [replace(record, **_held_fields(record)) for record in records]
 
 
-def _texts_of(record: Trace | StepCredit) -> dict[str, Any]:
+def _held_fields(record: Trace | StepCredit) -> dict[str, Any]:
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: column_text(value) for name, value in values.items() if isinstance(value, str)}
+    return {name: _held(value) for name, value in values.items() if isinstance(value, str | float) or name in _FLOATS}
+
+
+def _held(value: Any) -> Any:
+    """What agents and servers write may have characters that PostgreSQL's columns have not; and a number that is none, which
+    SQLite's have not, equals nothing, not even itself."""
+    if isinstance(value, str):
+        return column_text(value)
+    if isinstance(value, float):
+        return value if value == value else None
+    return value and pack_floats(value)
