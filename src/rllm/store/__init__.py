@@ -50,7 +50,8 @@ def path_of(url: str) -> str | None:
     if url in _MEMORY or (scheme in ("postgres", "postgresql") and rest.startswith("//")):
         return None
     if separator and rest.startswith("//") and scheme != "sqlite":
-        raise ConfigError(f"store={url!r}: there is no {scheme!r} trace store in this version: {_FORMS}")
+        shown = f"{scheme}://..." if "@" in url else url  # where a password may be
+        raise ConfigError(f"store={shown!r}: there is no {scheme!r} trace store in this version: {_FORMS}")
     path = url
     if scheme == "sqlite" and separator:
         if not rest.startswith("///"):
