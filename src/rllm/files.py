@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,23 @@ from typing import IO, Any
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file in one step."""
+    path = place_of(path)
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8")
     flush(new)
     new.replace(path)
     flush(path.parent)
+
+
+def place_of(path: Path) -> Path:
+    """Where a new file has to be put to be found by this path: where its links lead.
+
+    Raises:
+        OSError: if a device or a pipe is there, which a file would take the place of.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
+    return Path(os.path.realpath(path))
 
 
 def flush(path: Path) -> None:

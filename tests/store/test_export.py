@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +51,27 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
     assert path.read_text() == "old"
     with pytest.raises(ConfigError, match="No such file or directory"):
         export_traces(TRACES, tmp_path / "nowhere" / "out.jsonl", "jsonl")
+
+
+def test_an_export_takes_no_device_s_place(tmp_path: Path):
+    """Whoever may replace `/dev/stdout` by a file has nobody to stop him."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "out"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(ConfigError, match=r"cannot be written \(it is no file, but a device or a pipe\): choose"):
+            export_traces(TRACES, path, "jsonl")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "pipe"]
+    assert pipe.is_fifo()
+
+
+def test_an_export_to_a_link_is_where_it_leads(tmp_path: Path):
+    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "link.jsonl").symlink_to("real.jsonl")
+    assert export_traces(TRACES, tmp_path / "link.jsonl", "jsonl") == len(TRACES)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert len((tmp_path / "real.jsonl").read_text().splitlines()) == len(TRACES)
 
 
 def test_an_export_of_what_cannot_be_read_leaves_nothing(tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.files import flush
+from rllm.files import flush, place_of
 from rllm.store.codec import any_to_json, plain_text
 from rllm.types import Trace
 
@@ -33,17 +33,19 @@ def export_traces(traces: Iterable[Trace], path: Path, kind: Format) -> int:
         MissingDependencyError: if Parquet is asked for and `pyarrow` is not installed.
     """
     write: Callable[[Iterable[Trace], Path], int] = {"jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
-    new = path.with_name(f"{path.name}.new")
     try:
-        count = write(traces, new)
-        flush(new)
-        new.replace(path)
+        place = place_of(path)
+        new = place.with_name(f"{place.name}.new")
+        try:
+            count = write(traces, new)
+            flush(new)
+            new.replace(place)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
         ) from error
-    finally:
-        new.unlink(missing_ok=True)
     return count
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.files import flush
+from rllm.files import flush, place_of
 from rllm.ids import new_id
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.history import TOOLS_KEY, was_learnable
@@ -151,13 +151,14 @@ def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def _whole(path: Path, write: Callable[[Path], int]) -> int:
-    new = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = place_of(path)
+        new = place.with_name(f"{place.name}.new")
         try:
             count = write(new)
             flush(new)
-            new.replace(path)
+            new.replace(place)
         finally:
             new.unlink(missing_ok=True)
     except OSError as error:
