@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -255,6 +258,63 @@ def test_a_row_that_is_being_read_stays_as_it_is(tmp_path: Path) -> None:
         file.write('{"step":1,"b":2}\n')
     assert metrics.rows() == [{"step": 1, "a": 1, "b": 2}]
     assert row == {"step": 1, "a": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step":"2"}',
+        '{"step":1e400}',
+        '{"step":2,"timing/step_s":"abc","policy/weight_version":"x","rollout/reward":[1]}',
+        '{"step":2,"timing/step_s":{},"policy/weight_version":{}}',
+        '{"step":2,"timing/step_s":1,"rollout/reward":1.7e308,"eval/reward":-1.7e308}',
+        "[1]",
+        "\0\0",
+    ],
+)
+def test_a_damaged_line_of_metrics_harms_no_page(look: Client, tmp_path: Path, line: str) -> None:
+    folder = large_run(tmp_path / "run", num_episodes=4)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{line}\n{{"step":3,"timing/step_s":1}}\n')
+    client = look(tmp_path)
+    for path in ("/", "/run/run", "/run/run/step/2", "/run/run/pulse.json"):
+        assert client.get(path).status_code in (200, 404)
+    assert client.get("/run/run/pulse.json").json()["step"] == 3
+
+
+@pytest.mark.parametrize("config", ["store: {backend: s3}", "store: 7", "store: redis://somewhere/0", "store: null"])
+def test_a_folder_of_another_program_hides_no_run(look: Client, tmp_path: Path, config: str) -> None:
+    """Which has a `config.yaml`, too."""
+    large_run(tmp_path / "run", num_episodes=4)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.yaml").write_text(config)
+    client = look(tmp_path)
+    assert 'href="/run/run"' in client.get("/").text
+    assert client.get("/run/other").status_code == 200
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """One of a user who is not root, as that user: root may read everything."""
+    folder, is_root = Path(tempfile.mkdtemp()), os.geteuid() == 0
+    if is_root:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+    yield folder
+    if is_root:
+        os.seteuid(0)
+    (folder / "hidden").chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def test_what_may_not_be_read_hides_no_run(look: Client, shared_folder: Path) -> None:
+    for name in ("run", "unread", "hidden"):
+        large_run(shared_folder / name, num_episodes=4)
+    (shared_folder / "unread/metrics.jsonl").chmod(0)
+    (shared_folder / "hidden").chmod(0)
+    client = look(shared_folder)
+    assert 'href="/run/run"' in client.get("/").text
+    assert [client.get(f"/run/{name}").status_code for name in ("run", "unread", "hidden")] == [200, 200, 404]
 
 
 def test_a_database_in_use_is_read_meanwhile(look: Client, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 8, 8, 20
 MAX_POINTS = 90
 """Points up to which each is a link of its own; with more the lines are enough, and their steps are listed below."""
 _MAX_ON_A_LINE = 420
+_GREATEST = 1e300
+"""Beyond it nothing can be drawn: what lies between two such values is no number any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +251,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _within(values: Sequence[tuple[int, float]], first: int | None, last: int | None) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in values if math.isfinite(value) and _is_within(step, first, last)]
+    return [(step, value) for step, value in values if abs(value) < _GREATEST and _is_within(step, first, last)]
 
 
 def _is_within(step: int, first: int | None, last: int | None) -> bool:

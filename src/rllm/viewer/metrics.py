@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +26,8 @@ class MetricsFile:
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
-        """Everything that was logged so far. A line that is still being written, or was torn off, is not there yet."""
+        """Everything that was logged so far. A line that is still being written, or was torn off, is not there yet; nor is
+        anything where the file may not be read."""
         with self._lock:
             try:
                 found = self.path.stat()
@@ -34,7 +36,8 @@ class MetricsFile:
             if found.st_ino != self._inode or found.st_size < self._offset:
                 self._offset, self._inode, self._rows = 0, found.st_ino, {}
             if found.st_size > self._offset:
-                self._read_on()
+                with suppress(OSError):
+                    self._read_on()
             return [self._rows[step] for step in sorted(self._rows)]
 
     def _read_on(self) -> None:
@@ -50,9 +53,11 @@ class MetricsFile:
         try:
             told = orjson.loads(line)
             step = int(told["step"])
-        except (ValueError, KeyError, TypeError):
+            numbers = {name: value for name, value in told.items() if value is None or isinstance(value, int | float)}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return  # a line that a crash left behind
-        self._rows[step] = {**self._rows.get(step, {}), **told}  # a new row, since somebody may be reading the old one
+        # A new row, since somebody may be reading the old one.
+        self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
 
 
 def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:

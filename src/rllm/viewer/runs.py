@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ class Run:
     @property
     def store_url(self) -> str:
         """Where the traces are."""
-        return self._store_url or self.setting("store") or str((self.folder or Path()) / "traces.db")
+        told = self._store_url or self.setting("store")
+        return told if told and isinstance(told, str) else str((self.folder or Path()) / "traces.db")
 
     @property
     def rollouts(self) -> Rollouts:
@@ -143,10 +145,10 @@ class Run:
     def changed_at(self) -> float:
         """When something was last written, in Unix seconds; 0 where that is not known."""
         paths = [self.folder / "metrics.jsonl"] if self.folder else []
-        if (database := _file_of(self.store_url)) is not None:
-            paths += [database, database.with_name(f"{database.name}-wal")]
-        found = (path.stat() for path in paths if path.exists())
-        return max((item.st_mtime for item in found if item.st_size), default=0.0)  # a reader makes an empty -wal
+        with suppress(ConfigError):  # the pages that need the store tell it
+            if (database := _file_of(self.store_url)) is not None:
+                paths += [database, database.with_name(f"{database.name}-wal")]
+        return max(map(_changed_at, paths), default=0.0)
 
     @property
     def evaluated(self) -> Evaluated | None:
@@ -238,7 +240,18 @@ def _question(trace: Trace) -> str:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in MARKS)
+    try:
+        return any((folder / name).is_file() for name in MARKS)
+    except OSError:
+        return False  # it is somebody else's, and may not be looked into
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0.0
+    return found.st_mtime if found.st_size else 0.0  # a reader makes an empty -wal
 
 
 def _file_of(url: str) -> Path | None:
