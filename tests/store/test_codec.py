@@ -126,6 +126,8 @@ class Hostile:
         ({("a", 1): np.int64(5)}, {"('a', 1)": 5}),
         ({"big": 2**70, "of": {2}, "hostile": Hostile()}, {"big": 2**70, "of": [2], "hostile": "<Hostile>"}),
         ("half \ud83e surrogate", "half \ud83e surrogate"),
+        ([float("nan"), float("-inf")], [None, None]),
+        ([float("nan"), float("-inf"), 2**70], [None, None, 2**70]),
     ],
 )
 def test_values_that_json_cannot_hold_are_kept_as_the_nearest_that_it_can(value: Any, kept: Any):

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,14 @@ def test_json_lines_have_every_field(tmp_path: Path):
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [Trace.from_dict(json.loads(line)) for line in lines] == TRACES
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.parametrize("words", ["whole", "half \ud83e"])
+def test_json_lines_are_json_whatever_they_hold(tmp_path: Path, words: str):
+    trace = trace_of(logprobs=[math.nan, -math.inf], response={"role": "assistant", "content": words})
+    export_traces([trace], tmp_path / "out.jsonl", "jsonl")
+    told = json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (told["logprobs"], told["response"]["content"]) == ([None, None], words)
 
 
 def test_parquet_has_ids_as_numbers_and_messages_as_json(tmp_path: Path):

@@ -7,6 +7,7 @@ a zlib stream, which `isal`, where it is installed, writes three times and reads
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 import zlib
@@ -288,6 +289,8 @@ def _text(value: object) -> str:
 
 def _plain(value: Any, levels: int) -> Any:
     """The value rebuilt from dictionaries with text keys, lists and scalars, at most so many levels deep."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # as orjson has it: JSON has no form for it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if levels == 0:
