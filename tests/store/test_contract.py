@@ -56,6 +56,24 @@ def test_a_trace_comes_back_as_it_went_in(store: TraceStore, trace: Trace):
     assert store.by_session(trace.session_id) == [trace]
 
 
+@pytest.mark.parametrize("odd", ["half \ud83e", "nul \0"])
+def test_what_has_odd_characters_in_its_name_is_found_by_it(store: TraceStore, odd: str):
+    """Which agents and servers choose: a database may hold an escape in their place."""
+    store.open_session(odd, {"of": "me"})
+    store.add([trace_of("before", odd, started_at=1.0)]).result()
+    store.add(
+        [trace_of(odd, odd, parent_id="before", model=odd, finish_reason=odd, error=odd, started_at=2.0)]
+    ).result()
+    store.annotate([credit_of(odd, session_id=odd, trajectory_name=odd, group_id=odd)]).result()
+    info = store.session(odd)
+    assert info is not None
+    assert (info.num_traces, info.metadata, info.number) == (2, {"of": "me"}, store.sessions()[0].number)
+    assert len(store.by_session(odd)) == len(store.by_session(info.id)) == 2
+    assert [trace.started_at for name in ("before", odd) if (trace := store.trace(odd, name))] == [1.0, 2.0]
+    assert (store.last_call_at(odd), store.session_of(odd), len(store.credits(odd))) == (2.0, info.id, 1)
+    assert store.delete(odd) == 2
+
+
 def test_the_last_call_of_a_session_is_the_one_that_began_last(store: TraceStore):
     calls = [trace_of("a", started_at=7.0), trace_of("b", started_at=9.5), trace_of("c", started_at=8.0)]
     store.add([*calls, trace_of("a", "other", started_at=20.0)]).result()

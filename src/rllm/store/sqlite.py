@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store import rows
+from rllm.store.codec import plain_text
 from rllm.store.rows import Row
 from rllm.store.schema import named, open_for_reading, open_for_writing
 from rllm.store.sql import SqlTraceStore
@@ -64,7 +65,7 @@ class SqliteTraceStore(SqlTraceStore):
 
     def _read(self, statement: str, *values: Any) -> list[Any]:
         with self._reader() as connection:
-            return connection.execute(statement, values).fetchall()
+            return _execute(connection, statement, values).fetchall()
 
     @property
     def _schema(self) -> int:
@@ -92,6 +93,16 @@ class SqliteTraceStore(SqlTraceStore):
 
     def _close_readers(self) -> None:
         _close_all(self._idle_readers)
+
+
+def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+    """With the escapes of what SQLite has no form for, which is half of a surrogate pair."""
+    try:
+        return connection.execute(statement, values)
+    except UnicodeEncodeError:
+        return connection.execute(
+            statement, [plain_text(value) if isinstance(value, str) else value for value in values]
+        )
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:
@@ -156,21 +167,22 @@ class SqliteConnection:
         self._connection = connection
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        return self._connection.execute(statement, values)
+        return _execute(self._connection, statement, values)
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
-        for chunk in _chunks([item for item in sessions.items() if item[1] is not None]):
+        held = {name: plain_text(name) for name in sessions}
+        for chunk in _chunks([(held[name], began) for name, began in sessions.items() if began is not None]):
             rows_of = ", ".join(["(?, ?)"] * len(chunk))
             self.execute(
                 f"INSERT INTO sessions (id, created_at) VALUES {rows_of} ON CONFLICT (id) DO NOTHING",
                 list(chain.from_iterable(chunk)),
             )
         seqs: dict[str, int] = {}
-        for names in _chunks(list(sessions)):
+        for names in _chunks(list(held.values())):
             seqs.update(
                 self.execute(f"SELECT id, seq FROM sessions WHERE id IN ({', '.join('?' * len(names))})", names)
             )
-        return seqs
+        return {name: seqs[held[name]] for name in sessions if held[name] in seqs}
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         found: dict[tuple[int, str, bytes], int] = {}
