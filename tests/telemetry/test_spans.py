@@ -15,7 +15,7 @@ from rllm.sdk import session, trajectory
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.tools.tool_base import Tool
-from rllm.types import Episode
+from rllm.types import Episode, Trace
 
 
 def add(a: int, b: int) -> int:
@@ -115,6 +115,22 @@ async def test_failures_tell_their_type_and_nothing_that_was_said(spans):
         ("invoke_agent agent", "InferenceError", "ERROR"),
     ]
     assert b"secret" not in b"".join(spans.requests)
+
+
+def test_half_a_character_in_a_name_costs_no_span(spans):
+    @trajectory(name="half \ud83e")
+    def agent():
+        return Tool(function=add)(1, 2).output
+
+    agent()
+    trace = Trace(
+        id="c", call_id="c", session_id="s\ud83e", model="m\ud83e", messages=[], response={}, finish_reason="\ud83e"
+    )
+    telemetry.record_call([trace])
+    assert spans.named("execute_tool add").attributes["gen_ai.tool.name"] == "add"
+    assert spans.named("invoke_agent half \\ud83e").attributes["gen_ai.agent.name"] == "half \\ud83e"
+    told = spans.named("chat m\\ud83e").attributes
+    assert (told["rllm.session_id"], told["gen_ai.response.finish_reasons"]) == ("s\\ud83e", ["\\ud83e"])
 
 
 async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):

@@ -73,7 +73,7 @@ class Tracing:
 
     def start(self, name: str, attributes: Mapping[str, Any]) -> OpenSpan:
         """A span as a part of what is going on here."""
-        return OpenSpan(self._tracer.start_span(name, attributes=_given(attributes)))
+        return OpenSpan(self._tracer.start_span(_text(name), attributes=_given(attributes)))
 
     @contextmanager
     def started(self, name: str, attributes: Mapping[str, Any]) -> Iterator[OpenSpan]:
@@ -97,7 +97,7 @@ class Tracing:
     ) -> None:
         first = traces[0]
         span = self._tracer.start_span(
-            f"{attributes['gen_ai.operation.name']} {first.model}".rstrip(),
+            _text(f"{attributes['gen_ai.operation.name']} {first.model}".rstrip()),
             context=_W3C.extract(headers, getter=default_getter) if headers else None,
             kind=trace.SpanKind.CLIENT,
             start_time=round(first.started_at * 1e9),
@@ -164,4 +164,15 @@ def _number(value: Any) -> float | None:
 
 
 def _given(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if value is not None}
+    return {name: _carried(value) for name, value in attributes.items() if value is not None}
+
+
+def _carried(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_carried(item) for item in value]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """Text that OTLP can carry: a span whose name has half of a surrogate pair would cost all that are exported with it."""
+    return text.encode("utf-8", "backslashreplace").decode()
