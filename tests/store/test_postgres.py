@@ -33,6 +33,20 @@ def test_an_empty_database_is_not_opened_for_reading_only(postgres_url: str):
         open_store(postgres_url, read_only=True)
 
 
+def test_a_user_who_may_make_no_schema_writes_to_the_one_that_was_made_for_him(postgres_url: str):
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "DROP ROLE IF EXISTS gateway; CREATE ROLE gateway LOGIN; CREATE SCHEMA rllm AUTHORIZATION gateway"
+        )
+    with open_store(postgres_url.replace("user=tester", "user=gateway")) as store:
+        store.add([trace_of()]).result()
+        assert store.by_session("s") == [trace_of()]
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning; DROP SCHEMA rllm CASCADE; DROP ROLE gateway")
+
+
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [

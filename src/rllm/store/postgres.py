@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
 from rllm.errors import ConfigError, MissingDependencyError, StoreError
 from rllm.store import rows
@@ -216,7 +216,8 @@ class _Server:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                 if not _has_tables(connection):
-                    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_NAMESPACE}")
+                    if not _is_there(connection, "to_regnamespace", _NAMESPACE):  # else one needs no right to make one
+                        connection.execute(f"CREATE SCHEMA {_NAMESPACE}")
                     connection.execute(_SCHEMA)
                     connection.execute("INSERT INTO version VALUES (%s)", [rows.SCHEMA])
                 while migration := _MIGRATIONS.get(_version(connection)):
@@ -255,7 +256,11 @@ def _reason(error: Exception) -> str:
 
 
 def _has_tables(connection: psycopg.Connection[TupleRow]) -> bool:
-    found = connection.execute("SELECT to_regclass(%s)", [f"{_NAMESPACE}.version"]).fetchone()
+    return _is_there(connection, "to_regclass", f"{_NAMESPACE}.version")
+
+
+def _is_there(connection: psycopg.Connection[TupleRow], look: LiteralString, name: str) -> bool:
+    found = connection.execute(f"SELECT {look}(%s)", [name]).fetchone()
     return found is not None and found[0] is not None
 
 
