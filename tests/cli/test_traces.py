@@ -86,6 +86,16 @@ def test_one_call_is_shown_with_its_messages(store):
     assert json.loads(run("traces", "show", "a", "--json"))["logprobs"] == [-0.5, -0.25]
 
 
+def test_a_call_is_shown_whatever_was_said_in_it(store):
+    """Agents send what they like, and the odd server answers likewise."""
+    odd = {"role": "assistant", "content": 7, "tool_calls": ["x", {"function": "add"}, {"function": {"name": "sub"}}]}
+    with open_store(str(store)) as opened:
+        opened.add([trace_of("odd", "third", messages=["hello", {"content": [1]}, odd], response=odd)]).result()
+    for arguments in (["third"], ["third", "odd"], ["odd"]):
+        assert "7 [calls ?] [calls ?] [calls sub]" in run("traces", "show", *arguments)
+    assert "hello" in run("traces", "show", "odd")
+
+
 def test_traces_are_exported(store, tmp_path):
     assert run("traces", "export", "all.jsonl") == "3 traces written to all.jsonl\n"
     lines = (tmp_path / "all.jsonl").read_text().splitlines()

@@ -17,7 +17,8 @@ from rllm.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from rllm.store.base import SessionInfo, TraceStore
-    from rllm.types import Message, Trace
+    from rllm.types import Trace
+    from rllm.viewer.messages import Said
 
 traces = typer.Typer(
     name="traces", cls=PlainGroup, help="List, show, export and delete captured calls.", no_args_is_help=True
@@ -57,6 +58,9 @@ def show(
     """Show the calls of a session, or one of them with its messages."""
     from rich.text import Text
 
+    from rllm.store.codec import plain_text
+    from rllm.viewer.messages import said
+
     with open_existing(url) as store:
         if trace is None and store.session(session) is None and (owner := store.session_of(session)) is not None:
             session, trace = owner, session
@@ -72,7 +76,8 @@ def show(
         return
     console.print(_table_of(calls))
     for message in [*calls[0].messages, calls[0].response]:
-        console.print(Text.assemble((str(message.get("role", "")), "bold"), "  ", _words_of(message)))
+        told = said(message)
+        console.print(Text.assemble((plain_text(told.role), "bold"), "  ", _words_of(told)))
 
 
 def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
@@ -142,21 +147,23 @@ def _table_of(calls: list[Trace]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from rllm.viewer.messages import said
+
     table = Table("call", "model", "tokens", "version", "ended", "answer")
     for call in calls:
         ended = call.error or call.finish_reason or ""
         version = "" if call.weight_version is None else str(call.weight_version)
         size = f"{len(call.prompt_ids)} + {len(call.response_ids)}"
-        table.add_row(Text(call.id), Text(call.model), size, version, Text(ended), Text(_words_of(call.response)[:80]))
+        table.add_row(
+            Text(call.id), Text(call.model), size, version, Text(ended), Text(_words_of(said(call.response))[:80])
+        )
     return table
 
 
-def _words_of(message: Message) -> str:
+def _words_of(told: Said) -> str:
     from rllm.store.codec import plain_text
-    from rllm.types import text_of
 
-    tools = [str((call.get("function") or {}).get("name")) for call in message.get("tool_calls") or []]
-    return plain_text(" ".join([text_of(message), *(f"[calls {name}]" for name in tools)]).strip())
+    return plain_text(" ".join([told.text, *(f"[calls {name}]" for name, _ in told.tools)]).strip())
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
