@@ -100,14 +100,14 @@ def test_traces_are_exported(store, tmp_path):
     assert run("traces", "export", "all.jsonl") == "3 traces written to all.jsonl\n"
     lines = (tmp_path / "all.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["a", "b", "c"]
-    run("traces", "export", "some.parquet", "--session", "second")
+    run("traces", "export", "some.parquet", "--session", "second", "--session", "second")
     assert pq.read_table(tmp_path / "some.parquet").column("id").to_pylist() == ["c"]
     run("traces", "export", "some.txt", "--format", "jsonl")
     assert len((tmp_path / "some.txt").read_text().splitlines()) == 3
 
 
 def test_sessions_are_deleted(store):
-    assert run("traces", "delete", "first") == "1 session with 2 traces deleted\n"
+    assert run("traces", "delete", "first", "first") == "1 session with 2 traces deleted\n"
     with open_store(str(store), read_only=True) as opened:
         assert [info.id for info in opened.sessions()] == ["second"]
 

@@ -107,7 +107,7 @@ def export(
     if chosen not in ("jsonl", "parquet"):
         raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: say which with --format")
     with open_existing(url) as store:
-        sessions = [_known(store, name) for name in session] if session else None
+        sessions = [_known(store, name) for name in dict.fromkeys(session)] if session else None
         count = export_traces(_every_trace(store, sessions), path, chosen)  # type: ignore[arg-type]
     print(f"{counted(count, 'trace')} written to {path}")
 
@@ -121,9 +121,8 @@ def delete(
     from rllm.store.retention import delete_sessions
 
     with open_existing(url, read_only=False) as store:
-        for name in session:
-            _known(store, name)  # all of them, before anything is deleted
-        pruned = delete_sessions(store, session)
+        known = [_known(store, name).id for name in dict.fromkeys(session)]  # all of them, before anything is deleted
+        pruned = delete_sessions(store, known)
     print(f"{pruned} deleted")
 
 
