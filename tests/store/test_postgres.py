@@ -200,6 +200,18 @@ def test_a_server_that_is_restarted_loses_nothing(postgres: Any, postgres_url: s
         assert [trace.id for trace in store.by_session("s")] == ["before", "during 0", "during 1", "during 2"]
 
 
+def test_a_host_that_vanishes_is_noticed_in_time(postgres: Any, postgres_url: str):
+    """The kernel, left to itself, asks a silent one after two hours, and writes to it for a quarter of one."""
+    from rllm.store.postgres import PostgresTraceStore
+
+    with PostgresTraceStore(f"{postgres_url}&keepalives_count=9", timeout_s=60.0) as store:
+        connection = store.server.connect()
+        told = connection.info.get_parameters()
+        connection.close()
+    assert (told["tcp_user_timeout"], told["keepalives_idle"], told["keepalives_interval"]) == ("60000", "30", "10")
+    assert told["keepalives_count"] == "9"
+
+
 def test_without_psycopg_the_extra_is_named(tmp_path: Path):
     (tmp_path / "psycopg.py").write_text("raise ImportError('none here')")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rllm.store; rllm.store.open_store('postgresql://h/d')"

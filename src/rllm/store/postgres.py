@@ -186,11 +186,14 @@ class _Server:
         if "@" in host[1:] + database:  # a part of the password; an abstract socket's name begins with one
             raise _unreadable("there is a second @ in it, or a / before the @")
         self.name = f"'postgresql://{host}/{database}'"  # never the password
+        self._liveness = {name: value for name, value in _liveness(timeout_s).items() if name not in parts}
 
     def connect(self) -> psycopg.Connection[TupleRow]:
         """Raises `StoreError` if the server does not let us in."""
         try:
-            connection = psycopg.connect(self._url, autocommit=True, connect_timeout=max(2, int(self.timeout_s)))
+            connection = psycopg.connect(
+                self._url, autocommit=True, connect_timeout=max(2, int(self.timeout_s)), **self._liveness
+            )
             connection.execute(
                 f"SET search_path = {_NAMESPACE}; SET synchronous_commit = on; "
                 f"SET lock_timeout = {int(1000 * self.timeout_s)}"
@@ -240,6 +243,16 @@ class _Server:
     def named(self, error: Exception) -> StoreError:
         remedy = "check that the server runs, has room on its disk, and lets this user write"
         return StoreError(f"trace store {self.name}: {_one_line(error)}: {remedy}")
+
+
+def _liveness(timeout_s: float) -> dict[str, Any]:
+    """libpq's parameters by which a host that has vanished, and will never say so, is noticed in that time."""
+    probes = {"keepalives_idle": timeout_s / 2, "keepalives_interval": timeout_s / 6}
+    return {
+        "tcp_user_timeout": int(1000 * timeout_s),
+        "keepalives_count": 3,
+        **{name: max(1, int(seconds)) for name, seconds in probes.items()},
+    }
 
 
 def _unreadable(reason: str) -> ConfigError:
