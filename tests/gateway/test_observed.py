@@ -5,6 +5,7 @@ They are made once the answer has left, so a test stops the gateway before it lo
 
 import json
 import logging
+import sys
 import threading
 
 import httpx
@@ -68,6 +69,17 @@ def test_a_call_that_fails_is_a_warning(serve, lines):
     assert (broken["status"], broken["finish_reasons"], broken["level"]) == (200, ["error"], "warning")
     assert (refused["status"], refused["dialect"], refused["level"]) == (400, "messages", "warning")
     assert (len(refused["trace_ids"]), refused["usable"]) == (1, False)
+
+
+def test_a_line_is_written_whatever_is_in_it():
+    """Such as the name of a file whose bytes are no text."""
+    try:
+        open("/nowhere/half \udc83")  # noqa: PTH123, SIM115
+    except OSError as error:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "no %s", (error.filename,), sys.exc_info())
+    line = json.loads(JsonFormatter().format(record))
+    assert line["message"] == "no /nowhere/half \\udc83"
+    assert "FileNotFoundError" in line["exception"]
 
 
 def test_without_the_setting_no_call_is_logged(serve, lines):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from rllm.store.codec import plain_text
+
 if TYPE_CHECKING:
     from rllm.gateway.observed import ObservedCall
 
@@ -59,12 +61,12 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": plain_text(record.getMessage()),
         }
         fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
         line.update((name, value) for name, value in fields.items() if value is not None)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = plain_text(self.formatException(record.exc_info))
         return orjson.dumps(line, default=str).decode()
 
 
