@@ -100,17 +100,13 @@ def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     from rllm.backends.sampling.served import engine_on
-    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, serve_options, started_format
-    from rllm.errors import ConfigError
+    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, refuse_adapter, serve_options, started_format
     from rllm.gateway.upstream.served import upstream_of
-    from rllm.inference.local.loading import ADAPTER_FILE, load_tokenizer
+    from rllm.inference.local.loading import load_tokenizer
     from rllm.inference.vllm.command import vllm_command
     from rllm.inference.vllm_server import VLLMServer, free_port
 
-    if (Path(config.model.path) / ADAPTER_FILE).is_file():
-        raise ConfigError(
-            f"model={config.model.path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
-        )
+    refuse_adapter(config.model.path)
     config.vllm.sleep = "never"  # nobody trains beside it
     tokenizer = load_tokenizer(config.model.path).tokenizer
     tool_format = started_format(config, tokenizer)

@@ -140,6 +140,15 @@ def test_a_server_that_shares_a_gpu_leaves_the_trainer_room(tmp_path: Path) -> N
         assert "--enable-sleep-mode" in arguments
 
 
+def test_a_server_is_not_started_with_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    with pytest.raises(
+        ConfigError, match="is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR"
+    ):
+        check_serving(configured(tmp_path))
+
+
 def test_a_server_is_joined(tmp_path: Path) -> None:
     with endpoint(models=["ours"]) as url:
         settings = ["model.engine=vllm", f"vllm.url={url}", f"run_dir={tmp_path}"]

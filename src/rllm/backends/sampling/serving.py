@@ -15,7 +15,7 @@ from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError
 from rllm.inference.capabilities import check_trainable
-from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, load_tokenizer
+from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, is_adapter, load_tokenizer
 from rllm.inference.vllm.command import ServeOptions, vllm_command
 from rllm.inference.vllm.handover import choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
@@ -45,12 +45,24 @@ def check_serving(config: Any) -> None:
     if vllm.url is not None:
         refuse_changes(vllm, "vllm", _OF_A_START, "on a server that runs already; leave out vllm.url, or this")
     else:
+        refuse_adapter(config.model.path)
         vllm_command(vllm.command)
         serve_options(config, port=0)
     if _sleeps(config) and config.rollout.max_staleness:
         raise ConfigError(
             f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take turns, so "
             "rollouts cannot go on during updates: give the server GPUs of its own (vllm.devices=1), or use max_staleness=0"
+        )
+
+
+def refuse_adapter(path: str) -> None:
+    """
+    Raises:
+        ConfigError: if this is the folder of an adapter, which a server that is started takes for a model that is damaged.
+    """
+    if is_adapter(path):
+        raise ConfigError(
+            f"model={path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
         )
 
 
