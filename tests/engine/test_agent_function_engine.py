@@ -576,6 +576,20 @@ def test_the_environment_is_put_back(
     assert dict(os.environ) == before
 
 
+def test_engines_that_overlap_lead_to_the_one_that_is_left(
+    engine_of: Engine, gateway: GatewayServer, store: MemoryTraceStore, scripted: ScriptedEngine
+) -> None:
+    before = dict(os.environ)
+    with GatewayServer(MemoryTraceStore(), EngineUpstream(scripted, "policy")) as other:
+        first = engine_of(plain_agent).start()
+        second = AgentFunctionEngine(plain_agent, gateway=other, store=store).start()
+        assert os.environ["OPENAI_BASE_URL"] == f"{other.url}/v1"
+        first.stop()
+        assert os.environ["OPENAI_BASE_URL"] == f"{other.url}/v1"
+        second.stop()
+    assert dict(os.environ) == before
+
+
 async def test_an_engine_must_be_started(engine_of: Engine) -> None:
     with pytest.raises(ConfigError, match="with engine:"):
         await engine_of(plain_agent).rollout(Attempt(task={}, task_id="t"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -17,8 +18,8 @@ from rllm.engine.recorded import imposed
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
 from rllm.sdk.context import Session
-from rllm.sdk.propagation import environment, installed
-from rllm.sdk.variables import beside_own_keys
+from rllm.sdk.propagation import installed
+from rllm.sdk.variables import beside_own_keys, gateway_variables
 from rllm.threads import in_thread
 from rllm.types import Trace
 
@@ -155,17 +156,35 @@ async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
     return question() if at_once else await in_thread(question, name=name)
 
 
+_inside: list[str] = []
+"""The URLs of the gateways that this process is led to; those of several engines overlap as these come and go."""
+_own: dict[str, str | None] = {}
+"""What the variables that lead there were before."""
+_changing = threading.Lock()
+
+
 @contextmanager
 def _environment_of(url: str) -> Iterator[None]:
-    """The gateway's variables in this process."""
-    changes = beside_own_keys(environment(url), os.environ)
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    """The gateway's variables in this process. Of several gateways, those of the one that came last of all that are still there."""
+    with _changing:
+        _inside.append(url)
+        _lead()
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        with _changing:
+            _inside.remove(url)
+            _lead()
+
+
+def _lead() -> None:
+    own = {name: value for name, value in {**os.environ, **_own}.items() if value is not None}
+    led = beside_own_keys(gateway_variables(_inside[-1], inherited=own), own) if _inside else {}
+    for name in {*_own, *led}:
+        value = led.get(name, own.get(name))
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _own.clear()
+    _own.update({name: own.get(name) for name in led})
