@@ -269,6 +269,8 @@ def _result(task: asyncio.Task[Episode], label: str) -> Episode:
     except asyncio.CancelledError as error:
         # Nobody cancelled the task, so its own code did; passed on as it is, it would silently end the worker.
         raise AgentError(f"{label} was cancelled from within: a task that the agent awaited was cancelled") from error
+    except GeneratorExit as error:  # let through where the rollout itself was closed, which has no result
+        raise AgentError(f"{label} raised GeneratorExit: {first_line(error)}") from error
 
 
 def _where_it_was(task: asyncio.Task[Episode], label: str) -> BaseException | None:
