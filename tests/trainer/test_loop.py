@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -347,6 +348,20 @@ def test_an_agent_that_stops_the_event_loop_is_told_and_the_last_step_saved(run_
     run = run_trainer({"rollout": {"max_concurrent": 1}}, agent=agent, raises=RolloutError)
     assert "stopped the event loop (loop.stop()), which all rollouts share: let it return instead" in str(run.error)
     assert run.backend.saved_at == [1]
+
+
+def test_an_agent_whose_task_exits_harms_no_other_rollout(run_trainer: RunTrainer) -> None:
+    async def agent(word: str, base_url: str) -> float:
+        async def leave() -> None:
+            sys.exit(0)
+
+        if word == min(step_words(0)):
+            await asyncio.gather(leave(), asyncio.sleep(60))
+        return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
+
+    run = run_trainer({"num_steps": 2}, agent=agent)
+    assert run.steps == [1, 2]
+    assert run.lines[0]["rollout/num_failed"] == 3
 
 
 def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 
 import pytest
@@ -29,6 +30,61 @@ async def test_what_the_work_raises_is_raised_here() -> None:
 
     with pytest.raises(RolloutError, match="stopped the event loop"):
         run_anywhere(stop)
+
+
+def test_a_task_that_exits_is_heard_of_by_who_awaits_it_and_the_others_go_on() -> None:
+    async def leave(code: int) -> None:
+        sys.exit(code)
+
+    async def work() -> list[object]:
+        return [*await asyncio.gather(leave(0), leave(2), asyncio.sleep(0.01, "done"), return_exceptions=True)]
+
+    first, second, last = run_anywhere(work)
+    assert (repr(first), repr(second), last) == ("SystemExit(0)", "SystemExit(2)", "done")
+
+
+def test_work_that_exits_itself_ends() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        run_anywhere(leave)
+
+
+def test_ctrl_c_behind_a_task_that_exits_ends_the_work() -> None:
+    ended = False
+
+    async def work() -> None:
+        nonlocal ended
+        await asyncio.gather(asyncio.to_thread(sys.exit, 1), _exited(), return_exceptions=True)
+        try:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            ended = True
+
+    async def _exited() -> None:
+        sys.exit(1)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_anywhere(work)
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_handler_of_signals_that_exits_while_the_loop_waits_ends_the_work() -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGTERM]).start)
+        await asyncio.sleep(60)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    try:
+        with pytest.raises(SystemExit, match="5"):
+            run_anywhere(work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def test_ctrl_c_ends_the_work_before_it_is_raised() -> None:

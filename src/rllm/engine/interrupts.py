@@ -1,11 +1,13 @@
-"""What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; and Ctrl-C,
-once for what should end in order, and again for what should end now."""
+"""What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; one that exits in
+a task of its own, behind which the loop goes on; and Ctrl-C, once for what should end in order, and again for what should end
+now."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
+import traceback
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,8 +28,8 @@ def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
         RolloutError: if the loop was stopped before the work was done.
     """
     try:
-        with _kept_handler():
-            return asyncio.run(_hearing_once(work))
+        with _kept_handler(), asyncio.Runner() as runner:
+            return _run_through(work, runner)
     except RuntimeError as error:
         if str(error) != _STOPPED:
             raise
@@ -37,7 +39,33 @@ def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
         ) from error
 
 
-async def _hearing_once(work: Coroutine[Any, Any, T]) -> T:
+def _run_through(work: Coroutine[Any, Any, T], runner: asyncio.Runner) -> T:
+    begun: asyncio.Future[asyncio.Task[T]] = runner.get_loop().create_future()
+    try:
+        return runner.run(_hearing_once(work, begun))
+    except SystemExit as error:
+        ended = error
+    # Whoever awaits the task that exited hears of it, as a rollout does; asyncio has let it out of the loop besides.
+    task = begun.result()
+    while _is_of_a_callback(ended) and not task.done():
+        try:
+            return runner.get_loop().run_until_complete(task)
+        except SystemExit as error:
+            ended = error
+        except asyncio.CancelledError:  # as `Runner.run` does it
+            raise KeyboardInterrupt from None
+    raise ended
+
+
+def _is_of_a_callback(error: SystemExit) -> bool:
+    """Whether it comes out of a step of a task, and not of a handler of signals while the loop waits."""
+    return any(frame.f_code is asyncio.Handle._run.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+async def _hearing_once(work: Coroutine[Any, Any, T], begun: asyncio.Future[asyncio.Task[T]]) -> T:
+    task: asyncio.Task[T] | None = asyncio.current_task()
+    assert task is not None
+    begun.set_result(task)
     with on_ctrl_c(signal.getsignal(signal.SIGINT)):  # asyncio's own
         return await work
 
