@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -85,6 +86,38 @@ def test_a_handler_of_signals_that_exits_while_the_loop_waits_ends_the_work() ->
             run_anywhere(work)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_task_that_ignores_cancellation_does_not_keep_the_work_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rllm.engine.interrupts.CANCEL_GRACE_S", 0.01)
+    release, cleaned_up = threading.Event(), []
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async def tidy() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned_up.append(True)
+
+    async def work() -> str:
+        tasks.extend([asyncio.create_task(stubborn(), name="stubborn"), asyncio.create_task(tidy())])
+        await asyncio.sleep(0)
+        return "done"
+
+    tasks: list[asyncio.Task[None]] = []
+    rescue = threading.Timer(60.0, release.set)
+    rescue.start()
+    assert run_anywhere(work) == "done"
+    assert not release.is_set()
+    rescue.cancel()
+    assert cleaned_up
+    assert "task 'stubborn' ignores that it is cancelled, and is left behind" in caplog.text
 
 
 async def test_ctrl_c_ends_the_work_before_it_is_raised() -> None:

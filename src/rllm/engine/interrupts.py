@@ -1,10 +1,11 @@
 """What ends an event loop in the midst of its tasks: an agent that stops it, which becomes an error that says so; one that exits in
 a task of its own, behind which the loop goes on; and Ctrl-C, once for what should end in order, and again for what should end
-now."""
+now. And what would keep it from ending: a task that ignores that it is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import traceback
@@ -12,10 +13,12 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rllm.engine.runner import CANCEL_GRACE_S
 from rllm.errors import RolloutError
 from rllm.signals import on_ctrl_c
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _STOPPED = "Event loop stopped before Future completed."
 """What event loops say for it, asyncio's and uvloop's."""
@@ -40,21 +43,44 @@ def run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_through(work: Coroutine[Any, Any, T], runner: asyncio.Runner) -> T:
-    begun: asyncio.Future[asyncio.Task[T]] = runner.get_loop().create_future()
+    loop = runner.get_loop()
+    begun: list[asyncio.Task[T]] = []
     try:
         return runner.run(_hearing_once(work, begun))
     except SystemExit as error:
         ended = error
-    # Whoever awaits the task that exited hears of it, as a rollout does; asyncio has let it out of the loop besides.
-    task = begun.result()
-    while _is_of_a_callback(ended) and not task.done():
-        try:
-            return runner.get_loop().run_until_complete(task)
-        except SystemExit as error:
-            ended = error
-        except asyncio.CancelledError:  # as `Runner.run` does it
-            raise KeyboardInterrupt from None
-    raise ended
+        # Whoever awaits the task that exited hears of it, as a rollout does; asyncio has let it out of the loop besides.
+        while _is_of_a_callback(ended) and not begun[0].done():
+            try:
+                return loop.run_until_complete(begun[0])
+            except SystemExit as another:
+                ended = another
+            except asyncio.CancelledError:  # as `Runner.run` does it
+                raise KeyboardInterrupt from None
+        raise ended from None
+    finally:
+        for task in begun:
+            _end_tasks(loop, task)
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop, work: asyncio.Task[Any]) -> None:
+    """As `Runner.close` does it; but once the work has ended, whoever ignores that is left behind."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    try:
+        loop.run_until_complete(_ended(tasks, work))
+    finally:
+        for task in tasks - {work}:
+            if not task.done():
+                logger.warning("task %r ignores that it is cancelled, and is left behind", task.get_name())
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # it has been told
+                asyncio.tasks._unregister_task(task)
+
+
+async def _ended(tasks: set[asyncio.Task[Any]], work: asyncio.Task[Any]) -> None:
+    await asyncio.wait({work})
+    await asyncio.wait({work, *tasks}, timeout=CANCEL_GRACE_S)
 
 
 def _is_of_a_callback(error: SystemExit) -> bool:
@@ -62,10 +88,10 @@ def _is_of_a_callback(error: SystemExit) -> bool:
     return any(frame.f_code is asyncio.Handle._run.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-async def _hearing_once(work: Coroutine[Any, Any, T], begun: asyncio.Future[asyncio.Task[T]]) -> T:
+async def _hearing_once(work: Coroutine[Any, Any, T], begun: list[asyncio.Task[T]]) -> T:
     task: asyncio.Task[T] | None = asyncio.current_task()
     assert task is not None
-    begun.set_result(task)
+    begun.append(task)
     with on_ctrl_c(signal.getsignal(signal.SIGINT)):  # asyncio's own
         return await work
 
