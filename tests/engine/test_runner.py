@@ -184,15 +184,19 @@ async def test_a_rollout_that_ignores_cancellation_is_left_behind(
         async def rollout(self, attempt: Attempt) -> Episode:
             while not release.is_set():
                 try:
-                    await release.wait()
+                    await self.wait_on_and_on()
                 except asyncio.CancelledError:
                     continue
             return Episode()
+
+        async def wait_on_and_on(self) -> None:
+            await release.wait()
 
     with caplog.at_level(logging.ERROR):
         (episode,) = await RolloutRunner(Stubborn(), timeout_s=0.05).run(attempts({}))
     assert episode.termination_reason is TerminationReason.TIMEOUT
     assert "ignores cancellation" in caplog.text
+    assert "in wait_on_and_on" in caplog.text
     release.set()
 
 

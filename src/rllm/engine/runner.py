@@ -296,7 +296,13 @@ def _places(stopped: BaseException | None) -> list[str]:
 
 
 def _stack_of(task: asyncio.Task[Episode]) -> str:
-    return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame)[-1:])
+    """The lines at which a task waits, outermost first; of a task that is suspended asyncio tells the first only."""
+    lines: list[str] = []
+    awaited: Any = task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        lines += traceback.format_stack(frame)[-1:]
+        awaited = awaited.cr_await
+    return "".join(lines)
 
 
 def is_transient(error: RolloutError) -> bool:
