@@ -295,6 +295,31 @@ async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engin
     assert [said(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
 
 
+@pytest.mark.parametrize("keeps", [["one", "x", "two"], ["one", "x"], ["x", "two"]])
+async def test_a_trajectory_has_its_calls_of_other_formats_between_its_chats(
+    engine_of: Engine, keeps: list[str]
+) -> None:
+    """Only chats are seen in our process; a step that its author takes out stays out."""
+
+    @trajectory(name="solver")
+    def solve(text: str) -> None:
+        with openai.OpenAI() as client:
+            ask(client, "one")
+            client.responses.create(model="policy", input=text)
+            ask(client, "two")
+
+    def agent(text: str) -> list[Trajectory]:
+        solved, other = solve(text), solve("y")
+        solved.steps = [step for step in solved.steps if step.model_response.lower() in keeps]
+        other.steps.clear()
+        solved.reward = other.reward = 1.0
+        return [solved, other]
+
+    (episode,) = await run(engine_of(agent), {"text": "x"})
+    assert said(episode.trajectories[0].steps) == [text.upper() for text in keeps]
+    assert said(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], "without any it has all"
+
+
 async def test_what_a_function_had_done_when_it_raised_stays_on_its_record(engine_of: Engine) -> None:
     @trajectory(name="solver")
     def solve(text: str) -> None:

@@ -78,7 +78,7 @@ class AgentFunctionEngine:
         traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         if not traces and _learns(episode):
             raise CaptureError(self._why_nothing_was_captured(session))
-        return complete(episode, attempt, traces)
+        return complete(episode, attempt, traces, seen=session.llm_calls)
 
     async def _call(self, attempt: Attempt, base_url: str) -> Any:
         """What the function returns; a sync function that returns an awaitable counts as async."""

@@ -127,7 +127,7 @@ class AgentWorkflowEngine:
                 raise
             self._check(workflow, episode, attempt)
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
-        return complete(episode, attempt, traces)
+        return complete(episode, attempt, traces, seen=session.llm_calls)
 
     def _check(self, workflow: Workflow, episode: Any, attempt: Attempt) -> None:
         """Raise what ended the workflow too early; it may be tried again."""

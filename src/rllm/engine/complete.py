@@ -13,8 +13,8 @@ from rllm.types import REFERENCE_KEY, Episode, Step, Trace, Trajectory
 DEFAULT_NAME = "agent"
 
 
-def complete(episode: Episode, attempt: Attempt, traces: Sequence[Trace]) -> Episode:
-    """The same episode, identified and joined with its attempt's traces, which are in call order.
+def complete(episode: Episode, attempt: Attempt, traces: Sequence[Trace], *, seen: Sequence[Trace] = ()) -> Episode:
+    """The same episode, identified and joined with its attempt's traces, which are in call order; `seen` as for `join`.
 
     Raises:
         AgentError: if it cannot be told whose calls these are.
@@ -22,7 +22,13 @@ def complete(episode: Episode, attempt: Attempt, traces: Sequence[Trace]) -> Epi
     """
     _identify(episode, attempt)
     _drop_repeated(episode)
-    join(episode, traces, tokens_required=attempt.tokens_required, take_side_calls=attempt.side_calls)
+    join(
+        episode,
+        traces,
+        seen=seen,
+        tokens_required=attempt.tokens_required,
+        take_side_calls=attempt.side_calls,
+    )
     _warn_of_equal_names(episode)
     episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
     return episode

@@ -16,9 +16,15 @@ from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Message, Step, Trace, Trajec
 
 
 def join(
-    episode: Episode, traces: Sequence[Trace], *, tokens_required: bool = True, take_side_calls: bool = False
+    episode: Episode,
+    traces: Sequence[Trace],
+    *,
+    seen: Sequence[Trace] = (),
+    tokens_required: bool = True,
+    take_side_calls: bool = False,
 ) -> None:
-    """Give every trajectory its steps, and every step its tokens. `traces` are in call order.
+    """Give every trajectory its steps, and every step its tokens. `traces` are in call order; of these `@trajectory` has known
+    those that were `seen` to be made.
 
     What is trainable gets usable tokens or an error, if tokens are required; of the rest, what there is. Calls that an
     agent's program makes beside its task belong to no trajectory, unless a step names them or `take_side_calls` says so.
@@ -27,9 +33,11 @@ def join(
         AgentError: if it cannot be told whose calls these are.
         CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
     """
-    _give_steps(episode.trajectories, traces, set() if take_side_calls else side_calls(traces))
+    aside = set() if take_side_calls else side_calls(traces)
+    _give_steps(episode.trajectories, traces, aside)
     by_id = {trace.id: trace for trace in traces}
     _recognise(episode, by_id)
+    _add_unseen(episode.trajectories, traces, aside | {trace.id for trace in seen})
     for trajectory in episode.trajectories:
         if trajectory.trainable and tokens_required:
             _check_captured(trajectory, by_id)
@@ -105,7 +113,7 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
             continue
         uid = trajectory.info.get(SESSION_UID)
         if uid is not None:
-            calls = [trace for trace in traces if uid in trace.metadata.get(OWN_KEY, ())]
+            calls = _made_in(uid, traces)
         elif len(trajectories) == 1:
             calls = list(traces)
         else:
@@ -117,6 +125,24 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
         if len(taken) < len(calls):
             trajectory.info[NUM_SIDE_CALLS_KEY] = len(calls) - len(taken)
         trajectory.steps = [Step.from_trace(trace) for trace in taken]
+
+
+def _made_in(uid: str, traces: Sequence[Trace]) -> list[Trace]:
+    return [trace for trace in traces if uid in trace.metadata.get(OWN_KEY, ())]
+
+
+def _add_unseen(trajectories: Sequence[Trajectory], traces: Sequence[Trace], known: set[str]) -> None:
+    """Give a `@trajectory` that has steps those of its other calls, too: only chats are seen as they are made in this process, and
+    what was seen and is no step any more was taken out by its author."""
+    known = known.union(step.id for trajectory in trajectories for step in trajectory.steps)
+    place = {trace.id: number for number, trace in enumerate(traces)}
+    for trajectory in trajectories:
+        trajectory.steps = list(trajectory.steps)
+        for trace in _made_in(trajectory.info.get(SESSION_UID, ""), traces):
+            if trace.id in known or trace.error is not None:
+                continue
+            later = (n for n, step in enumerate(trajectory.steps) if place.get(step.id, -1) > place[trace.id])
+            trajectory.steps.insert(next(later, len(trajectory.steps)), Step.from_trace(trace))
 
 
 def _check_captured(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
