@@ -8,6 +8,7 @@ import pickle
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,7 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RLLMError
 from rllm.sdk import get_chat_client, get_chat_client_async, recording, session
 from rllm.sdk.context import Session
 
@@ -75,6 +76,30 @@ def test_a_session_with_a_base_url_draws_the_calls_there(server: ModelServer) ->
     assert server.received[0].headers["host"] == server.url.removeprefix("http://")
     assert str(copy.base_url) == f"{nowhere}/"
     copy.close()
+
+
+@pytest.mark.parametrize("nests", [False, True])
+def test_a_thread_that_outlives_its_rollout_calls_nobody(server: ModelServer, nests: bool) -> None:
+    """Least of all the server that the client would ask by itself, with a key that costs money."""
+    ended = threading.Event()
+    raised: list[BaseException] = []
+
+    def agent() -> None:
+        ended.wait(60)
+        with pytest.raises(RLLMError) as caught, session() if nests else nullcontext():
+            client.chat.completions.create(model="m", messages=user("secret"))
+        raised.append(caught.value)
+
+    with get_chat_client(base_url=server.base_url, max_retries=0) as client:
+        with Session(name="s", base_url=f"{server.url}/sessions/s/v1"):
+            thread = threading.Thread(target=agent)
+            thread.start()
+        ended.set()
+        thread.join()
+        assert server.received == []
+        assert "the rollout that this thread or task was begun in has ended" in str(raised[0])
+        client.chat.completions.create(model="m", messages=user("hello"))
+    assert len(server.received) == 1
 
 
 def test_every_choice_is_recorded(server: ModelServer) -> None:

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 import openai
 
-from rllm.errors import ConfigError
-from rllm.sdk.context import current_frame
+from rllm.errors import ConfigError, RLLMError
+from rllm.sdk.context import current_frame, has_outlived_rollout
 from rllm.sdk.recording import MODEL_CALLS, begin, finish, is_model_call
 
 _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
@@ -189,8 +189,15 @@ class _Tracker:
         return self
 
     def on_request(self, request: Any) -> Any:
+        if not is_model_call(request.method, request.url.path):
+            return
+        if self._use_proxy and has_outlived_rollout():
+            raise RLLMError(
+                f"{request.method} {request.url}: the rollout that this thread or task was begun in has ended, so its model calls are "
+                "no longer led to the gateway, and nobody wants them elsewhere"
+            )
         frame = current_frame()
-        if frame is None or not is_model_call(request.method, request.url.path):
+        if frame is None:
             return
         if self._use_proxy and frame.base_url is not None:
             _lead_to(frame.base_url, request)

@@ -100,8 +100,7 @@ class Session:
         return self._num_open > 0
 
     def __enter__(self) -> Session:
-        parent = current_frame()
-        frame = Frame.of(self, parent)
+        frame = Frame.of(self, _current.get() if has_outlived_rollout() else current_frame())
         self.name, self._session_uid_chain = frame.name, frame.uids
         with self._lock:
             self._num_open += 1
@@ -196,6 +195,14 @@ def current_frame() -> Frame | None:
     while frame is not None and not frame.session.is_open:
         frame = frame.parent
     return frame
+
+
+def has_outlived_rollout() -> bool:
+    """Whether this is a thread or task that was begun in a session with a gateway, and goes on although that has ended."""
+    frame = _current.get()
+    return frame is not None and any(
+        entered.session.base_url is not None and not entered.session.is_open for entered in frame
+    )
 
 
 def session(**metadata: Any) -> Session:
