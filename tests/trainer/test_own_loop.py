@@ -4,11 +4,16 @@ import asyncio
 import signal
 import sys
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from rllm.engine.interrupts import run_to_its_end
 from rllm.errors import RolloutError
+from rllm.trainer import own_loop
 from rllm.trainer.own_loop import run_anywhere
 
 
@@ -136,3 +141,28 @@ async def test_ctrl_c_ends_the_work_before_it_is_raised() -> None:
         run_anywhere(work)
     assert ended
     assert signal.getsignal(signal.SIGINT) is before
+
+
+async def test_ctrl_c_before_the_work_has_begun_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_begin, has_begun = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        has_begun.set()
+
+    def begin_late(stoppable: Coroutine[Any, Any, None]) -> None:
+        assert may_begin.wait(60)
+        run_to_its_end(stoppable)
+
+    def interrupted_once(outcomes: list[Future[None]]) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        may_begin.set()
+        wait(outcomes)
+
+    interrupted = threading.Event()
+    monkeypatch.setattr(own_loop, "run_to_its_end", begin_late)
+    monkeypatch.setattr(own_loop, "wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_anywhere(work)
+    assert not has_begun.is_set()

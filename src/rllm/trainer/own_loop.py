@@ -40,11 +40,14 @@ def _in_a_loop() -> bool:
 def _in_own_thread(work: Work[T]) -> T:
     outcome: Future[T] = Future()
     stops: list[Callable[[], object]] = []
+    is_stopped = threading.Event()
 
     async def stoppable() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         stops.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        if is_stopped.is_set():  # before there was anything to stop
+            raise asyncio.CancelledError
         return await work()
 
     def run() -> None:
@@ -60,6 +63,7 @@ def _in_own_thread(work: Work[T]) -> T:
             # Not `thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has come in its join.
             wait([outcome])
     except KeyboardInterrupt:  # only the main thread hears of Ctrl-C
+        is_stopped.set()
         for stop in stops:
             with suppress(RuntimeError):  # the loop has just ended
                 stop()
