@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.errors import RLLMError
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk import environment, run_program, run_program_async, session
@@ -255,3 +257,23 @@ def test_outside_of_a_rollout_a_program_gets_the_environment_as_it_is(monkeypatc
         done = run_program(["/bin/sh", "-c", "echo $OPENAI_BASE_URL"])
     assert done.stdout == "http://mine/v1\n"
     assert os.environ["OPENAI_BASE_URL"] == "http://mine/v1"
+
+
+async def test_a_thread_that_was_left_behind_starts_no_program(roll_out: Any, tmp_path: Path) -> None:
+    is_left, ended = threading.Event(), threading.Event()
+    raised: list[str] = []
+
+    def agent() -> None:
+        assert is_left.wait(60)
+        try:
+            run_program(["/usr/bin/touch", str(tmp_path / "late")])
+        except RLLMError as error:
+            raised.append(str(error))
+        ended.set()
+
+    (episode,) = await roll_out(agent, {}, timeout_s=0.05)
+    is_left.set()
+    assert ended.wait(60)
+    assert episode.failed
+    assert not (tmp_path / "late").exists()
+    assert "'/usr/bin/touch' is not started: the rollout that this thread or task was begun in has ended" in raised[0]

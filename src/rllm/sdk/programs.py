@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from rllm.sdk.context import Frame, current_frame
+from rllm.errors import RLLMError
+from rllm.sdk.context import Frame, current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.supervised import Argument, Limits, ProgramResult, run_supervised
 from rllm.sdk.variables import without_operators_keys
@@ -46,6 +47,7 @@ def run_program(
 
     Raises:
         ConfigError: if it cannot be started.
+        RLLMError: if this is a thread or task that goes on although its rollout has ended.
     """
     limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
     return _prepared(command, limits, cwd=cwd, env=env, input=input)(lambda: False)
@@ -65,6 +67,7 @@ async def run_program_async(
 
     Raises:
         ConfigError: if it cannot be started.
+        RLLMError: if this is a thread or task that goes on although its rollout has ended.
     """
     limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
     cancelled = threading.Event()
@@ -80,6 +83,11 @@ def _prepared(
     command: Sequence[Argument], limits: Limits, *, cwd: Argument | None, env: Mapping[str, Argument] | None, input: str
 ) -> Callable[[Callable[[], bool]], ProgramResult]:
     """The program, to be run in the session that is open now, until a function says that it is cancelled."""
+    if has_outlived_rollout():
+        raise RLLMError(
+            f"{_program(command)!r} is not started: the rollout that this thread or task was begun in has ended, and with it all that "
+            "it had started"
+        )
     frame = current_frame()
     variables = dict(os.environ)
     if frame is not None:
