@@ -179,6 +179,40 @@ def test_a_model_of_this_machine_is_judged_in_this_process(eval_work, policy, ru
     assert str(policy) in json.loads((eval_work / "out" / "evaluation.json").read_text())["model"]
 
 
+TWO_TURNS = """
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def agent(question, answer):
+    messages = [{"role": "user", "content": question}]
+    for _ in range(2):
+        response = client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+        said = {"role": "assistant", "content": response.choices[0].message.content}
+        messages += [said, {"role": "user", "content": "Again."}]
+    return 1.0
+"""
+
+
+def test_later_turns_are_prompted_as_the_gateway_is_told(eval_work, policy, runs, fails):
+    (eval_work / "my_agent.py").write_text(TWO_TURNS)
+    command = ["eval", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy)]
+    runs(*command, "--out", "exact")
+    runs(*command, "--out", "anew", "gateway.exact_turns=false")
+    assert go_on(eval_work / "exact") == [True, True]
+    assert False in go_on(eval_work / "anew")
+    assert "'exact_turns': False" in fails(*command, "--out", "exact", "gateway.exact_turns=false")[1]
+
+
+def go_on(folder):
+    """Whether the second call of each session begins with the tokens of the first."""
+    with open_store(str(folder / "traces.db"), read_only=True) as store:
+        pairs = [store.by_session(session.id) for session in store.sessions()]
+    known = [[*first.prompt_ids, *first.response_ids] for first, _ in pairs]
+    return [second.prompt_ids[: len(ids)] == ids for ids, (_, second) in zip(known, pairs, strict=True)]
+
+
 def test_a_server_without_token_ids_will_do(eval_work, server, runs):
     server.fault = "no_tokens"
     out, _ = runs(*arguments(server, "--upstream-kind", "openai"))

@@ -170,11 +170,17 @@ def _make_missing(
 
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
     settings = config.gateway
-    address = GatewayConfig(host=settings.host, port=settings.port, otel=settings.otel, shutdown_timeout_s=1.0)
+    listens = GatewayConfig(
+        host=settings.host,
+        port=settings.port,
+        exact_turns=settings.exact_turns,
+        otel=settings.otel,
+        shutdown_timeout_s=1.0,
+    )
     with (
         source.upstream as upstream,
         closing(open_store(str(evaluation.folder.path / "traces.db"))) as store,
-        GatewayServer(store, upstream, address) as gateway,
+        GatewayServer(store, upstream, listens) as gateway,
         AgentFunctionEngine(function, gateway=gateway, store=store) as engine,
         closing(EvaluationDisplay(console)) as display,
     ):
