@@ -109,6 +109,7 @@ def _identity(config: TrainConfig) -> dict[str, str]:
     """The model, told from another that is later put into the same folder, and the settings that change its answers."""
     settings = config.model.model_dump(exclude_defaults=True, exclude={"path", "device"})
     settings |= config.gateway.model_dump(exclude_defaults=True, include={"exact_turns"})
+    settings |= config.model_dump(exclude_defaults=True, include={"seed"})
     folder = Path(config.model.path).expanduser()
     if not folder.is_dir():
         return {"model": config.model.path, "model settings": str(settings)}
