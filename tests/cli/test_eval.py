@@ -320,9 +320,11 @@ def test_a_mistake_is_named_before_anything_is_asked(eval_work, server, fails, m
             "--model is missing: name a model folder or hub id, or a server with --base-url",
         ),
         (["--dataset", "tasks.jsonl", "--model", "./no-model"], "there is no such folder"),
+        (["--data", "tasks.jsonl", "--model", "m", "model.engine=vllm"], "model.engine='vllm' would have no effect"),
+        (["--data", "tasks.jsonl", "--model", "m", "model.lora_rank=8"], "because nothing is trained here"),
     ],
 )
-def test_what_is_missing_is_named(eval_work, fails, arguments, said):
+def test_what_is_missing_or_has_no_effect_is_named(eval_work, fails, arguments, said):
     code, errors = fails("eval", "my_agent.py:agent", *arguments)
     assert code == 2
     assert said in errors

@@ -81,6 +81,9 @@ def test_behind_a_gateway_with_its_tokenizer_turns_are_one_sequence(work, policy
         (["model", "model.pth=1"], "did you mean 'model.path'?"),
         (["model", "vllm.url=http://127.0.0.1:9/v1"], "rllm gateway --upstream"),
         (["model", "--host", "0.0.0.0"], "set an API key"),
+        ([".", "vllm.port=9"], "vllm.port=9 would have no effect without a server; set model.engine=vllm"),
+        ([".", "model.engine=vllm", "vllm.sleep=always"], "vllm.sleep='always' would have no effect"),
+        ([".", "model.lora_rank=8"], "model.lora_rank=8 would have no effect because nothing is trained here"),
     ],
 )
 def test_a_mistake_is_named(work, fails, arguments, said):

@@ -216,6 +216,8 @@ def _settings(
     pairs: Sequence[str], model: str | None, temperature: float | None, *, served: bool
 ) -> tuple[TrainConfig, dict[str, Any]]:
     """The settings of `rllm train` that matter here, and the sampling parameters to impose."""
+    from rllm.backends.refusals import refuse_changes
+    from rllm.cli.model_source import given_of_training
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import checked_sampling
     from rllm.trainer.config import load_config
@@ -234,6 +236,10 @@ def _settings(
             known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
             raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
     config = load_config(rest)
+    refuse_changes(config.model, "model", given_of_training(rest), "because nothing is trained here; leave it out")
+    if any(pair.startswith("model.engine=") for pair in rest):
+        why = "since the model answers in this process; start `rllm serve` with it, and name that with --base-url"
+        refuse_changes(config.model, "model", ["engine"], why)
     if model is not None:
         config.model.path = model
     if not served and not config.model.path:

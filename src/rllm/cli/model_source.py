@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
 
 _CHECK_TIMEOUT_S = 10.0
+_OF_TRAINING = ("lora_rank", "lora_alpha", "lora_targets", "gradient_checkpointing", "reference_offload")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,12 @@ def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
     return ModelSource(
         name=config.model.path, identity=_identity(config), upstream=_embedded_upstream(config, max_concurrent)
     )
+
+
+def given_of_training(pairs: Iterable[str]) -> list[str]:
+    """The settings of `model` among these that mean something only where it is trained."""
+    given = {pair.partition("=")[0] for pair in pairs}
+    return [name for name in _OF_TRAINING if f"model.{name}" in given]
 
 
 def key_of_server() -> str | None:

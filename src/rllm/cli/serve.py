@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
 
 _SECTIONS = ("model.", "vllm.", "seed=")
+_OF_UPDATES = ("sleep", "sync_dir", "largest_gap")
+"""Settings of a vLLM server that a trainer gives new weights."""
 
 
 def serve(
@@ -72,6 +74,8 @@ def _folder_of(model: str, checkpoint: str) -> str:
 
 
 def _config(path: str, settings: list[str]) -> TrainConfig:
+    from rllm.backends.refusals import refuse_changes
+    from rllm.cli.model_source import given_of_training
     from rllm.errors import ConfigError
     from rllm.inference.local.loading import check_source
     from rllm.trainer.config import load_config
@@ -84,6 +88,13 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
         raise ConfigError(
             f"vllm.url={config.vllm.url!r} runs already: put a gateway before it, with `rllm gateway --upstream`"
         )
+    why = "because nothing is trained here; leave it out"
+    refuse_changes(config.model, "model", given_of_training(settings), why)
+    given = [pair.partition("=")[0].removeprefix("vllm.") for pair in settings if pair.startswith("vllm.")]
+    if config.model.engine != "vllm":
+        refuse_changes(config.vllm, "vllm", given, "without a server; set model.engine=vllm, too")
+    else:
+        refuse_changes(config.vllm, "vllm", [name for name in given if name in _OF_UPDATES], why)
     check_source(config.model.path)
     return config
 
