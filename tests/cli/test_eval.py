@@ -171,12 +171,15 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(eval_work, server):
 
 
 def test_a_model_of_this_machine_is_judged_in_this_process(eval_work, policy, runs, fails):
-    more = ["--model", str(policy), "--n", "2", "--out", "out", "sampling.max_tokens=4", "--json"]
+    more = ["--model", str(policy), "--n", "2", "--out", "out", "--json"]
+    more += ["sampling.max_tokens=4", "sampling.min_p=1e-3"]
     printed, _ = runs("eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", *more)
     report = json.loads(printed)
     assert (report["num_rollouts"], report["num_failed"]) == (4, 0)
     assert 1 <= report["cost"]["sampled_tokens"] <= 4
-    assert str(policy) in json.loads((eval_work / "out" / "evaluation.json").read_text())["model"]
+    identity = json.loads((eval_work / "out" / "evaluation.json").read_text())
+    assert str(policy) in identity["model"]
+    assert json.loads(identity["sampling"]) == {"max_tokens": 4, "min_p": 0.001}
     code, errors = fails("eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", *more, "seed=1")
     assert (code, "model settings was {}, and is now {'seed': 1}" in errors) == (2, True)  # it has other answers
 

@@ -221,6 +221,7 @@ def _settings(
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import checked_sampling
     from rllm.trainer.config import load_config
+    from rllm.trainer.config.load import scalar
 
     ours = ("gateway.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
     sampling: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
@@ -228,7 +229,7 @@ def _settings(
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if key.startswith("sampling.") and separator:
-            sampling[key.removeprefix("sampling.")] = _scalar(text)
+            sampling[key.removeprefix("sampling.")] = scalar(text)
         elif pair.startswith(ours) or not separator:
             rest.append(pair)
         else:
@@ -245,16 +246,6 @@ def _settings(
     if not served and not config.model.path:
         raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
     return config, checked_sampling(sampling)
-
-
-def _scalar(text: str) -> Any:
-    """A number, boolean, null or list as in YAML; anything else is text."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
 
 
 def _identity_of(agent: str, reward: str | None) -> dict[str, str]:

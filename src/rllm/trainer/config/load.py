@@ -191,7 +191,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values = values[parent]
         if not isinstance(values, dict):
             raise ConfigError(f"{override!r}: {parent!r} is a value, not a section")
-    values[last] = text if _is_text((*parents, last)) and text != "null" else _scalar(text)
+    values[last] = text if _is_text((*parents, last)) and text != "null" else scalar(text)
 
 
 def _is_text(path: tuple[str, ...]) -> bool:
@@ -208,7 +208,8 @@ def _is_text(path: tuple[str, ...]) -> bool:
     return model in (str, str | None, Path | None)
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
+    """A number, boolean, null or list as in YAML; anything else is text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
