@@ -260,6 +260,12 @@ def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, ser
     assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
 
 
+def test_what_is_said_twice_is_named_and_an_option_counts(eval_work, server, runs, caplog):
+    runs(*arguments(server, "--out", "out", "--temperature", "0.5", "sampling.temperature=0.1"))
+    assert "sampling.temperature=0.1 and sampling.temperature=0.5 are both given: the last counts" in caplog.text
+    assert json.loads((eval_work / "out" / "evaluation.json").read_text())["sampling"] == '{"temperature":0.5}'
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "traces.db"])
 def test_a_folder_of_something_else_is_not_taken(eval_work, server, fails, name):
     (eval_work / "out").mkdir()

@@ -221,10 +221,12 @@ def _settings(
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import checked_sampling
     from rllm.trainer.config import load_config
-    from rllm.trainer.config.load import scalar
+    from rllm.trainer.config.load import scalar, tell_repeated
 
     ours = ("gateway.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
-    sampling: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
+    options = {"sampling.temperature": temperature, "model.path": None if served else model}
+    pairs = [*pairs, *(f"{key}={value}" for key, value in options.items() if value is not None)]
+    sampling: dict[str, Any] = {}
     rest = []
     for pair in pairs:
         key, separator, text = pair.partition("=")
@@ -236,13 +238,12 @@ def _settings(
             reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it means nothing here"
             known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
             raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
+    tell_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest
     config = load_config(rest)
     refuse_changes(config.model, "model", given_of_training(rest), "because nothing is trained here; leave it out")
     if any(pair.startswith("model.engine=") for pair in rest):
         why = "since the model answers in this process; start `rllm serve` with it, and name that with --base-url"
         refuse_changes(config.model, "model", ["engine"], why)
-    if model is not None:
-        config.model.path = model
     if not served and not config.model.path:
         raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
     return config, checked_sampling(sampling)

@@ -105,7 +105,7 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
     if not isinstance(source, TrainConfig):
         tell_misspelt(_all_keys())
         layers.append(Layer(name="environment", values=_applied(from_environment())))
-    _tell_repeated(overrides)
+    tell_repeated(overrides)
     layers.append(Layer(name=_OVERRIDES, values=_applied(overrides)))
     return layers
 
@@ -171,7 +171,7 @@ def _key_and_text(override: str) -> tuple[str, str]:
     return key, text
 
 
-def _tell_repeated(overrides: Iterable[str]) -> None:
+def tell_repeated(overrides: Iterable[str]) -> None:
     """Name the settings whose value a later one of the same key, or of their whole section, takes the place of."""
     seen: dict[str, str] = {}
     for key, text in map(_key_and_text, overrides):
