@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 
 from rich.console import Console
 
@@ -46,6 +47,17 @@ def test_reward_accuracy_speed_and_where_the_time_goes():
     assert "rollouts 3.0 s, update 1.2 s" in shown
     assert "2/4" in shown
     assert "stopped at step 2" in shown
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap():
+    shown = shown_after(
+        under_way=UnderWay(),
+        during=lambda display: [
+            display.log(step, {"policy/nll": loss})
+            for step, loss in enumerate((2.0, math.nan, 1.0, math.inf, math.nan), 1)
+        ],
+    )
+    assert "nan  █ ▁" in shown
 
 
 def test_rollouts_that_run_and_those_that_are_stuck():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -138,11 +139,13 @@ def _by_step(values: Sequence[tuple[int, float]], form: str) -> str:
 
 
 def trend(values: Sequence[float], width: int = 40) -> str:
-    """The latest values as a line of bars; the lowest of them is the shortest."""
+    """The latest values as a line of bars, the lowest of them the shortest; where one is no finite number there is a gap."""
     shown = list(values)[-width:]
-    low, high = min(shown), max(shown)
+    finite = list(filter(math.isfinite, shown))
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
-    return "".join(_BARS[1 + round((value - low) / span * (len(_BARS) - 2))] for value in shown)
+    heights = (1 + round((value - low) / span * (len(_BARS) - 2)) if math.isfinite(value) else 0 for value in shown)
+    return "".join(_BARS[height] for height in heights)
 
 
 def conversation(episode: Episode) -> Group:
