@@ -8,8 +8,9 @@ from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.store.base import TraceStore
 from rllm.store.memory import MemoryTraceStore
-from rllm.trainer.explain import explain
-from rllm.types import Trace
+from rllm.trainer.explain import explain, latest_episodes
+from rllm.trainer.outcomes import outcome_of
+from rllm.types import OUTCOME_KEY, Episode, Trace, Trajectory
 from rllm.viewer.batches import advantages_in
 
 from .conftest import Run, RunTrainer
@@ -101,3 +102,15 @@ def test_a_session_is_as_good_as_its_episode(run: Run, store: TraceStore) -> Non
     with pytest.raises(ConfigError, match=r"episode='nothing:9' is not in the store; the latest there are \w+"):
         explain(store, "nothing:9")
     store.close()
+
+
+def test_a_role_of_several_trajectories_earned_their_mean() -> None:
+    paths = [("solver", 1.0), ("solver", 0.0), ("solver", None), ("judge", None)]
+    with MemoryTraceStore() as store:
+        episode = Episode(
+            task_id="t", session_id="s", trajectories=[Trajectory(name=name, reward=reward) for name, reward in paths]
+        )
+        about = {"task_id": "t", "index": 0, OUTCOME_KEY: outcome_of(episode, {})}
+        store.open_session("s", about).result()
+        (listed,) = latest_episodes(store, limit=1)
+        assert listed.rewards == explain(store, "t:0").rewards == {"solver": 0.5, "judge": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from rllm.errors import ConfigError
@@ -88,7 +89,7 @@ class ListedEpisode:
     step: int | None
     """As metrics count: that of the training step, or the steps that were done before an evaluation."""
     rewards: dict[str, float | None]
-    """By role; none of an episode that has not ended."""
+    """By role, the mean where one has several trajectories; none of an episode that has not ended."""
     error: str | None
     """The kind of error that it failed with; `unreadable` where what was noted of its end is of another form than ours."""
 
@@ -132,7 +133,11 @@ def _step_of(session: SessionInfo) -> int | None:
 def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
     """Rewards by role and the kind of error that an outcome tells, which may be of a program other than ours."""
     try:
-        rewards = {path["name"]: path.get("reward") for path in outcome.get("trajectories") or ()}
+        by_role: dict[str, list[float]] = {}
+        for path in outcome.get("trajectories") or ():
+            scored = by_role.setdefault(path["name"], [])
+            scored += [] if path.get("reward") is None else [path["reward"]]
+        rewards = {role: fmean(scored) if scored else None for role, scored in by_role.items()}
         return rewards, (outcome.get("error") or {}).get("type")
     except (KeyError, TypeError, AttributeError):
         return {}, "unreadable"
