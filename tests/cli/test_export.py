@@ -97,6 +97,10 @@ def test_the_merged_model_says_what_the_adapter_says(run):
     ("arguments", "said"),
     [
         (["export", "run"], "nothing to write"),
+        (["export", "run", "--html", "r.html", "--rewards", "new.jsonl"], "--rewards new.jsonl would have no effect"),
+        (["export", "run", "--model", "m", "--min-reward", "1"], "--min-reward 1.0 would have no effect"),
+        (["export", "run", "--html", "r.html", "--split", "eval"], "--split eval would have no effect"),
+        (["export", "run", "--chat", "c.jsonl", "--checkpoint", "best"], "--checkpoint best would have no effect"),
         (["export", ".", "--episodes", "e.jsonl"], "is the folder of no run and no evaluation; did you mean"),
         (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
         (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; name the folder of"),

@@ -43,6 +43,16 @@ def export(
 
     if not any((episodes, chat, model, adapter, html)):
         raise ConfigError("nothing to write: give --episodes, --chat, --model, --adapter or --html")
+    if not (episodes or chat):
+        chosen = {"--split": None if split == "all" else split, "--min-reward": min_reward, "--rewards": rewards}
+        if unused := next((f"{option} {value}" for option, value in chosen.items() if value is not None), None):
+            raise ConfigError(
+                f"{unused} would have no effect: it is for --episodes and --chat; give one, or leave it out"
+            )
+    if checkpoint != "latest" and not (model or adapter):
+        raise ConfigError(
+            f"--checkpoint {checkpoint} would have no effect: it is for --model and --adapter; give one, or leave it out"
+        )
     if episodes is not None:
         count = export_episodes(_chosen(run, split, min_reward, rewards), episodes)
         rows = ("trajectory", "trajectories") if episodes.suffix == ".parquet" else ("episode",)
