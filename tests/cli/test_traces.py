@@ -140,6 +140,7 @@ def test_a_store_is_copied_and_a_second_time_nothing(store):
         (["traces", "delete", "first", "nope"], "session='nope' is not in the store"),
         (["traces", "export", "out.csv"], "ends in neither .jsonl nor .parquet"),
         (["traces", "export", "no/folder/out.jsonl"], "cannot be written (No such file or directory)"),
+        (["traces", "export", "traces.db/out.jsonl"], "cannot be written (Not a directory)"),
         (["store", "migrate", "traces.db", "traces.db"], "both 'traces.db': name two stores"),
         (["store", "migrate", "nowhere.db", "copy.db"], "there is no such file"),
         (["store", "migrate", "traces.db", "."], "is a directory"),
