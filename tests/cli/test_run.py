@@ -92,6 +92,14 @@ def test_its_episode_is_json_on_stdout_and_in_a_file(run, work):
     assert "HI\nAGAIN\n" in done.stderr
 
 
+def test_a_file_that_cannot_be_written_costs_nothing_else(run):
+    done = run("--json", "--out", "/proc/episode.json", *asking("hi"))
+    assert done.returncode == 1
+    assert len(Episode.from_dict(json.loads(done.stdout)).trajectories[0].steps) == 1
+    assert "rllm run: 1 call in session" in done.stderr
+    assert "--out /proc/episode.json cannot be written" in done.stderr
+
+
 def test_a_session_that_is_gone_on_with_gives_only_what_is_new(run):
     run("--session", "mine", *asking("hi"))
     done = run("--session", "mine", *asking("again"))
@@ -221,6 +229,7 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
         (["--timeout", "0", "--", "ls"], "'--timeout': 0: use a number of seconds above 0"),
         (["--metadata", "task", "--", "ls"], "--metadata task: use KEY=VALUE"),
         (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
+        (["--out", ".", "--", "ls"], "--out .: it is a folder: name a file in it"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_remedy(fails, work, arguments, named):

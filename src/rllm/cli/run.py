@@ -91,6 +91,8 @@ def run(
     limits = Limits(timeout_s=timeout, max_output_bytes=max_output)
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: it is a folder: name a file in it")
     if gateway is not None and (unused := upstream or model or tokenizer):
         raise ConfigError(
             f"{unused!r} would have no effect: --gateway {gateway} has its own model; leave one of them out"
@@ -109,12 +111,23 @@ def run(
         _fail_without_calls(command, opened, done, code)
     episode = episode_of(name, command, done, traces)
     text = to_json(episode.to_dict()).decode()
-    if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
     if as_json:
         print(text, flush=True)
     print(summary(episode, traces, done, store=store if gateway is None else None), file=sys.stderr)
+    if out is not None:
+        _write(out, text)
     sys.exit(code)
+
+
+def _write(out: Path, text: str) -> None:
+    from rllm.errors import RLLMError
+
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RLLMError(
+            f"--out {out} cannot be written ({error.strerror or error}): name another file; the calls are kept all the same"
+        ) from error
 
 
 def _captured(
