@@ -228,6 +228,7 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
         (["--gateway", "http://127.0.0.1:9", "--model", "m", "--", "ls"], "'m' would have no effect"),
         (["--timeout", "0", "--", "ls"], "'--timeout': 0: use a number of seconds above 0"),
         (["--metadata", "task", "--", "ls"], "--metadata task: use KEY=VALUE"),
+        (["--gateway", "http://127.0.0.1:9", "--store", "my.db", "--", "ls"], "--store my.db would have no effect"),
         (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
         (["--out", ".", "--", "ls"], "--out .: it is a folder: name a file in it"),
     ],

@@ -97,6 +97,10 @@ def run(
         raise ConfigError(
             f"{unused!r} would have no effect: --gateway {gateway} has its own model; leave one of them out"
         )
+    if gateway is not None and store != DEFAULT_STORE:
+        raise ConfigError(
+            f"--store {store} would have no effect: --gateway {gateway} has its own store; leave one of them out"
+        )
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "command": shlex.join(command)}
     place = (
