@@ -24,6 +24,13 @@ def test_the_demo_learns(tmp_path, seed):
     assert {path.name for path in run.iterdir()} >= {"metrics.jsonl", "traces.db", "checkpoints", "config.yaml"}
 
 
+def test_a_run_keeps_its_seed(work, fails):
+    (work / "run").mkdir()
+    (work / "run" / "config.yaml").write_text("seed: 3\n")
+    code, errors = fails("demo", "--resume", "run", "--seed", "4")
+    assert (code, "--seed 4: the run in run was begun with 3; leave it out" in errors) == (2, True)
+
+
 def test_tasks_follow_from_the_seed_and_can_only_be_looked_up():
     [task] = tasks.shop_tasks(1, seed=3)
     assert [task] == tasks.shop_tasks(1, seed=3)

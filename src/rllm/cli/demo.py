@@ -32,7 +32,9 @@ NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Another seed gives other tasks and another run.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Another seed gives other tasks and another run.", show_default="0")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to go on from.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,15 +89,19 @@ class _FirstAndLast:
         """Nothing is held back."""
 
 
-def _config(seed: int, resume: Path | None) -> TrainConfig:
+def _config(seed: int | None, resume: Path | None) -> TrainConfig:
     from rllm.cli.resuming import begun_as
+    from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
     if resume is not None:
         begun_as("demo", {}, resume=resume)
         config = load_config(resume / "config.yaml")
+        if seed not in (None, config.seed):
+            raise ConfigError(f"--seed {seed}: the run in {resume} was begun with {config.seed}; leave it out")
         config.run_dir = resume
         return config
+    seed = seed or 0
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
     return load_config([*SETTINGS, f"seed={seed}", f"run_dir={run_dir}"])
 
