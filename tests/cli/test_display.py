@@ -6,10 +6,15 @@ import io
 import logging
 import math
 
+import yaml
 from rich.console import Console
 
 from rllm.cli.display import LiveDisplay
+from rllm.cli.training import display
 from rllm.engine.under_way import UnderWay
+from rllm.trainer.agent_trainer import AgentTrainer
+
+from .conftest import here
 
 
 class Clock:
@@ -58,6 +63,22 @@ def test_a_loss_that_is_no_number_leaves_a_gap():
         ],
     )
     assert "nan  █ ▁" in shown
+
+
+def test_a_run_that_is_gone_on_with_begins_where_it_was(work, policy):
+    begun = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
+    assert here(*begun, "num_steps=1", "rollout.group_size=2", "run_dir=run", cwd=work).returncode == 0
+    trainer = AgentTrainer(
+        agent_run_func=lambda question, answer: 0.0,
+        train_dataset="tasks.jsonl",
+        config={**yaml.safe_load((work / "run" / "config.yaml").read_text()), "num_steps": 3, "run_dir": "run"},
+        resume=True,
+    )
+    out = io.StringIO()
+    (shown,) = display(Console(file=out, force_terminal=True, width=100, color_system=None), trainer)
+    shown.close()
+    assert "1/3" in out.getvalue()
+    assert "stopped at step 1" in out.getvalue()
 
 
 def test_rollouts_that_run_and_those_that_are_stuck():

@@ -28,8 +28,10 @@ class LiveDisplay:
     """A tracker for a terminal: progress and time left, reward and its trend, held-out accuracy, where the time goes, and
     rollouts that are under way or stuck. Warnings are printed above it."""
 
-    def __init__(self, console: Console, num_steps: int, under_way: Callable[[], UnderWay] = UnderWay) -> None:
-        """`under_way` tells the rollouts that are being made now."""
+    def __init__(
+        self, console: Console, num_steps: int, under_way: Callable[[], UnderWay] = UnderWay, *, num_done: int = 0
+    ) -> None:
+        """`under_way` tells the rollouts that are being made now; `num_done` are the steps of earlier processes of the run."""
         self._num_steps = num_steps
         self._under_way = under_way
         self._warnings = _Warnings(console)
@@ -46,8 +48,8 @@ class LiveDisplay:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._progress.add_task("training", total=num_steps, completed=0)
-        self._done = 0
+        self._task = self._progress.add_task("training", total=num_steps, completed=num_done)
+        self._done = num_done
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=False)
         logging.getLogger("rllm").addHandler(self._warnings)
         self._live.start()

@@ -173,7 +173,7 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
     if not console.is_interactive:
         return []
     trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
-    return [LiveDisplay(console, trainer.config.num_steps, lambda: trainer.under_way)]
+    return [LiveDisplay(console, trainer.config.num_steps, lambda: trainer.under_way, num_done=trainer.steps_done)]
 
 
 def accuracies(run_dir: Path) -> list[float]:

@@ -181,6 +181,11 @@ class AgentTrainer:
         """The rollouts that are being made now; for displays."""
         return UnderWay() if self._runner is None else self._runner.under_way
 
+    @property
+    def steps_done(self) -> int:
+        """The training steps of earlier processes, which a run that is resumed goes on from; for displays."""
+        return self._start.steps_done
+
     def train(self) -> TrainResult:
         """Run the training to its end. May be called where an event loop is already running.
 
