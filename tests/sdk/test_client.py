@@ -102,6 +102,24 @@ def test_a_thread_that_outlives_its_rollout_calls_nobody(server: ModelServer, ne
     assert len(server.received) == 1
 
 
+def test_a_thread_that_outlives_its_rollout_may_begin_another(server: ModelServer) -> None:
+    ended = threading.Event()
+
+    def agent() -> None:
+        ended.wait(60)
+        with Session(name="second", base_url=f"{server.url}/sessions/second/v1"):
+            client.chat.completions.create(model="m", messages=user("hello"))
+
+    with get_chat_client(base_url="http://127.0.0.1:9/v1", max_retries=0) as client:
+        with Session(name="first", base_url=f"{server.url}/sessions/first/v1") as first:
+            thread = threading.Thread(target=agent)
+            thread.start()
+        ended.set()
+        thread.join()
+    assert [call.path for call in server.received] == ["/sessions/second/v1/chat/completions"]
+    assert first.num_begun == 0
+
+
 def test_every_choice_is_recorded(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         client.chat.completions.create(model="m", messages=user("hello"), n=3)

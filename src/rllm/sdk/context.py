@@ -100,7 +100,8 @@ class Session:
         return self._num_open > 0
 
     def __enter__(self) -> Session:
-        frame = Frame.of(self, _current.get() if has_outlived_rollout() else current_frame())
+        is_left_behind = self.base_url is None and has_outlived_rollout()
+        frame = Frame.of(self, _current.get() if is_left_behind else current_frame())
         self.name, self._session_uid_chain = frame.name, frame.uids
         with self._lock:
             self._num_open += 1
@@ -198,11 +199,11 @@ def current_frame() -> Frame | None:
 
 
 def has_outlived_rollout() -> bool:
-    """Whether this is a thread or task that was begun in a session with a gateway, and goes on although that has ended."""
-    frame = _current.get()
-    return frame is not None and any(
-        entered.session.base_url is not None and not entered.session.is_open for entered in frame
-    )
+    """Whether this is a thread or task that was begun in a session with a gateway, and goes on although that has ended. One that
+    has entered another such session meanwhile works for that."""
+    led = (entered.session for entered in _current.get() or () if entered.session.base_url is not None)
+    innermost = next(led, None)
+    return innermost is not None and not innermost.is_open
 
 
 def session(**metadata: Any) -> Session:
