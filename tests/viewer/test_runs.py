@@ -82,6 +82,21 @@ def test_an_evaluation_says_what_it_found(look: Client, tmp_path: Path) -> None:
     assert "running" not in told
 
 
+def test_evaluations_are_told_side_by_side(look: Client, tmp_path: Path) -> None:
+    for name, is_correct in (("before", False), ("after", True)):
+        folder = large_run(tmp_path / name, num_episodes=4)
+        for file in ("metrics.jsonl", "config.yaml"):
+            (folder / file).unlink(missing_ok=True)
+        outcome = Outcome(task_id="a", index=0, is_correct=is_correct, rewards={"agent": 0.75 if is_correct else 0.25})
+        EvaluationFolder(folder).write_report(report_on([outcome]))
+    client = look(tmp_path)
+    listed = client.get("/").text
+    assert all(f'<td class="n">{number}</td>' in listed for number in ("0", "1", "0.25", "0.75"))
+    told = client.get("/run/after?with=before").text
+    assert "after, an evaluation: accuracy 1 (0.207 to 1), mean reward 0.75, 1 rollout of 1 task" in told
+    assert "before, an evaluation: accuracy 0 (0 to 0.793), mean reward 0.25, 1 rollout of 1 task" in told
+
+
 def test_an_evaluation_that_is_gone_on_with_is_shown_as_running(look: Client, tmp_path: Path) -> None:
     tasks = [{"question": "2 + 2?"}]
     client = look(tmp_path)
