@@ -276,6 +276,14 @@ def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -
         AgentSFTTrainer(config_of(policy, tmp_path), data)
 
 
+def test_a_store_that_only_a_gateway_wrote_to_is_told_what_to_do(policy: Path, tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("first", {"reward": 1.0}).result()
+    told = r"traces\.db' holds no rollouts that a training or an evaluation rewarded; of what a gateway kept .* with `messages`"
+    with pytest.raises(ConfigError, match=told):
+        AgentSFTTrainer(config_of(policy, tmp_path / "run"), tmp_path / "traces.db")
+
+
 def test_rows_of_which_none_is_learned_from_are_refused(policy: Path, tmp_path: Path) -> None:
     config = config_of(policy, tmp_path, roles={"judge": {"trainable": False}})
     judged = [{**row, "name": "judge"} for row in HELD_OUT]

@@ -110,7 +110,10 @@ def _rows(source: Any, name: str) -> list[Row]:
         folder = folder_of(source)
         rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
-            raise ConfigError(f"{name}={str(source)!r} holds no rollouts to learn from")
+            raise ConfigError(
+                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded; of what a gateway kept "
+                "by itself, write the good ones to a file, as rows with `messages`"
+            )
         return rows
     is_to_load = isinstance(source, str | Path) or callable(source)
     if not is_to_load and (isinstance(source, Mapping) or not isinstance(source, Iterable)):
