@@ -67,6 +67,27 @@ def test_arguments_that_settings_decide_are_refused(argument: str, told: str) ->
         options(extra_args=(argument,))
 
 
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--logprobs_mode=raw_logprobs", "--logprobs-mode"),
+        ("--logprobs-mod=raw_logprobs", "--logprobs-mode"),
+        ("--hos=0.0.0.0", "--host"),
+        ("--weight-transfer-config.backend=nccl", "--weight-transfer-config"),
+        ("--no-enable-lora", "--enable-lora"),
+        ("--device-memory-utilization=0.9", "--device-memory-utilization"),
+    ],
+)
+def test_and_so_they_are_however_vllm_lets_them_be_written(argument: str, flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"vllm\.args=.*: what decides {flag} is "):
+        options(extra_args=(argument,))
+
+
+def test_what_only_resembles_them_is_handed_on() -> None:
+    free = ("--enforce-eager", "--model-impl=auto", "--max-loras=2", "-tp", "2", "--no-enable-prefix-caching", "--")
+    assert serve_arguments(options(extra_args=free))[-len(free) :] == list(free)
+
+
 def test_the_environment_has_one_file_of_ours_and_what_the_user_decided() -> None:
     environment = serve_environment(options(on_cpu=True), {"PYTHONPATH": "/ours", "VLLM_CPU_KVCACHE_SPACE": "1"})
     assert environment["PYTHONPATH"] == str(PLUGIN)

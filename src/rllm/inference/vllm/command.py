@@ -30,6 +30,7 @@ _OURS = {
     "--tool-call-parser": "model.tool_parser",
     "--reasoning-parser": "vllm.reasoning_parser",
     "--gpu-memory-utilization": "vllm.gpu_memory",
+    "--device-memory-utilization": "vllm.gpu_memory",
     "--enable-lora": "model.lora_rank",
     "--max-lora-rank": "model.lora_rank",
     "--enable-sleep-mode": "vllm.sleep",
@@ -72,9 +73,19 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for argument in self.extra_args:
-            flag = argument.partition("=")[0]
-            if flag in _OURS:
-                raise ConfigError(f"vllm.args={argument!r}: what decides it is {_OURS[flag]}")
+            if (flag := _decided_flag(argument)) is not None:
+                raise ConfigError(f"vllm.args={argument!r}: what decides {flag} is {_OURS[flag]}")
+
+
+def _decided_flag(argument: str) -> str | None:
+    """The flag of ours that vLLM reads in an argument, if there is one: it takes underscores for dashes, any beginning of a name
+    for the whole, `--no-` for the opposite, and what follows a dot for a part of the value."""
+    flag = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+    for name in (flag, flag.replace("--no-", "--", 1)):
+        found = next((ours for ours in _OURS if ours.startswith(name)), None)
+        if found is not None and len(name) > len("--"):
+            return found
+    return None
 
 
 def serve_arguments(options: ServeOptions) -> list[str]:
