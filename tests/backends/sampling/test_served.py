@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -123,6 +125,24 @@ def test_and_stops_the_run_where_that_does_not_help(
         WeightSyncError, match=r"version 1 did not reach the sampler .* tried twice: the weights did not"
     ):
         backend.publish()
+
+
+def test_weights_that_have_no_room_on_their_way_are_told_with_the_folder_and_the_remedy(
+    server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
+) -> None:
+    backend = trained_with(server)
+    improve(backend, groups)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(
+            WeightSyncError, match=rf"version 1 cannot be written to '{tmp_path}/weights'.*vllm\.sync_dir"
+        ):
+            backend.publish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_an_update_that_rounding_would_hide_is_found_out_by_its_bits(

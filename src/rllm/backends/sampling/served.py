@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rllm.backends.adapter import Adapter
 from rllm.backends.sampling.proof import Likelihoods, Probe, check_moved
 from rllm.errors import InferenceError, WeightSyncError
@@ -124,7 +126,7 @@ class ServedSampler:
         """Give the server the weights as they are, and have it prove that it has them; tried twice.
 
         Raises:
-            WeightSyncError: if both fail.
+            WeightSyncError: if both fail, or if there is no room for them.
         """
         folder = self._write(version)
         before = self._published
@@ -197,12 +199,18 @@ class ServedSampler:
             self.inference.publish(version)
 
     def _write(self, version: int) -> Path:
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self._scratch))
-        if self._adapter is not None:
-            self._adapter.save(folder)
-        else:
-            save_model(self._model, folder, max_shard_size="1000TB")
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self._scratch))
+            if self._adapter is not None:
+                self._adapter.save(folder)
+            else:
+                save_model(self._model, folder, max_shard_size="1000TB")
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(
+                f"weights of version {version} cannot be written to {str(self._scratch)!r}, through which the sampler takes them "
+                f"({error}): make room for two sets of them there, or name another folder with vllm.sync_dir"
+            ) from error
         return folder
 
 
