@@ -92,7 +92,7 @@ class VLLMServer:
         arguments = [*command, *serve_arguments(options)]
         environment = serve_environment(options)
         server = cls(
-            VLLMControl(f"http://127.0.0.1:{options.port}/v1"),
+            VLLMControl(f"http://127.0.0.1:{options.port}/v1", api_key=environment.get("VLLM_API_KEY")),
             lambda: ServerProcess(arguments, environment, log, scratch=scratch),
             **watching,
         )

@@ -49,8 +49,10 @@ class Handler(BaseHTTPRequestHandler):
             self.server.socket.close()
             time.sleep(BEHAVIOUR.get("takes_s_to_end", 0.0))
             os._exit(9)
+        key = os.environ.get("VLLM_API_KEY")
+        is_open = not path.startswith("/v1/") or key is None or self.headers.get("authorization") == f"Bearer {key}"
         data = json.dumps(said).encode()
-        self.send_response(200)
+        self.send_response(200 if is_open else 401)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
         self.end_headers()

@@ -60,7 +60,12 @@ def test_an_adapter_that_no_server_takes() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "told"),
-    [("--port=80", r"vllm\.port"), ("--logprobs-mode", "processed_logprobs"), ("--dtype=half", r"vllm\.dtype")],
+    [
+        ("--port=80", r"vllm\.port"),
+        ("--logprobs-mode", "processed_logprobs"),
+        ("--dtype=half", r"vllm\.dtype"),
+        ("--api-key", "VLLM_API_KEY"),
+    ],
 )
 def test_arguments_that_settings_decide_are_refused(argument: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -22,6 +22,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.vllm.command import ServeOptions
+from rllm.inference.vllm.control import VLLMControl
 from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload, choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
 from rllm.testing.tiny_policy import train_tokenizer
@@ -84,6 +85,16 @@ def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
     server.close()
     assert not is_running(pid)
     assert not server.is_ready
+
+
+def test_a_server_that_takes_a_key_from_the_environment_is_asked_with_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    server = start()
+    assert server.control.models() == ["policy"]
+    with pytest.raises(InferenceError, match="401"):
+        VLLMControl(server.url).models()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _OURS = {
     "--served-model-name": "nothing: the name follows from the run",
     "--host": "nothing: it listens on this machine only",
     "--port": "vllm.port",
+    "--api-key": "the environment variable VLLM_API_KEY, which others do not see in a list of processes",
     "--dtype": "vllm.dtype",
     "--max-model-len": "model.max_length",
     "--logprobs-mode": "nothing: training needs processed_logprobs",
