@@ -103,6 +103,14 @@ def test_megatron_has_no_keys_of_fsdp() -> None:
     assert user_keys(config)[f"{ACTOR}.megatron.tensor_model_parallel_size"] == 2
 
 
+def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
+    key = f"{MODEL}.lora.rank"
+    assert user_keys(config_of("verl.overrides.model_engine=megatron", f"verl.overrides.{key}=8")) == {
+        "model_engine": "megatron",
+        key: 8,
+    }
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -126,6 +134,11 @@ def test_megatron_has_no_keys_of_fsdp() -> None:
         ("verl.overrides.actor_rollout_ref.ref.log_prob_micro_batch_size=1", "set optim.micro_batch_tokens"),
         ("verl.overrides.critic.cliprange_value=0.1", "would have no effect: set algorithm.value_clip"),
         ("verl.overrides.critic.ulysses_sequence_parallel_size=2", "verl reads that of the section fsdp"),
+        (f"verl.overrides.{MODEL}.custom_chat_template=x", "by the tokenizer in model.path: change it there"),
+        (f"verl.overrides.{MODEL}.lora.rank=8", "only Megatron reads it: set model.lora_rank, model.lora_alpha"),
+        (f"verl.overrides.{MODEL}.lora_adapter_path=x", "the policy begins as model.path is"),
+        (f"verl.overrides.{ACTOR}.use_remove_padding=false", f"set {MODEL}.use_remove_padding"),
+        (f"verl.overrides.{ACTOR}.freeze_vision_tower=true", "no engine of verl's reads it"),
         ("verl.overrides.ray_kwargs.ray_init.num_cpus=2", "of verl only the workers take part"),
         ("model.device=cuda:1", "verl's workers have a GPU each, whichever Ray gives them"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank"),

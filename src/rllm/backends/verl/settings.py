@@ -79,8 +79,23 @@ INSTEAD = {
     "enable": "algorithm.name decides whether there is a critic",
     "profiler": "workers are not profiled",
     "use_torch_compile": "set it in the section fsdp_config",
+    "use_remove_padding": f"set {MODEL}.use_remove_padding",
+    "use_fused_kernels": f"set {MODEL}.use_fused_kernels",
+    "qat": "set it in the section fsdp_config",
+    "use_prefix_grouper": "rows are dealt out by their lengths",
+    "calculate_sum_pi_squared": "no estimator here reads it",
+    "freeze_vision_tower": "no engine of verl's reads it",
 }
 """Keys of an actor, a reference and a critic that only verl's trainer reads, which takes no part, and what decides instead."""
+
+_TOKENIZER = "prompts are rendered and tokens read by the tokenizer in model.path: change it there"
+OF_A_MODEL = {
+    "custom_chat_template": _TOKENIZER,
+    "tokenizer_path": _TOKENIZER,
+    "lora_adapter_path": "the policy begins as model.path is: make one model of that and the adapter, with peft's merge_and_unload()",
+}
+"""Likewise of a model's section."""
+_OF_MEGATRON = {"lora": "only Megatron reads it: set model.lora_rank, model.lora_alpha and model.lora_targets"}
 
 
 @dataclass(frozen=True)
@@ -131,8 +146,12 @@ def user_keys(config: Any) -> dict[str, Any]:
 
 def _instead_of(key: str, config: Any) -> str | None:
     """What decides in the place of a key that nobody reads here; `None` for one that somebody does."""
-    if key == ENGINE or _lies_in(key, MODEL) or _lies_in(key, f"{CRITIC}.model"):
+    if key == ENGINE:
         return None
+    for section in (MODEL, f"{CRITIC}.model"):
+        if _lies_in(key, section):
+            unread = OF_A_MODEL if _given(config).get(ENGINE) == "megatron" else OF_A_MODEL | _OF_MEGATRON
+            return _why(key.removeprefix(f"{section}."), unread)
     part = next((name for name in (ACTOR, REFERENCE, CRITIC) if _lies_in(key, name)), None)
     if part is None:
         others = f"of verl only the workers take part: see {ENGINE}, {MODEL}, {ACTOR}, {REFERENCE} and {CRITIC}"
@@ -141,7 +160,11 @@ def _instead_of(key: str, config: Any) -> str | None:
     if part == CRITIC and name == "ulysses_sequence_parallel_size":
         return "verl reads that of the section fsdp"
     known = {**INSTEAD, **({} if config.verl.policy_loss is not None and part == ACTOR else _OF_LOSSES)}
-    return next((why for section, why in known.items() if _lies_in(name, section)), None)
+    return _why(name, known)
+
+
+def _why(name: str, instead: Mapping[str, str]) -> str | None:
+    return next((why for section, why in instead.items() if _lies_in(name, section)), None)
 
 
 def _lies_in(key: str, section: str) -> bool:
