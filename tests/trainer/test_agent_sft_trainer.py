@@ -279,7 +279,7 @@ def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -
 def test_a_store_that_only_a_gateway_wrote_to_is_told_what_to_do(policy: Path, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {"reward": 1.0}).result()
-    told = r"traces\.db' holds no rollouts that a training or an evaluation rewarded; of what a gateway kept .* with `messages`"
+    told = r"traces\.db' holds no rollouts that a training or an evaluation rewarded, and no session .* `reward` in its metadata"
     with pytest.raises(ConfigError, match=told):
         AgentSFTTrainer(config_of(policy, tmp_path / "run"), tmp_path / "traces.db")
 

@@ -111,8 +111,8 @@ def _rows(source: Any, name: str) -> list[Row]:
         rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
             raise ConfigError(
-                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded; of what a gateway kept "
-                "by itself, write the good ones to a file, as rows with `messages`"
+                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded, and no session of a gateway "
+                "with a number as `reward` in its metadata: tell it, by POST /sessions or the store's open_session"
             )
         return rows
     is_to_load = isinstance(source, str | Path) or callable(source)

@@ -139,6 +139,33 @@ def test_a_store_gives_what_its_run_was_trained_on() -> None:
     assert [step["response_ids"] for step in rows[0]["steps"]] == [[5, 0], [5, 2]]
 
 
+def test_sessions_of_a_gateway_that_were_judged_are_learned_from() -> None:
+    store = open_store("memory:")
+
+    def kept(session: str, metadata: dict[str, Any], *ids: int, **told: Any) -> None:
+        store.open_session(session, metadata).result()
+        for token in ids:
+            trace = Trace(
+                id=f"{session}-{token}", call_id="c", session_id=session, model="m", messages=[ASK], response=SAY,
+                prompt_ids=[1], response_ids=[token], logprobs=[-1.0], **told,
+            )  # fmt: skip
+            store.add([trace]).result()
+
+    kept("good", {"reward": 1, "task_id": "apples"}, 5, 6)
+    kept("bad", {"reward": 0.25}, 7)
+    kept("nobody judged it", {}, 8)
+    kept("somebody wrote a word", {"reward": "high"}, 9)
+    kept("an evaluation", {"reward": 1.0, "split": "eval"}, 10)
+    kept("failed", {"reward": 1.0}, 11, error="no tokens")
+    rows = rows_of_store(store)
+    assert [(row["task_id"], row["name"], row["reward"]) for row in rows] == [
+        ("apples", "agent", 1.0),
+        ("bad", "agent", 0.25),
+    ]
+    assert [step["response_ids"] for step in rows[0]["steps"]] == [[5], [6]]
+    assert rows_of_store(store, run_id="a run") == []
+
+
 def test_trajectories_of_one_name_and_reward_are_rows_apart(run_trainer: RunTrainer) -> None:
     def two_solvers(word: str, base_url: str) -> list[Trajectory]:
         def solver(number: int) -> Trajectory:

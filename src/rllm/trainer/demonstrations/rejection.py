@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rllm.capture.side_calls import side_calls
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.filters import NOT_TEXT
 from rllm.trainer.shares import FROZEN
-from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trajectory, credits_by_trace, task_id_of
+from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trace, Trajectory, credits_by_trace, task_id_of
 
 T = TypeVar("T", Trajectory, Episode)
 
@@ -71,7 +72,8 @@ def rows_of_episode(episode: Episode) -> list[Row]:
 
 def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
     """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
-    rollout that failed. Without `run_id` that is every run of the store.
+    rollout that failed. Without `run_id` that is every run of the store, and every session of a gateway whose metadata has a
+    `reward`.
 
     Of a run with algorithm.level=step, steps that did not earn the same from there on are rows of their own.
     """
@@ -121,9 +123,11 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
-    """Training sessions that did not fail, oldest first."""
+    """Training sessions that did not fail, and those that no run has made and somebody has judged, oldest first."""
     for session in every_session(store, oldest_first=True, run_id=run_id):
-        if session.metadata.get("split") == "train" and not _has_failed(session.metadata.get(OUTCOME_KEY)):
+        told = session.metadata
+        of_gateway = run_id is None and "split" not in told and _reward_told(told) is not None
+        if (told.get("split") == "train" or of_gateway) and not _has_failed(told.get(OUTCOME_KEY)):
             yield session
 
 
@@ -132,9 +136,16 @@ def _has_failed(outcome: Any) -> bool:
     return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
+def _reward_told(metadata: Mapping[str, Any]) -> float | None:
+    reward = metadata.get("reward")
+    return float(reward) if isinstance(reward, int | float) else None
+
+
 def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
     """One for each trajectory that learns; where its steps were rewarded apart, one for each reward."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
+    if "split" not in session.metadata:
+        return _judged(store.by_session(session.id), _reward_told(session.metadata), task_id)
     credits_of = credits_by_trace(store.credits(session.id))
     by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):
@@ -146,6 +157,14 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
         row_of(Trajectory(name=name, steps=steps, reward=reward), task_id)
         for (_, name, reward), steps in by_trajectory.items()
     ]
+
+
+def _judged(traces: Sequence[Trace], reward: float | None, task_id: str) -> list[Row]:
+    """A session as one trajectory: its calls that succeeded, without those beside the task."""
+    aside = side_calls(traces)
+    steps = [Step.from_trace(trace) for trace in traces if trace.error is None and trace.id not in aside]
+    learnable = [step for step in steps if NOT_TEXT_KEY not in step.info]
+    return [row_of(Trajectory(name="agent", steps=learnable, reward=reward), task_id)] if learnable else []
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:
