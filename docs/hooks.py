@@ -130,7 +130,8 @@ def _option(parameter: Any) -> str:
     name = ", ".join(parameter.opts) if is_option else parameter.metavar or parameter.name.upper()
     value = f" {parameter.metavar}" if is_option and parameter.metavar else ""
     variable = f" By default `${parameter.envvar}`." if parameter.envvar else ""
-    default = parameter.default
+    told = getattr(parameter, "show_default", None)
+    default = told if isinstance(told, str) else parameter.default
     shown = "" if default is None or default is False or callable(default) else f"`{default}`"
     meaning = f"{_in_a_cell(getattr(parameter, 'help', None) or '')}{variable}"
     return f"| `{_in_a_cell(name + value)}` | {meaning} | {'required' if parameter.required else shown} |"

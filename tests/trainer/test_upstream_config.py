@@ -74,7 +74,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "save_every": 40,
         "store": "/data/rllm-traces.db",
         "project": "rag-agent",
-        "model": {"path": "Qwen/Qwen3-4B", "max_length": 4096 + 6144},
+        "model": {"path": "Qwen/Qwen3-4B", "max_length": 4096 + 6144, "tool_parser": "hermes"},
         "rollout": {"temperature": 0.7, "max_tokens": 6144, "max_steps": 10},
         "eval": {"at_start": False, "num_rollouts": 2, "temperature": 0.5, "top_p": 0.8, "top_k": 20},
         "algorithm": {"aggregation": "seq-mean-token-sum", "clip_high": 0.28},
