@@ -56,6 +56,21 @@ class MissingDependencyError(RLLMError, ImportError):
         return cls(f"{purpose} needs the package {package!r}, which is not installed: pip install 'rllm[{extra}]'")
 
 
+_TO_TRAIN = frozenset({"torch", "transformers", "peft", "safetensors", "jinja2", "numpy"})
+"""What the extra `train` installs."""
+
+
+@contextmanager
+def needed_to_train(purpose: str) -> Iterator[None]:
+    """Name the extra where an import inside finds a package of it missing: most of what trains imports them at its head."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _TO_TRAIN:
+            raise
+        raise MissingDependencyError.of(error.name, "train", purpose) from error
+
+
 class PluginError(RLLMError):
     """A module of the user's raised when it was imported; the message has the traceback through the user's own lines."""
 

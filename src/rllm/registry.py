@@ -10,10 +10,11 @@ import importlib
 import sysconfig
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rllm.errors import ConfigError, PluginError, RLLMError
+from rllm.errors import ConfigError, PluginError, RLLMError, needed_to_train
 
 __all__ = ["closest", "did_you_mean", "load_object", "own_frames", "resolve"]
 
@@ -58,10 +59,13 @@ def load_object(path: str, *, kind: str = "name") -> Any:
     Raises:
         ConfigError: if the module is not found, is no Python, or lacks the attribute.
         PluginError: if it raises.
+        MissingDependencyError: if it is ours, and to train is not installed.
     """
     module_name, _, attribute = path.partition(":")
+    ours = module_name.startswith("rllm.")
     try:
-        target: Any = importlib.import_module(module_name)
+        with needed_to_train(f"{kind}={path!r}") if ours else nullcontext():
+            target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise _raised(path, kind, error) from error

@@ -39,7 +39,7 @@ from rllm.cli.store import store
 from rllm.cli.traces import traces
 from rllm.cli.train import train
 from rllm.cli.view import view
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, RLLMError, needed_to_train
 
 app = typer.Typer(
     name="rllm",
@@ -128,7 +128,8 @@ _command_of = cache(get_command)
 
 def _run() -> None:
     try:
-        _command_of(app)()
+        with needed_to_train("this command"):
+            _command_of(app)()
     except ConfigError as error:
         _fail(error, code=2)
     except RLLMError as error:
