@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from rllm.errors import ConfigError
 from rllm.sdk.context import Session, current_frame
@@ -21,12 +21,21 @@ SESSION_UID = "session_uid"
 """Where a trajectory's info says which session its calls were made in."""
 
 
+class _Recorder(Protocol):
+    """What makes functions return their trajectories: those of async ones are awaited, or made tasks of."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Any], /) -> Callable[P, Trajectory]: ...
+
+
 @overload
-def trajectory(name: Callable[P, Awaitable[Any]], /) -> Callable[P, Awaitable[Trajectory]]: ...
+def trajectory(name: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
 @overload
 def trajectory(name: Callable[P, Any], /) -> Callable[P, Trajectory]: ...
 @overload
-def trajectory(name: str = "agent", **metadata: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+def trajectory(name: str = "agent", **metadata: Any) -> _Recorder: ...
 def trajectory(name: Any = "agent", **metadata: Any) -> Any:
     """Make a function, sync or async, return the `Trajectory` of what it did.
 
