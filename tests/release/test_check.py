@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -61,3 +62,18 @@ def test_the_pythons_that_are_named_are_those_that_the_workflows_run() -> None:
     named = {match[1] for name in project["classifiers"] if (match := re.fullmatch(r".* :: Python :: (3\.\d+)", name))}
     workflows = [file.read_text() for file in (ROOT / ".github/workflows").iterdir()]
     assert named == {version for text in workflows for version in re.findall(r'"(3\.\d+)"', text)}
+
+
+def test_a_python_that_is_not_there_or_too_old_is_told(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 2.7.18 >&2\nexit 1\n')  # as Python 2 tells it
+    old.chmod(0o755)
+    for python, said in [
+        (old, "this is Python 2.7.18. Use: make PYTHON="),
+        ("no-python", "not found. Use: make PYTHON="),
+    ]:
+        command = ["make", "-C", str(ROOT), f"PYTHON={python}", f"VENV={tmp_path / 'venv'}", "demo"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        [told] = [line for line in done.stdout.splitlines() if line.startswith("rllm ")]
+        assert told.startswith("rllm needs Python 3.11 or newer; this is ")
+        assert said in told
