@@ -14,6 +14,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+from rllm.types import token_versions
 
 from .held import HeldEngine
 
@@ -191,3 +192,20 @@ def test_a_call_that_is_cut_off_by_the_shutdown_says_so_to_its_client_and_in_its
     [trace] = served.store.by_session("s")
     assert (trace.error, trace.finish_reason) == (STOPPED, "abort")
     assert not [record for record in caplog.records if record.exc_info], "a stop is no failure of the program"
+
+
+class UpdatedEngine(ScriptedEngine):
+    """Has new weights before each answer."""
+
+    def _next(self, messages):
+        self.weight_version += 1
+        return super()._next(messages)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_choice_tells_the_weights_that_sampled_it(serve, stream):
+    served = serve(UpdatedEngine(["one", "two", "three"]))
+    served.post(json={"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 3, "stream": stream})
+    traces = served.store.by_session("s")
+    assert [trace.weight_version for trace in traces] == [1, 1, 1]
+    assert [set(token_versions(trace)) for trace in traces] == [{1}, {2}, {3}]

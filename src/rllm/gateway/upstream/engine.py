@@ -277,12 +277,19 @@ def _queued(outputs: Sequence[ModelOutput]) -> float:
 
 def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
-    updates = [output.weight_updates for output in outputs]
+    # An update may fall between the choices of one call: its version is that of the first, the oldest weights.
+    oldest = min(versions, default=None)
+    updates = [[*_begun_after(oldest, output), *output.weight_updates] for output in outputs]
     return {
-        # An update may fall between the choices of one call: the oldest version is the safe claim about staleness.
-        "weight_version": min(versions, default=None),
+        "weight_version": oldest,
         "weight_updates": updates if any(updates) else [],
         "template_hash": outputs[0].template_hash,
         "logprobs_kind": outputs[0].logprobs_kind,
         "sampling": _present(outputs[0].sampling),
     }
+
+
+def _begun_after(version: int | None, output: ModelOutput) -> list[list[int]]:
+    """The update before the first token of a choice that newer weights have sampled from there on."""
+    begun = output.weight_version
+    return [] if begun in (None, version) else [[0, begun]]
