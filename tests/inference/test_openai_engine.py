@@ -89,6 +89,16 @@ async def test_every_sampling_parameter_is_sent(server: ScriptedServer) -> None:
     assert expected.items() <= output.sampling.items()
 
 
+@pytest.mark.parametrize("default", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("asked", ["max_tokens", "max_completion_tokens"])
+async def test_a_limit_of_the_call_replaces_the_default_under_either_name(
+    server: ScriptedServer, default: str, asked: str
+) -> None:
+    output = await answer(server, settings={"sampling_params": {default: 4}}, **{asked: 2})
+    assert (output.completion_length, output.sampling["max_tokens"]) == (2, 2)
+    assert (await answer(server, settings={"sampling_params": {default: 4}})).sampling["max_tokens"] == 4
+
+
 async def test_openai_itself_is_sent_only_what_it_knows(server: ScriptedServer) -> None:
     output = await answer(server, settings={"kind": "openai"}, seed=1)
     (sent,) = server.requests

@@ -23,6 +23,7 @@ _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
 _PASSED_ON = set(SAMPLING_FIELDS) - _TYPED - {"max_completion_tokens", "n"}
 """Sampling fields that are sent as they were given, if they were."""
+_LIMITS = {"max_tokens", "max_completion_tokens"}
 _TOO_LONG = ("context length", "maximum model length")
 """How servers say that a prompt is too long: vLLM, SGLang, and those of OpenAI that give no code."""
 
@@ -103,7 +104,10 @@ class OpenAIEngine:
 
         Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`.
         """
-        given = {**self.sampling_params, **{name: value for name, value in params.items() if value is not None}}
+        asked = {name: value for name, value in params.items() if value is not None}
+        # One limit under two names: a call's must not lose to the default under the other.
+        replaced = _LIMITS if _LIMITS & asked.keys() else set()
+        given = {name: value for name, value in self.sampling_params.items() if name not in replaced} | asked
         sampling = SamplingParams.from_request(given)
         others = {name: value for name, value in given.items() if name in _PASSED_ON and value is not None}
         client = self._client
