@@ -636,13 +636,21 @@ async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_s
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,
         "min_p": 0.0,
+        "min_tokens": 0,
         "logit_bias": {},
+        "bad_words": [],
+        "allowed_token_ids": None,
+        "structured_outputs": None,
     }
     await engine.complete(prompt_of(4), max_tokens=1, **neutral, response_format={"type": "text"})
     assert "has no effect" not in caplog.text
     for _ in range(2):
         await engine.complete(prompt_of(4), max_tokens=1, presence_penalty=1.0)
     assert caplog.text.count("presence_penalty=1.0 has no effect: the embedded sampler does not have it") == 1
+    others = {"min_tokens": 5, "bad_words": ["a"], "allowed_token_ids": [5], "structured_outputs": {"regex": "a"}}
+    await engine.complete(prompt_of(4), max_tokens=1, **others)
+    for name, value in others.items():
+        assert f"{name}={value!r} has no effect" in caplog.text
 
 
 def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:

@@ -42,8 +42,12 @@ _UNSUPPORTED: dict[str, Any] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
     "min_p": 0,
+    "min_tokens": 0,
     "logit_bias": {},
+    "bad_words": [],
+    "allowed_token_ids": None,
     "response_format": {"type": "text"},
+    "structured_outputs": None,
 }
 """Parameters that there are not here, and with which value that changes nothing."""
 
