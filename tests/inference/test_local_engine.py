@@ -21,7 +21,7 @@ from rllm.inference.local.packed import multiplies_bfloat16
 from rllm.inference.local.prefix_cache import BLOCK
 from rllm.inference.local.slot_decoder import SlotDecoder
 
-from .conftest import TEMPLATE
+from .conftest import TEMPLATE, build_model
 
 USER = [{"role": "user", "content": "the user asks the assistant"}]
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
@@ -582,6 +582,19 @@ async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any)
     with pytest.raises(InferenceError, match="index out of range") as caught:
         await engine.complete(prompt_of(5))
     assert caught.value.status_code == 503
+
+
+@pytest.mark.parametrize("vocabulary", [300, 320])
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_weights_that_are_no_numbers_are_named_and_not_sampled_from(
+    make_engine: Any, vocabulary: int, temperature: int
+) -> None:
+    engine = make_engine(model=build_model("Qwen3", vocabulary))
+    with engine.paused(), torch.no_grad():
+        engine.model.model.norm.weight.fill_(torch.nan)
+        engine.publish(7)
+    with pytest.raises(InferenceError, match=r"logits that are no numbers \(weight version 7\)"):
+        await engine.complete(prompt_of(4), temperature=temperature)
 
 
 async def test_a_closed_engine_says_so(make_engine: Any) -> None:

@@ -103,7 +103,8 @@ def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Ten
     block, places = _invert(blocks.sum(-1).to(precise), places)
     inside = blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1)
     token, _ = _invert(inside.to(precise), places)
-    return (block * _BLOCK + token).squeeze(1)
+    # The blocks end behind the vocabulary, and so does the search where a probability is no number.
+    return (block * _BLOCK + token).squeeze(1).clamp_(max=probabilities.shape[1] - 1)
 
 
 def _invert(weights: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

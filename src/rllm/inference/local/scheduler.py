@@ -9,10 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import numpy as np
 import torch
 
+from rllm.errors import InferenceError
 from rllm.inference.engine import SamplingParams
 from rllm.inference.local.decoder import Decoder
 from rllm.inference.local.sampling import RowSettings, sample
@@ -227,7 +229,13 @@ class Scheduler:
             self._settings = self._new_settings(logits)
         counts = np.array([len(item.completion_ids) for item in self._live], dtype=np.uint64)
         tokens, logprobs = sample(logits, self._settings, counts)
-        return tokens.tolist(), logprobs.tolist()
+        numbers = logprobs.tolist()
+        if not all(map(isfinite, numbers)):
+            raise InferenceError(
+                f"the model gave logits that are no numbers (weight version {self.weight_version}): its weights are not finite, "
+                "or its states overflow; load weights that are, or use dtype=float32"
+            )
+        return tokens.tolist(), numbers
 
     def _new_settings(self, logits: torch.Tensor) -> RowSettings:
         live = self._live
