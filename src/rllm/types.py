@@ -333,7 +333,8 @@ class Episode:
     session_id: str = ""
     """Where the store keeps this rollout's traces."""
     termination_reason: TerminationReason | None = None
-    is_correct: bool = False
+    is_correct: bool | None = None
+    """`None`: nobody has said so yet; a rollout that has ended says yes or no."""
     trajectories: list[Trajectory] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)

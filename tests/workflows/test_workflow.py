@@ -144,6 +144,18 @@ async def test_the_hooks_can_be_overridden() -> None:
     assert (episode.trajectories[0].reward, episode.is_correct, episode.metrics) == (2.0, True, {"tries": 1.0})
 
 
+@pytest.mark.parametrize(("said", "is_correct"), [(False, False), (True, True), (None, True)])
+async def test_what_a_returned_episode_says_of_itself_stays(said: bool | None, is_correct: bool) -> None:
+    paths = [path_of(1.0, name="solver"), path_of(0.0, name="judge")]
+
+    def do(workflow: Workflow) -> Episode:
+        return Episode(trajectories=paths, is_correct=said, metrics={"solver_acc": 0.25})
+
+    episode = await run(Scripted(), do)
+    assert episode.is_correct is is_correct, "only where nobody says it do rewards decide"
+    assert episode.metrics == {"solver_acc": 0.25, "judge_acc": 0.0}
+
+
 async def test_without_an_engine_every_end_is_still_an_episode() -> None:
     def fail(workflow: Workflow) -> None:
         workflow.commit(trajectory=path_of(1.0))

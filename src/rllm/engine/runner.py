@@ -356,6 +356,7 @@ def failed_episode(attempt: Attempt, error: RolloutError) -> Episode:
         termination_reason=next(
             (reason for kind, reason in _REASONS.items() if isinstance(error, kind)), TerminationReason.ERROR
         ),
+        is_correct=False,
         trajectories=list(filter(has_form, attempt.trajectories)),
         info={
             "error": {

@@ -40,7 +40,7 @@ class Outcome:
         return cls(
             task_id=episode.task_id,
             index=episode.index,
-            is_correct=episode.is_correct and failure is None,
+            is_correct=bool(episode.is_correct) and failure is None,
             failure=failure,
             unscored=why_unscored(episode),
             rewards={} if failure else _rewards_by_role(episode),

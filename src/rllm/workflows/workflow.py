@@ -258,23 +258,24 @@ class Workflow(ABC):
         episode.is_correct = sum(reward for reward in rewards if reward is not None) > 0
 
     def collect_metrics(self, episode: Episode) -> None:
-        """Add `<name>_acc`, the mean reward of each role. Override to add others."""
+        """Add `<name>_acc`, the mean reward of each role, unless the episode says it. Override to add others."""
         by_name: dict[str, list[float]] = {}
         for trajectory in episode.trajectories:
             reward = trajectory.final_reward()
             if reward is not None:
                 by_name.setdefault(trajectory.name, []).append(reward)
-        episode.metrics.update({f"{name}_acc": sum(found) / len(found) for name, found in by_name.items()})
+        found = {f"{name}_acc": sum(rewards) / len(rewards) for name, rewards in by_name.items()}
+        episode.metrics = {**found, **episode.metrics}
 
     def postprocess_episode(
         self, episode: Episode, termination_reason: TerminationReason | None = None, error: Exception | None = None
     ) -> Episode:
-        """Complete what `run` left: task, rewards, correctness, metrics, and how it ended."""
+        """Complete what `run` left: task, rewards, correctness, metrics, and how it ended. What an episode says of itself stays."""
         episode.task = self.task if episode.task is None else episode.task
         for trajectory in episode.trajectories:
             self.compute_trajectory_reward(trajectory)
             self.adjust_step_rewards(trajectory)
-        if not episode.is_correct:
+        if episode.is_correct is None:
             self.assign_episode_correctness(episode)
         self.collect_metrics(episode)
         episode.termination_reason = episode.termination_reason or termination_reason

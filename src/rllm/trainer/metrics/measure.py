@@ -111,7 +111,7 @@ def rates(
 
 def _verdicts(episodes: Iterable[Episode]) -> list[float]:
     """1 for each that was right, and 0 for those that were not, among them those that failed."""
-    return [float(episode.is_correct) for episode in episodes if why_unscored(episode) is None]
+    return [float(bool(episode.is_correct)) for episode in episodes if why_unscored(episode) is None]
 
 
 def why_unusable(episode: Episode) -> str | None:

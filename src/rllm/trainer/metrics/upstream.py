@@ -52,5 +52,5 @@ def _by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
     tasks: dict[str, list[bool]] = {}
     for episode in episodes:
         if why_unscored(episode) is None:
-            tasks.setdefault(episode.task_id, []).append(episode.is_correct)
+            tasks.setdefault(episode.task_id, []).append(bool(episode.is_correct))
     return tasks
