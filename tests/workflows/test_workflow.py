@@ -156,6 +156,16 @@ async def test_what_a_returned_episode_says_of_itself_stays(said: bool | None, i
     assert episode.metrics == {"solver_acc": 0.25, "judge_acc": 0.0}
 
 
+async def test_an_episode_that_run_has_postprocessed_is_not_shaped_again() -> None:
+    def do(workflow: Workflow) -> Episode:
+        workflow.commit(trajectory=path_of(0.0, 1.0, 0.5))
+        return workflow.postprocess_episode(workflow.collect_trajectories(), TerminationReason.MAX_TURNS_EXCEEDED)
+
+    episode = await run(Scripted(gamma=0.5), do)
+    assert [step.reward for step in episode.trajectories[0].steps] == [0.625, 1.25, 0.5]
+    assert (episode.is_correct, episode.termination_reason) == (True, TerminationReason.MAX_TURNS_EXCEEDED)
+
+
 async def test_without_an_engine_every_end_is_still_an_episode() -> None:
     def fail(workflow: Workflow) -> None:
         workflow.commit(trajectory=path_of(1.0))

@@ -101,6 +101,7 @@ class Workflow(ABC):
         self.error: Exception | None = None
         """What `run`, or a hook after it, raised in the last rollout."""
         self._completed: list[Trajectory] = []
+        self._postprocessed: Episode | None = None
         self._num_uses = 0
 
     @abstractmethod
@@ -133,7 +134,7 @@ class Workflow(ABC):
         """
         returned: Any = None
         reason, too_long = TerminationReason.ENV_DONE, None
-        self.error = None
+        self.error = self._postprocessed = None
         try:
             async with asyncio.timeout(self.timeout if self.timeout < 1e6 else None) as deadline:
                 with ungrouped():
@@ -156,13 +157,19 @@ class Workflow(ABC):
         except Exception as raised:
             reason, self.error = TerminationReason.ERROR, raised
         try:
-            episode = self._episode(returned)
-            if not episode.trajectories:
-                self.error = self.error or too_long
-            return self.postprocess_episode(episode, reason, self.error)
+            return self._finished(returned, reason, too_long)
         except Exception as raised:
             self.error = raised
             return _with_error(Episode(task=task), raised)
+
+    def _finished(self, returned: Any, reason: TerminationReason, too_long: Exception | None) -> Episode:
+        """The postprocessed episode, which `run` may have done itself: twice would discount rewards twice."""
+        episode = self._episode(returned)
+        if episode is self._postprocessed:
+            return episode
+        if not episode.trajectories:
+            self.error = self.error or too_long
+        return self.postprocess_episode(episode, reason, self.error)
 
     def _episode(self, returned: Any) -> Episode:
         if returned is None:
@@ -281,6 +288,7 @@ class Workflow(ABC):
         episode.termination_reason = episode.termination_reason or termination_reason
         if error is not None:
             _with_error(episode, error)
+        self._postprocessed = episode
         return episode
 
     def reset(self, task: Task | None = None, uid: str | None = None) -> None:
