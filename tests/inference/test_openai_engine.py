@@ -17,6 +17,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError, TokenMi
 from rllm.gateway.server import ServerThread
 from rllm.inference.engine import ModelOutput
 from rllm.inference.openai_engine import OpenAIEngine
+from rllm.parser.reasoning import SplitText, split_reasoning
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import Fault, ScriptedServer
 from rllm.tools import Tool
@@ -131,6 +132,10 @@ async def test_tools_and_reasoning_come_through() -> None:
     assert (output.content, output.reasoning, output.finish_reason) == ("so", "hm", "tool_calls")
     assert output.tool_calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert output.to_message()["reasoning_content"] == "hm"
+    assert output.text == "<think>\nhm\n</think>\n\nso", (
+        "what an agent is given has the thought that the server took apart"
+    )
+    assert split_reasoning(output.text) == SplitText("hm", "so")
 
 
 @pytest.mark.parametrize(

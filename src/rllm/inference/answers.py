@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.inference.engine import ModelOutput
+from rllm.parser.reasoning import join_reasoning
 from rllm.types import text_of
 
 
@@ -23,11 +24,12 @@ def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> M
     facts = response.get("rllm") or {}
     usage = response.get("usage") or {}
     content = text_of(message)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     return ModelOutput(
         id=str(response.get("id") or ""),
-        text=content,
+        text=join_reasoning(reasoning, content),
         content=content,
-        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
+        reasoning=reasoning,
         tool_calls=message.get("tool_calls") or [],
         prompt_ids=tokens.prompt_ids if usable else [],
         completion_ids=tokens.response_ids if usable else [],

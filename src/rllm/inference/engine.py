@@ -97,7 +97,8 @@ class ModelOutput:
     id: str = ""
     """What the call is filed under (`Trace.id`, `Step.id`) by whoever keeps it: of a server's answer, its id; else empty."""
     text: str = ""
-    """The decoded answer, with its special tokens left out."""
+    """The decoded answer, with its special tokens left out. Of a server that tells reasoning apart, with the reasoning in its
+    tags; the tool calls that a server has read are not in it."""
     content: str = ""
     """The text without reasoning and tool calls."""
     reasoning: str = ""

@@ -32,6 +32,11 @@ def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
     return SplitText(reasoning.strip("\n"), answer.lstrip("\n") if closed else "")
 
 
+def join_reasoning(reasoning: str, answer: str) -> str:
+    """The text that `split_reasoning` splits so, as chat templates print it."""
+    return f"{OPEN}\n{reasoning}\n{CLOSE}\n\n{answer}" if reasoning else answer
+
+
 def split_without_prompt(text: str) -> SplitText:
     """As `split_reasoning`, where the prompt is not known: it opened the thought that is closed here and was not opened here."""
     before, closed, _ = text.partition(CLOSE)
