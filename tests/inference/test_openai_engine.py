@@ -121,6 +121,16 @@ async def test_at_openais_own_address_it_sends_only_what_openai_knows(
     assert more - known == {"return_token_ids", "top_k"}
 
 
+async def test_what_is_in_extra_body_is_sent(server: ScriptedServer) -> None:
+    unthinking = {"chat_template_kwargs": {"enable_thinking": False}, "priority": 3, "top_k": 7}
+    output = await answer(server, settings={"sampling_params": {"extra_body": unthinking, "temperature": 0.5}})
+    await answer(server, extra_body={"min_p": 0.1}, top_k=5)
+    first, second = server.requests
+    assert {name: first[name] for name in unthinking} == unthinking
+    assert (second["min_p"], second["top_k"]) == (0.1, 5)
+    assert output.sampling["chat_template_kwargs"] == {"enable_thinking": False}
+
+
 async def test_tools_and_reasoning_come_through() -> None:
     said = {"content": "so", "reasoning": "hm", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
     with ScriptedServer(ScriptedEngine([said])) as server:

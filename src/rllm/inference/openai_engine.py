@@ -21,7 +21,8 @@ from rllm.types import Message
 _OPENAI_HOST = "api.openai.com"
 _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
-_PASSED_ON = set(SAMPLING_FIELDS) - _TYPED - {"max_completion_tokens", "n"}
+_OURS = _TYPED | {"max_completion_tokens", "n"}
+_PASSED_ON = set(SAMPLING_FIELDS) - _OURS
 """Sampling fields that are sent as they were given, if they were."""
 _LIMITS = {"max_tokens", "max_completion_tokens"}
 _TOO_LONG = ("context length", "maximum model length")
@@ -102,14 +103,18 @@ class OpenAIEngine:
     ) -> ModelOutput:
         """One answer. Raises what `InferenceEngine.get_model_response` does.
 
-        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`.
+        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`; of `extra_body`,
+        which is a client's word for fields beyond OpenAI's, all.
         """
         asked = {name: value for name, value in params.items() if value is not None}
         # One limit under two names: a call's must not lose to the default under the other.
         replaced = _LIMITS if _LIMITS & asked.keys() else set()
         given = {name: value for name, value in self.sampling_params.items() if name not in replaced} | asked
+        beyond = given.pop("extra_body", None) or {}
+        given = {**beyond, **given}
         sampling = SamplingParams.from_request(given)
-        others = {name: value for name, value in given.items() if name in _PASSED_ON and value is not None}
+        sent = _PASSED_ON | set(beyond) - _OURS
+        others = {name: value for name, value in given.items() if name in sent and value is not None}
         client = self._client
         try:
             response = await client.chat.completions.with_raw_response.create(
