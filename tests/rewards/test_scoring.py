@@ -39,6 +39,17 @@ def test_a_reward_that_was_not_given_is_unscored_and_not_0(returned: Any) -> Non
     assert judged(returned).reward is None
 
 
+def test_the_published_names_may_stand_in_any_order() -> None:
+    def swapped(action: str, task_info: dict[str, str]) -> float:
+        return float(action == task_info["ground_truth"])
+
+    def by_name(*, task_info: dict[str, str], action: str, **kwargs: Any) -> float:
+        return float(action == task_info["ground_truth"])
+
+    for judge in (swapped, by_name, lambda task, text: text == task["ground_truth"]):
+        assert as_reward_output(judge, {"ground_truth": "4"}, "4").reward == 1.0
+
+
 def test_metrics_travel_as_metadata() -> None:
     assert judged((np.float64(0.5), {"turns": 3})) == RewardOutput(0.5, {"turns": 3})
 

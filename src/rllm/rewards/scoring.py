@@ -20,14 +20,30 @@ ACCEPTED = "a number, (reward, {metric: number}), a RewardOutput, or None for 'n
 def as_reward_output(reward_fn: Callable[[Any, Any], Any], task: Any, action: Any) -> RewardOutput:
     """Call `reward_fn(task, action)` and give its verdict one form, whose reward is a finite float or `None`: unscored.
 
+    A function whose parameters have the names of `RewardFunction`, `task_info` and `action`, may have them in any order.
+
     Raises:
         RewardError: naming the function, if it raises, or returns something else than
             `float | (float, metrics) | RewardOutput | None`.
     """
     name = f"reward function {_name_of(reward_fn)}"
     with boundary(RewardError, name):
-        returned = reward_fn(task, action)
+        returned = _call(reward_fn, task, action)
     return _reward_output(returned, name)
+
+
+def _call(reward_fn: Callable[..., Any], task: Any, action: Any) -> Any:
+    return reward_fn(task_info=task, action=action) if _is_called_by_name(reward_fn) else reward_fn(task, action)
+
+
+def _is_called_by_name(reward_fn: Callable[..., Any]) -> bool:
+    """As environments of the rLLM framework call all of them."""
+    try:
+        parameters = inspect.signature(reward_fn).parameters
+    except (TypeError, ValueError):  # a builtin that says nothing of its parameters
+        return False
+    found = [parameters[name] for name in ("task_info", "action") if name in parameters]
+    return len(found) == 2 and all(item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY) for item in found)
 
 
 def _name_of(reward_fn: Callable[..., Any]) -> str:
