@@ -62,6 +62,20 @@ async def test_each_step_has_its_own_exact_tokens_and_what_the_environment_said(
     assert path.info["termination_reason"] == "env_done"
 
 
+async def test_an_agent_can_tell_how_many_steps_it_has_left() -> None:
+    class Counts(Talker):
+        def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
+            left = info["max_steps"] - len(self.path.steps)
+            super().update_from_env(f"{observation}, {left} steps", reward, done, info)
+
+    (path,) = await engine_of(agent=Counts, max_steps=7).execute_tasks([{"start": 2}])
+    assert [message["content"] for message in path.steps[-1].chat_completions[::2]] == [
+        "2 left, 7 steps",
+        "1 left, 6 steps",
+    ]
+    assert path.steps[-1].info == {"heard": "turn 1"}, "a step has what the environment said"
+
+
 async def test_returns_are_discounted() -> None:
     (path,) = await engine_of(gamma=0.5).execute_tasks([{"start": 3}])
     assert [step.mc_return for step in path.steps] == [0.25, 0.5, 1.0]

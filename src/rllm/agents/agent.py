@@ -34,7 +34,8 @@ class BaseAgent(ABC):
 
     @abstractmethod
     def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
-        """Take in what the environment answered; after its `reset` with reward 0.0 and `done` False."""
+        """Take in what the environment answered; after its `reset` with reward 0.0 and `done` False. `info` also has the rollout's
+        `max_steps`."""
 
     @abstractmethod
     def update_from_model(self, response: str) -> Action:

@@ -84,8 +84,7 @@ class Interaction:
         observation, info = await self._reset()
         with self._agent("reset"):
             self.agent.reset()
-        with self._agent("update_from_env"):
-            self.agent.update_from_env(observation, 0.0, False, info)
+        self._tell_agent(observation, 0.0, False, info)
         try:
             return await self._turns(observation)
         except PromptTooLongError:
@@ -183,12 +182,15 @@ class Interaction:
             done = bool(done)
         step = self._steps[-1]
         step.done = done
-        with self._agent("update_from_env"):
-            self.agent.update_from_env(observation, reward, done, info)
+        self._tell_agent(observation, reward, done, info)
         step.reward = reward
         with boundary(AgentError, f"completing the info of the step of {self._agent_name}"):
             step.info = {**(step.info or {}), **info}
         return observation, done
+
+    def _tell_agent(self, observation: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
+        with self._agent("update_from_env"):
+            self.agent.update_from_env(observation, reward, done, {"max_steps": self.limits.max_steps, **info})
 
     def _budget(self) -> int | None:
         """Tokens that the next answer may have."""
