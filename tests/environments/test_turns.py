@@ -33,6 +33,26 @@ def test_turns_go_on_until_the_last():
     assert env.step("2") == ({}, 0.0, True, {})  # nothing to observe after the end
 
 
+def test_another_task_may_be_begun_with_in_the_same_environment():
+    env = SingleTurnEnvironment(reward_fn=lambda task, action: float(action == task["ground_truth"]))
+    for answer, reward in (("3", 1.0), ("4", 0.0)):
+        assert env.reset(TASK) == (TASK, {})
+        assert env.step(answer)[1] == reward
+        assert env.history == [answer]
+    assert env.reset() == (TASK, {})
+    assert env.history == []
+
+
+def test_what_was_done_is_known_when_a_turn_is_judged():
+    class Remembers(Guess):
+        def get_reward_and_next_obs(self, task, action):
+            return float(len(self.history)), " ".join(self.history)
+
+    env = Remembers(TASK)
+    env.reset()
+    assert [env.step(action)[:2] for action in ("1", "2")] == [("1", 1.0), ("1 2", 2.0)]
+
+
 def test_a_subclass_ends_early():
     env = Guess(TASK)
     env.reset()

@@ -29,11 +29,15 @@ class MultiTurnEnvironment(BaseEnv):
         self.current_turn = 0
         """Turns that are over."""
         self.done = False
+        self.history: list[Any] = []
+        """What the agent has done, turn by turn."""
 
-    def reset(self) -> tuple[Any, dict[str, Any]]:
-        """Begin with the first turn; the observation is the task."""
+    def reset(self, task: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin with the first turn, of another task if one is given; the observation is the task."""
+        self.task = self.task if task is None else task
         self.current_turn = 0
         self.done = False
+        self.history = []
         return (self.task if self.task is not None else {}), {}
 
     def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
@@ -46,7 +50,9 @@ class MultiTurnEnvironment(BaseEnv):
             raise EnvError(
                 f"{type(self).__name__}.step: the rollout was over after turn {self.current_turn}; call reset"
             )
-        returned = self.get_reward_and_next_obs(self.task, unwrapped(action))
+        action = unwrapped(action)
+        self.history.append(action)
+        returned = self.get_reward_and_next_obs(self.task, action)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise EnvError(
                 f"{type(self).__name__}.get_reward_and_next_obs returned {returned!r}: return (reward, next_observation)"
