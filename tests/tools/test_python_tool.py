@@ -11,7 +11,7 @@ from rllm.tools.python_tool import PythonInterpreter
 async def test_prints_and_the_last_value_are_the_output() -> None:
     output = await PythonInterpreter().call({"code": "print('hi')\n1 + 1"})
 
-    assert output.to_string() == "hi\n2\n"
+    assert str(output) == output.to_string() == "hi\n2\n"
     assert output.metadata is not None
     assert output.metadata["exit_code"] == 0
 

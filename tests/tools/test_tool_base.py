@@ -167,6 +167,7 @@ def test_outputs_as_text() -> None:
     circle.append(circle)
 
     assert ToolOutput("t", output={"a": "é"}).to_string() == '{"a": "é"}'
+    assert f"{ToolOutput('t', output=[1])} {ToolOutput('t', error='gone')}" == "[1] Error: gone"
     assert ToolOutput("t", output={"a": Path("b")}).to_string() == '{"a": "b"}'
     assert ToolOutput("t", output={(1, 2): 3}).to_string() == "{(1, 2): 3}"
     assert ToolOutput("t", output=circle).to_string() == "[[...]]"

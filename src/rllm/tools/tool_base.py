@@ -51,6 +51,9 @@ class ToolOutput:
         Unicode, such as half of an emoji that a model has escaped, because no model can be asked with it."""
         return self._text().encode(errors="replace").decode()
 
+    def __str__(self) -> str:
+        return self.to_string()
+
     def _text(self) -> str:
         if self.error is not None:
             return f"Error: {self.error}"
