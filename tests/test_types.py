@@ -108,6 +108,15 @@ def test_a_trace_loses_nothing_as_a_dict() -> None:
     assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
+def test_what_the_rllm_framework_has_written_can_be_read() -> None:
+    output = {"text": "4", "content": "4", "prompt_ids": [], "completion_ids": [], "prompt_length": 3, "tool_calls": []}
+    step = {"prompt_ids": [], "response_ids": [], "model_response": "4", "model_output": output, "reward": 1.0}
+    path = {"uid": "u", "name": "solver", "task": None, "steps": [step], "reward": 1.0, "info": {}}
+    episode = Episode.from_dict({"id": "t:1", "task": None, "is_correct": True, "trajectories": [path]})
+    (again,) = episode.trajectories[0].steps
+    assert (again.model_response, again.reward, again.model_output) == ("4", 1.0, None)
+
+
 def test_an_action_is_unwrapped() -> None:
     assert Step(action=Action(action="left")).to_dict()["action"] == "left"
 

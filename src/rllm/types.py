@@ -248,7 +248,8 @@ class Step:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        return cls(**{**data, "reward": _reward_or_unscored(data.get("reward"))})
+        # What the rLLM framework writes has the model output, too, as a dict; its facts are the step's own fields there as well.
+        return cls(**{**data, "model_output": None, "reward": _reward_or_unscored(data.get("reward"))})
 
 
 @dataclass(kw_only=True)
