@@ -9,6 +9,7 @@ import pytest
 
 from rllm.engine.recorded import RecordedEngine, imposed
 from rllm.errors import ConfigError, InferenceError, SessionDeletedError, StoreError
+from rllm.inference.engine import ModelOutput
 from rllm.sdk import session, trajectory
 from rllm.sdk.context import Session
 from rllm.store.base import TraceStore
@@ -36,6 +37,25 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 
 def said(traces: list[Trace]) -> list[str]:
     return [decode(trace.response_ids) for trace in traces]
+
+
+async def test_an_engine_may_say_none_for_what_it_does_not_have(store: TraceStore) -> None:
+    class Own:
+        async def get_model_response(self, messages: Any, **params: Any) -> ModelOutput:
+            nothing: Any = None
+            return ModelOutput(
+                text="four",
+                content="four",
+                reasoning=nothing,
+                tool_calls=nothing,
+                prompt_ids=nothing,
+                completion_ids=nothing,
+            )
+
+    with Session(name="s"):
+        output = await RecordedEngine(Own(), store=store).get_model_response(ask("2 + 2?"))
+    assert (output.reasoning, output.tool_calls, output.prompt_length, output.finish_reason) == ("", [], 0, None)
+    assert [trace.response["content"] for trace in store.by_session("s")] == ["four"]
 
 
 async def test_tools_may_be_objects_with_a_schema(store: TraceStore) -> None:

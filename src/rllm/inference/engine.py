@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 from rllm.errors import ConfigError
@@ -120,6 +120,12 @@ class ModelOutput:
     sampling: dict[str, Any] = field(default_factory=dict)
     """The sampling parameters that were really used."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Engines of users may say `None` for what they do not have."""
+        for item in fields(self):
+            if getattr(self, item.name) is None:
+                setattr(self, item.name, item.default if item.default is not MISSING else item.default_factory())  # type: ignore[operator]
 
     @property
     def prompt_length(self) -> int:
