@@ -231,6 +231,17 @@ async def test_turns_are_limited() -> None:
     assert episode.trajectories[0].trainable
 
 
+@pytest.mark.parametrize("start", [1, 9])
+async def test_a_last_answer_that_was_cut_is_what_ended_the_rollout(start: int) -> None:
+    episode = await one(start=start, max_steps=1, sampling_params={"max_tokens": 3}, overlong_filter=True)
+    (step,) = episode.trajectories[0].steps
+    assert (decode(step.response_ids), step.reward) == ("tur", float(start == 1)), (
+        "it is played and judged all the same"
+    )
+    assert episode.termination_reason is TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
+    assert not episode.trajectories[0].trainable
+
+
 async def test_what_ended_by_a_limit_can_be_kept_out_of_training() -> None:
     episode = await one(start=9, max_steps=3, overlong_filter=True)
     assert not episode.trajectories[0].trainable

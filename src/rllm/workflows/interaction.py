@@ -94,6 +94,7 @@ class Interaction:
 
     async def _turns(self, observation: Any) -> TerminationReason:
         """Turn by turn; an answer that lies beyond a limit is not kept."""
+        done = False
         for _ in range(self.limits.max_steps):
             budget = self._budget()
             if budget is not None and budget < 1:
@@ -109,13 +110,17 @@ class Interaction:
             action = self._decide(output, messages, observation)
             observation, done = await self._act(action)
             if done:
-                truncated = self._steps[-1].info.get("truncated")
-                return (
-                    TerminationReason.MAX_TURNS_EXCEEDED
-                    if is_number(truncated) and truncated
-                    else TerminationReason.ENV_DONE
-                )
-        return TerminationReason.MAX_TURNS_EXCEEDED
+                break
+        return self._reason(done)
+
+    def _reason(self, done: bool) -> TerminationReason:
+        """Why it ended with the last step: what is cut off was not said to its end, whatever the environment makes of it."""
+        truncated = self._steps[-1].info.get("truncated")
+        if self._steps[-1].finish_reason == "length":
+            return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
+        if not done or (is_number(truncated) and truncated):
+            return TerminationReason.MAX_TURNS_EXCEEDED
+        return TerminationReason.ENV_DONE
 
     async def _reset(self) -> tuple[Any, dict[str, Any]]:
         returned = await self._env("reset")
