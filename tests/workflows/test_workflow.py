@@ -301,13 +301,21 @@ async def test_single_turn_is_one_turn() -> None:
 
 
 async def test_cumulative_is_bounded_by_its_tokens() -> None:
-    workflow = CumulativeWorkflow(ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown, max_response_length=100)
+    workflow = CumulativeWorkflow(
+        ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown, max_response_length=100, max_steps=50
+    )
     episode = await run(workflow, start=50)
     assert episode.termination_reason is TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
     steps = episode.trajectories[0].steps
     assert 1 < len(steps) < 10
     first, last = steps[0], steps[-1]
     assert len(last.prompt_ids) + len(last.response_ids) - len(first.prompt_ids) <= 100
+
+
+async def test_cumulative_has_five_turns_unless_it_is_given_more() -> None:
+    workflow = CumulativeWorkflow(ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown)
+    episode = await run(workflow, start=50)
+    assert (len(episode.trajectories[0].steps), episode.termination_reason) == (5, TerminationReason.MAX_TURNS_EXCEEDED)
 
 
 async def test_an_environment_that_fails_is_named() -> None:

@@ -8,7 +8,7 @@ from rllm.workflows.multi_turn_workflow import MultiTurnWorkflow
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
-    """A `MultiTurnWorkflow` whose turns together may have `max_response_length` tokens; turns are limited by it alone."""
+    """A `MultiTurnWorkflow` whose turns together may have `max_response_length` tokens, beside the limit of `max_steps` turns."""
 
-    def __init__(self, *args: Any, max_response_length: int = 8192, max_steps: int = 1000, **kwargs: Any) -> None:
-        super().__init__(*args, max_response_length=max_response_length, max_steps=max_steps, **kwargs)
+    def __init__(self, *args: Any, max_response_length: int = 8192, **kwargs: Any) -> None:
+        super().__init__(*args, max_response_length=max_response_length, **kwargs)
