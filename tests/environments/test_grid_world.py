@@ -25,6 +25,13 @@ def test_a_walk_to_the_goal_earns_one():
     assert steps[-1][3] == {"is_valid": True, "num_steps": 5, "truncated": False}
 
 
+def test_moves_have_the_numbers_of_the_framework_too():
+    env = FrozenLakeEnv.from_dict(TASK)
+    steps = [env.step(move) for move in ("4", 1, Action("1"), 2, "2")]
+    assert steps[-1][1] == 1.0
+    assert env.step(0)[3]["is_valid"] is False
+
+
 def test_a_hole_ends_the_walk_and_earns_nothing():
     observation, reward, done, info = GridWorldEnv.from_dict(TASK).step("Left")
     assert (reward, done, info["truncated"]) == (0.0, True, False)

@@ -14,6 +14,8 @@ from rllm.errors import ConfigError
 
 LEGEND = "P: you, _: ice, O: hole, G: goal, X: you in a hole, *: you at the goal"
 _SIDEWAYS = {"Up": ("Left", "Right"), "Down": ("Left", "Right"), "Left": ("Up", "Down"), "Right": ("Up", "Down")}
+_NUMBERED = {"1": "Left", "2": "Down", "3": "Right", "4": "Up"}
+"""As agents of the rLLM framework number them."""
 _SETTINGS: dict[str, type] = {"seed": int, "size": int, "p": float, "is_slippery": bool, "max_steps": int}
 
 
@@ -61,7 +63,7 @@ class GridWorldEnv(BaseEnv):
         return self.render(), {}
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Move `Up`, `Down`, `Left` or `Right`, in any case of letters."""
+        """Move `Up`, `Down`, `Left` or `Right`, in any case of letters; or by number, from 1: left, down, right, up."""
         action = unwrapped(action)
         move = _direction(action)
         self.num_steps += 1
@@ -110,7 +112,8 @@ def _converted(key: str, value: Any) -> Any:
 
 def _direction(action: Any) -> str:
     """The name of a direction, or nothing."""
-    name = action.strip().capitalize() if isinstance(action, str) else ""
+    name = str(action).strip().capitalize()
+    name = _NUMBERED.get(name, name)
     return name if name in MOVES else ""
 
 
