@@ -19,7 +19,7 @@ def sft(
         str | None,
         typer.Argument(
             help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an "
-            "evaluation. With --resume they are the run's own.",
+            "evaluation, or a .db file of traces. With --resume they are the run's own.",
             metavar="DATA",
             show_default=False,
         ),
@@ -38,8 +38,8 @@ def sft(
 ) -> None:
     """Fine-tune a model on conversations: rows with `messages`, and with `tools` where they were offered.
 
-    Rollouts of an earlier run or evaluation are learned token for token; sft.reward_threshold and sft.best_per_task take the
-    best of them.
+    Rollouts of an earlier run or evaluation, and a gateway's sessions that were judged, are learned token for token;
+    sft.reward_threshold and sft.best_per_task take the best of them.
     """
     from rllm.cli.resuming import begun_as, leading_setting
     from rllm.cli.training import as_typed, carry_out, chosen_settings, losses, quiet_libraries
