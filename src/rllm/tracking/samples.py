@@ -43,7 +43,7 @@ def _row(step: int, episode: Episode, path: Trajectory) -> Row:
         episode.id,
         path.name,
         path.final_reward(),
-        episode.is_correct,
+        bool(episode.is_correct),
         f"{episode.info['error'].get('type')}" if episode.failed else reason,
         conversation_text(path)[:MAX_CHARACTERS],
     ]
