@@ -75,7 +75,8 @@ def test_tool_calls_are_read_as_the_settings_say_or_else_the_template(
     tokenizer = deepcopy(tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "[TOOL_CALLS]")
     config = load_config(["model.path=m", "model.engine=vllm", "model.device=cpu", f"vllm.url={server.url}", *settings])
-    served = Served(config=config, server=VLLMServer.join(server.url), scratch=tmp_path)
+    joined = VLLMServer.join(server.url)
+    served = Served(config=config, server=joined, scratch=tmp_path, tool_format=config.model.tool_parser)
     sampler = served.sampler(LoadedModel(model=make_model(), tokenizer=tokenizer, device=torch.device("cpu")), None)
     ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{}", add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}

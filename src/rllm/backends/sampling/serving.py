@@ -73,6 +73,8 @@ class Served:
     config: Any
     server: VLLMServer
     scratch: Path
+    tool_format: str | None
+    """How it reads tool calls; of one that was joined only the user knows, if anybody does."""
 
     def sampler(self, loaded: LoadedModel, adapter: Adapter | None) -> ServedSampler:
         """The sampler of a policy on this server.
@@ -88,7 +90,7 @@ class Served:
             loaded.tokenizer,
             adapter=adapter,
             served_name=SERVED_NAME if vllm.url is None or adapter is not None else self.server.control.models()[0],
-            tool_format=_format_of_answers(self.config, loaded.tokenizer),
+            tool_format=self.tool_format,
             scratch=self.scratch,
             sleeps=_sleeps(self.config),
             max_length=model.max_length,
@@ -112,6 +114,7 @@ def open_server(config: Any) -> Served:
     vllm = config.vllm
     run_dir = config.run_dir or Path("runs")
     limits = {"start_timeout_s": vllm.start_timeout_s, "max_restarts": vllm.max_restarts}
+    tool_format = config.model.tool_parser
     with ExitStack() as undo:
         if vllm.url is not None:
             key = os.environ.get("OPENAI_API_KEY")
@@ -123,12 +126,9 @@ def open_server(config: Any) -> Served:
             command = vllm_command(vllm.command)
             scratch = _scratch(config, run_dir)
             undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+            tool_format = started_format(config, load_tokenizer(config.model.path).tokenizer)
             server = VLLMServer.start(
-                serve_options(
-                    config,
-                    port=vllm.port or free_port(),
-                    tool_format=started_format(config, load_tokenizer(config.model.path).tokenizer),
-                ),
+                serve_options(config, port=vllm.port or free_port(), tool_format=tool_format),
                 command=command,
                 log=run_dir / LOG_FILE,
                 scratch=scratch,
@@ -138,7 +138,7 @@ def open_server(config: Any) -> Served:
         if _sleeps(config):
             server.control.sleep()  # the trainer loads its model next
         undo.pop_all()
-    return Served(config=config, server=server, scratch=scratch)
+    return Served(config=config, server=server, scratch=scratch, tool_format=tool_format)
 
 
 def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:
@@ -166,11 +166,6 @@ def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) 
 def started_format(config: Any, tokenizer: Any) -> str:
     """How a server that is started here reads tool calls."""
     return chosen_format(config.model.tool_parser, ChatTemplate(tokenizer).text)
-
-
-def _format_of_answers(config: Any, tokenizer: Any) -> str | None:
-    """How the server reads tool calls; of one that is joined only the user knows, if anybody does."""
-    return started_format(config, tokenizer) if config.vllm.url is None else config.model.tool_parser
 
 
 def _sleeps(config: Any) -> bool:

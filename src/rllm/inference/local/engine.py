@@ -80,7 +80,8 @@ class LocalEngine:
     ) -> None:
         """`max_length` bounds prompt and answer together (default: the model's context). `tool_parser` is the format of tool
         calls (default: the one that the chat template prints, else hermes). `cache_bytes` bounds the keys and values kept
-        (default: 40 % of free GPU memory, or a quarter of the main memory that this process may use). With `autocast` matrix products are done in bfloat16 where the weights are in float32, on a CPU that can."""
+        (default: 40 % of free GPU memory, or a quarter of the main memory that this process may use). With `autocast`
+        matrix products are done in bfloat16 where the weights are in float32, on a CPU that can."""
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent}: use at least 1")
         self.model = model.eval() if device is None else model.to(device).eval()
