@@ -15,7 +15,7 @@ from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError
 from rllm.inference.capabilities import check_trainable
-from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, is_adapter, load_tokenizer
+from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, choose_device, choose_dtype, load_tokenizer
 from rllm.inference.vllm.command import ServeOptions, vllm_command
 from rllm.inference.vllm.handover import choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
@@ -58,9 +58,9 @@ def check_serving(config: Any) -> None:
 def refuse_adapter(path: str) -> None:
     """
     Raises:
-        ConfigError: if this is the folder of an adapter, which a server that is started takes for a model that is damaged.
+        ConfigError: if an adapter is in this folder, which a server that is started would pass over, whatever else is there.
     """
-    if is_adapter(path):
+    if (Path(path).expanduser() / ADAPTER_FILE).is_file():
         raise ConfigError(
             f"model={path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
         )
