@@ -11,6 +11,7 @@ from rllm.algorithms.batch import Batch
 from rllm.backends.local.head import Head
 from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.backends.local.trunk import Trunk, in_parts
+from rllm.backends.local.wide_linear import use_wide_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Policy:
         Raises:
             ConfigError: if it is not known how the model makes its logits.
         """
+        use_wide_products(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
 
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
