@@ -50,8 +50,14 @@ def _check_name(text: str) -> None:
     """Refuse what looks like a name of data and cannot be one."""
     if text in ("", _HUB_PREFIX):
         raise ConfigError(f"{text!r} names no data: name a file, such as tasks.jsonl, or a dataset")
-    if "://" in text:
-        raise ConfigError(f"{text!r} is an address: download the file, and name it here")
+    scheme, is_address, rest = text.partition("://")
+    if is_address:
+        address = f"{scheme}://..." if "@" in rest else text  # where a password may be
+        if scheme in ("postgres", "postgresql"):
+            raise ConfigError(
+                f"{address!r} is a trace store: copy it into a file with rllm store migrate, and name that to rllm sft"
+            )
+        raise ConfigError(f"{address!r} is an address: download the file, and name it here")
     module, dot_py, function = text.partition(".py:")
     if dot_py:
         module = Path(module).name
