@@ -201,6 +201,33 @@ def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], dri
     assert known.drift_of(Said.of(messages, None, known), prompt_ids) == drift
 
 
+SHOWN: list[Message] = [{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}]
+SAID: Message = {"role": "assistant", "content": "It is 42."}
+MORE: Message = {"role": "user", "content": "And 7 x 7?"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "drift"),
+    [
+        ([USER, ANSWER, RESULT, SAID, MORE], None),
+        ([USER, ANSWER, RESULT, {**SAID, "content": "It is 43."}, MORE], "edited"),
+        ([RESULT, SAID, MORE], "edited"),
+        ([{"role": "system", "content": "Be brief."}, USER, ANSWER, RESULT], "edited"),
+        ([USER, ANSWER, MORE], None),
+        ([*SHOWN, USER], None),
+        ([*SHOWN, MORE], None),
+    ],
+    ids=["exact", "later-answer", "beginning-left-out", "another-beginning", "branch", "few-shot", "few-shot-again"],
+)
+def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Message], drift: str | None) -> None:
+    known = after_one_answer()
+    for asked, prompt_ids in (([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5]), ([*SHOWN, USER], [7, 8])):
+        known.add(Said.of(asked, None, known), trace_of(asked, SAID, prompt_ids, "t2"))
+    prompt_ids = [1, 2, 3, 90, 91, 5, 90, 91, 6] if messages[:2] == [USER, ANSWER] else [8]
+    assert known.drift_of(Said.of(messages, None, known), prompt_ids) == drift
+    assert known.drift_of(Said.of(messages, [CALL], known), prompt_ids) is None, "other tools are another conversation"
+
+
 def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     answer = {"role": "assistant", "content": "<code>\nlook()\n"}
     known = Conversations()

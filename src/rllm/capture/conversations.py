@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -47,7 +47,10 @@ Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
 the agent left out the reasoning; the arguments of a tool call were written otherwise; or the template prints the past, or its
 white space, otherwise."""
 
-_CALL_BYTES = 600
+Turn: TypeAlias = int
+"""Stands for the tools, an answer and the one message that precedes it, whatever precedes that."""
+
+_CALL_BYTES = 750
 """What a call takes beside its tokens and its arguments."""
 _OUTLINE_BYTES = 160
 """What it takes to find an answer with tool calls by its outline."""
@@ -99,10 +102,15 @@ class Said:
         """Whether there is an answer among the messages."""
         return self.num_before_answers < len(self.messages)
 
-    @property
-    def opening(self) -> int:
-        """Stands for what precedes the first answer."""
-        return self.digests[self.num_before_answers]
+    def turns_from(self, start: int) -> Iterator[tuple[int, Turn]]:
+        """Of each answer after the first `start` messages, what stands for all that precedes it, and it with the message before."""
+        for place in range(max(start, 1), len(self.messages)):
+            if is_answer(self.messages[place]):
+                yield self.digests[place], self.turn(self.messages[place - 1], self.messages[place])
+
+    def turn(self, before: Message, answer: Message) -> Turn:
+        """What stands for an answer and the message before it, where the tools are these."""
+        return hash((self.digests[0], essence_of(before), essence_of(answer)))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -183,7 +191,9 @@ class Conversations:
     """The digests of answers with tool calls, the latest last, by the digest of the messages and the answer's outline."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
     """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
-    _openings: set[int] = field(default_factory=set)
+    _answered: set[int] = field(default_factory=set)
+    """The digests of all messages that were answered."""
+    _turns: set[Turn] = field(default_factory=set)
     num_bytes: int = 0
     """About what it takes in memory."""
 
@@ -243,10 +253,10 @@ class Conversations:
             return None
         found = self._found(said)
         if found is None:
-            return "edited" if said.opening in self._openings else None
+            return "edited" if self._are_edited(said, 0) else None
         call = found.call
         if begins_with(prompt_ids, call.token_ids()):
-            return None
+            return "edited" if self._are_edited(said, found.num_messages) else None
         if found.written_on:
             return "edited"
         answer = said.messages[found.num_messages - 1]
@@ -287,10 +297,11 @@ class Conversations:
         forms = [_Form.of(said.digests[-1], trace.response)]
         if call.has_content and (bare := without_content(trace.response)) is not None:
             forms.append(_Form.of(said.digests[-1], bare))
-        return partial(self._add, said, forms, content, call)
+        return partial(self._add, said, said.turn(said.messages[-1], trace.response), forms, content, call)
 
-    def _add(self, said: Said, forms: Sequence[_Form], stopped_content: str, call: _Call) -> None:
-        self._openings.add(said.opening)
+    def _add(self, said: Said, turn: Turn, forms: Sequence[_Form], stopped_content: str, call: _Call) -> None:
+        self._answered.add(said.digests[-1])
+        self._turns.add(turn)
         self.num_bytes += _CALL_BYTES + sum(map(sys.getsizeof, (call.added_ids, stopped_content, *call.arguments)))
         for form in forms:
             self._add_form(form, call)
@@ -328,6 +339,11 @@ class Conversations:
             if found := self._written_on(said, place):
                 return found
         return None
+
+    def _are_edited(self, said: Said, start: int) -> bool:
+        """Whether messages after the first `start` were of a conversation of ours: another answer stands where we gave one, or
+        one that we gave is there without what preceded it. Examples that an agent shows are neither."""
+        return any(before in self._answered or turn in self._turns for before, turn in said.turns_from(start))
 
     def _call(self, said: Said, place: int) -> _Call | None:
         """The answer that ends the first messages: of those that said the same, one that was thought alike, or else the latest."""
