@@ -98,10 +98,19 @@ def test_unknown_paths_and_methods_answer_in_openais_shape(refusing):
     assert wrong.headers["allow"] == "POST"
 
 
-def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing):
-    wrong = refusing.http.put("/healthz")
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/healthz", {"GET", "HEAD"}),
+        ("/sessions", {"GET", "HEAD", "POST"}),
+        ("/sessions/s", {"DELETE", "GET", "HEAD"}),
+        ("/v1/responses/resp_1", {"DELETE", "GET", "HEAD"}),
+    ],
+)
+def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing, path, methods):
+    wrong = refusing.http.put(path)
     assert wrong.status_code == 405
-    assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert set(wrong.headers["allow"].split(", ")) == methods
 
 
 @pytest.mark.parametrize("stream", [False, True])

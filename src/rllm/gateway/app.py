@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
@@ -125,8 +126,14 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = error.detail.lower().replace(" ", "_")
-    allow = (error.headers or {}).get("Allow")
+    allow = _allowed(request) if error.status_code == 405 else None
     return _error_response(request, GatewayError(error.status_code, message, code=code, allow=allow))
+
+
+def _allowed(request: Request) -> str:
+    """The methods that a path has, each of which may be a route of its own."""
+    found = (route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL)
+    return ", ".join(sorted({method for route in found for method in route.methods}))
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
