@@ -58,6 +58,17 @@ def test_a_head_that_is_too_large_is_refused(serve, sent):
     assert served.post().status_code == 200
 
 
+@pytest.mark.parametrize("sent", [b"x-long: " + b"a" * 3000 + b"\r\n\r\n", b"x-endless: " + b"a" * 3000, b"x-slow: "])
+def test_a_head_is_refused_in_the_words_of_its_dialect(serve, sent):
+    served = limited(serve, max_header_bytes=2000, header_timeout_s=1)
+    for call in (b"messages?beta=true", b"messages/count_tokens"):
+        with connect(served) as connection:
+            connection.sendall(HEAD % (call, len(BODY)) + sent)
+            status, body = read_answer(connection)
+        assert status in (408, 431)
+        assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+
+
 def test_a_long_body_is_no_long_head(serve):
     served = limited(serve, max_header_bytes=2000)
     body = {"model": "m", "messages": [{"role": "user", "content": "hi" * 10_000}]}

@@ -7,6 +7,7 @@ The server below knows none of these bounds. Nothing is measured of a request th
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.corked import CorkedHTTP
+from rllm.gateway.dialects.messages_output import error_to_dict
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError
 
@@ -21,6 +23,8 @@ LATE = "rllm.late"
 """What the scope of a request says whose body was cut off because it came too slowly."""
 _LATE_S = 5.0
 """How much longer its connection is kept, so that the client can be told."""
+
+_MESSAGES = re.compile(rb"/messages(?:/count_tokens)?/?(?:\?.*)?\Z")
 
 
 class BoundedHTTP(CorkedHTTP):
@@ -75,7 +79,8 @@ class BoundedHTTP(CorkedHTTP):
             self._num_read > limits.max_header_bytes
             and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
         ):
-            self.app = _answering(self._head_too_large())
+            error = self._head_too_large()
+            self.app = _answering(error.status, self._rendered(error))
         if self._awaited is not None:
             self._awaited = None  # From here on it is the body that is waited for.
         super().on_headers_complete()
@@ -126,13 +131,17 @@ class BoundedHTTP(CorkedHTTP):
 
     def _refuse(self, error: GatewayError) -> None:
         """Answer a request whose head nobody has read to its end."""
-        body = orjson.dumps(error.to_dict())
+        body = self._rendered(error)
         head = (
             f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _rendered(self, error: GatewayError) -> bytes:
+        """In the words of the wire format that the URL is of, as far as it has come."""
+        return orjson.dumps(error_to_dict(error) if _MESSAGES.search(self.url) else error.to_dict())
 
     def _head_too_large(self) -> GatewayError:
         limits = self._limits
@@ -144,13 +153,13 @@ class BoundedHTTP(CorkedHTTP):
         )
 
 
-def _answering(error: GatewayError) -> ASGIApp:
+def _answering(status: int, body: bytes) -> ASGIApp:
     """Answers anything with an error, and ends the connection."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": orjson.dumps(error.to_dict())})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     return app
 
