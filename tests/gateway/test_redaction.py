@@ -127,3 +127,10 @@ def test_a_request_is_refused_for_what_it_asks_though_the_hook_fails(serve, capl
     assert "no rule for this" in caplog.text
     (trace,) = served.store.by_session("s")
     assert "redaction hook failed" in trace.error
+
+
+def test_a_hook_that_fails_lets_nothing_that_an_agent_sent_into_the_log(serve, caplog):
+    served = redacting(serve, fail)
+    assert SECRET in served.post(json={"model": "m", "messages": [SECRET]}).json()["error"]["message"]
+    assert "no rule for this" in caplog.text
+    assert SECRET not in caplog.text

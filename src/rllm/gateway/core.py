@@ -125,7 +125,8 @@ class Gateway:
         try:
             await self._keeper.keep(call, self._failed(call, said, _reason(error)))
         except RLLMError as failure:
-            logger.error("a call was refused (%s), and its trace was not stored as it is: %s", error, failure)
+            # Why it was refused may repeat what the agent sent, which a redaction hook keeps to itself.
+            logger.error("a call was refused, and its trace was not stored as it is: %s", failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
         """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
