@@ -48,11 +48,8 @@ _UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": None,
     "response_format": {"type": "text"},
     "structured_outputs": None,
-    "parallel_tool_calls": True,
 }
 """Parameters that there are not here, and with which value that changes nothing."""
-_FREE_CHOICES = (None, "auto", "none")
-"""Of tools: what the model wants, or none. A call that must be made is another decoding, which there is not here either."""
 
 
 class LocalEngine:
@@ -351,8 +348,3 @@ def _warn_unsupported(params: Mapping[str, Any]) -> None:
         if params.get(name) not in (None, neutral) and name not in _warned:
             _warned.add(name)
             logger.warning("%s=%r has no effect: the embedded sampler does not have it", name, params[name])
-    if (choice := params.get("tool_choice")) not in _FREE_CHOICES and "tool_choice" not in _warned:
-        _warned.add("tool_choice")
-        logger.warning(
-            "tool_choice=%r has no effect: the model may answer without a call, which only a server prevents", choice
-        )
