@@ -656,11 +656,14 @@ async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_s
         "structured_outputs": None,
     }
     await engine.complete(prompt_of(4), max_tokens=1, **neutral, response_format={"type": "text"})
+    for choice in ("auto", "none"):
+        await engine.complete(prompt_of(4), max_tokens=1, tool_choice=choice)
     assert "has no effect" not in caplog.text
     for _ in range(2):
         await engine.complete(prompt_of(4), max_tokens=1, presence_penalty=1.0)
     assert caplog.text.count("presence_penalty=1.0 has no effect: the embedded sampler does not have it") == 1
     others = {"min_tokens": 5, "bad_words": ["a"], "allowed_token_ids": [5], "structured_outputs": {"regex": "a"}}
+    others["tool_choice"] = "required"
     await engine.complete(prompt_of(4), max_tokens=1, **others)
     for name, value in others.items():
         assert f"{name}={value!r} has no effect" in caplog.text

@@ -37,19 +37,20 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
 """The context length of a model that does not state one."""
-_UNSUPPORTED: dict[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "min_p": 0,
-    "min_tokens": 0,
-    "logit_bias": {},
-    "bad_words": [],
-    "allowed_token_ids": None,
-    "response_format": {"type": "text"},
-    "structured_outputs": None,
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "tool_choice": ("auto", "none"),
 }
-"""Parameters that there are not here, and with which value that changes nothing."""
+"""Parameters that there are not here, and with which values that changes nothing. No call of a tool can be forced."""
 
 
 class LocalEngine:
@@ -345,6 +346,6 @@ _warned: set[str] = set()
 
 def _warn_unsupported(params: Mapping[str, Any]) -> None:
     for name, neutral in _UNSUPPORTED.items():
-        if params.get(name) not in (None, neutral) and name not in _warned:
+        if params.get(name) not in (None, *neutral) and name not in _warned:
             _warned.add(name)
             logger.warning("%s=%r has no effect: the embedded sampler does not have it", name, params[name])
