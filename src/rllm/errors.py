@@ -106,8 +106,10 @@ class InferenceError(RolloutError):
 class PromptTooLongError(InferenceError):
     """The prompt, or the prompt and `max_tokens` together, exceed the model's context length."""
 
-    def __init__(self, message: str, *, status_code: int = 400) -> None:
+    def __init__(self, message: str, *, status_code: int = 400, num_tokens: int | None = None) -> None:
         super().__init__(message, status_code=status_code)
+        self.num_tokens = num_tokens
+        """Of the prompt, where they were counted."""
 
 
 class RolloutTimeout(RolloutError, TimeoutError):

@@ -86,6 +86,14 @@ def test_line_1_tokens_are_counted_and_nothing_is_stored(serve, upstream, prefix
     assert sum(info.num_traces for info in served.store.sessions()) == 1
 
 
+def test_line_1_tokens_of_a_prompt_that_is_too_long_are_counted_too(serve):
+    served = serve(["hello"], context_length=10)
+    counted = served.post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
+    whole = serve(["hello"]).post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
+    assert counted.json() == whole.json()
+    assert counted.json()["input_tokens"] > 10
+
+
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/v1/messages", "/sessions/s/v1", "/sessions/s/api/hello"])
 def test_line_1_head_of_anything_is_answered(refusing, path):
     assert refusing.http.head(path).status_code == 200

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rllm.capture import ChatStream, traces_from_chat
-from rllm.errors import RLLMError, TokenMismatchError
+from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
@@ -137,7 +137,12 @@ class Gateway:
         imposed = with_fixed_sampling(call.asked, call.session.sampling)
         asked = {name: value for name, value in imposed.items() if name not in _NOT_COUNTED}
         sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
-        response = await self.upstream.complete(UpstreamCall(id=call.id, request=sent, route=call.route))
+        try:
+            response = await self.upstream.complete(UpstreamCall(id=call.id, request=sent, route=call.route))
+        except PromptTooLongError as error:
+            if error.num_tokens is None:
+                raise
+            return error.num_tokens  # Whoever asks may want to know how much is to be left out.
         counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
         if counted is None:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")

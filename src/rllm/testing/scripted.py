@@ -96,7 +96,8 @@ class ScriptedEngine:
         if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens and the context length is {self._context_length}: "
-                "shorten the conversation"
+                "shorten the conversation",
+                num_tokens=len(prompt_ids),
             )
         message = self._message(self._next(messages))
         ids, finish_reason, stop_string = _finish(message, min(sampling.max_tokens or room, room), sampling.stop)

@@ -216,7 +216,8 @@ class LocalEngine:
         if max_tokens < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens, and the context of {self.max_length} must hold it and an "
-                "answer: shorten the messages, or raise the engine's max_length if the model allows"
+                "answer: shorten the messages, or raise the engine's max_length if the model allows",
+                num_tokens=len(prompt_ids),
             )
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
         news = News()
