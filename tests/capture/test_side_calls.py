@@ -56,6 +56,12 @@ def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
     assert side_calls(traces) == set()
 
 
+def test_a_title_that_was_cut_off_before_it_said_anything_is_no_answer_of_the_task():
+    called = [*ASKED, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "1"}]
+    traces = [trace("title", ASKED), trace("main", ASKED, tools=TOOLS), trace("next", called, "done", tools=TOOLS)]
+    assert side_calls(traces) == {"title"}
+
+
 def test_a_title_that_was_asked_for_as_such_is_one_also_where_somebody_said_the_same():
     titled = trace("title", ASKED, "Fixing", metadata={SIDE_CALL_KEY: "title"})
     on = [*ASKED, {"role": "assistant", "content": "Fixing"}, {"role": "user", "content": "on"}]

@@ -58,8 +58,10 @@ def _begins(messages: Sequence[Message]) -> bool:
 
 
 def _answers_in(traces: Sequence[Trace]) -> set[str]:
-    """The answers that conversations go on from, such as a plan that was made before the tools were given."""
-    return {text_of(message) for trace in traces for message in trace.messages if message.get("role") == "assistant"}
+    """The texts that conversations go on from, such as a plan that was made before the tools were given. Calls of tools have
+    none, and are no sign of an answer that has none either."""
+    answers = (message for trace in traces for message in trace.messages if message.get("role") == "assistant")
+    return {text for answer in answers if (text := text_of(answer))}
 
 
 def _asks_for_title(response_format: Any) -> bool:
