@@ -145,6 +145,15 @@ def test_weights_are_not_made_up(folder: Path) -> None:
         load_model(folder)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, bad: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = bad
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is infinite or NaN.* name an earlier checkpoint"):
+        load_model(folder)
+
+
 def test_a_hub_id_that_cannot_be_had_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="no local folder and the hub did not give it"):

@@ -43,6 +43,7 @@ from rllm.inference.local.loading import (
     save_tokenizer,
     text_parts,
 )
+from rllm.inference.local.whole import is_finite
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +252,7 @@ class LocalBackend:
         """
         with self._unpublished:
             for name, weight in self.model.named_parameters():
-                if weight.requires_grad and not weight.detach().sum(dtype=torch.float32).isfinite():
+                if weight.requires_grad and not is_finite(weight):
                     raise WeightSyncError(
                         f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
                         "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"

@@ -32,6 +32,7 @@ from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, w
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
+from rllm.inference.local.whole import is_finite
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +270,7 @@ class VerlBackend:
             answers = self._group.ask("next_weights", BUCKET_BYTES, self._dtype)
             weights, is_last = answers[0]
             for name, weight in weights.items():
-                if not weight.sum(dtype=torch.float32).isfinite():
+                if not is_finite(weight):
                     raise WeightSyncError(
                         f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
                         "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"

@@ -28,6 +28,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
+from rllm.inference.local.whole import check_complete, check_finite
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -125,7 +126,8 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    _check_complete(source, model, found)
+    check_complete(source, model, found)
+    check_finite(source, model)
     _processor_files(model, local_files_only=False)  # a hub id's are then at hand when it is saved
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
@@ -142,21 +144,6 @@ def _kind_of(config: Any) -> Any:
     known = {kind: models[type(config)].__name__ for kind, models in kinds.items() if type(config) in models}
     kept = (kind for kind, name in known.items() if name in (config.architectures or ()))
     return next(kept, next(iter(known), AutoModelForCausalLM))
-
-
-def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
-    """`transformers` makes up the weights that it does not find, with a warning.
-
-    Raises:
-        ConfigError: if it did.
-    """
-    made_up = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
-    if made_up:
-        others = ", ..." if len(made_up) > 3 else ""
-        raise ConfigError(
-            f"model={source!r}: {len(made_up)} of the weights of {type(model).__name__} are not there, or have other shapes, and would "
-            f"be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
-        )
 
 
 def attention_of(config: Any) -> str | None:
@@ -210,6 +197,7 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
             f"model={str(adapter)!r}: this adapter's weights are not named as those of {type(loaded.model).__name__}, so it would "
             f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({_base_of(adapter)})?"
         )
+    check_finite(str(adapter), with_adapter)
     _untie(loaded.model)
     tokenizer = _tokenizer_of(adapter, loaded.tokenizer)
     return replace(loaded, model=with_adapter.merge_and_unload().eval(), tokenizer=tokenizer)
