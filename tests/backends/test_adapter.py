@@ -229,6 +229,17 @@ def test_transformers_reads_the_checkpoint_with_its_model(
         torch.testing.assert_close(plain_logprobs(theirs, sequence, 1), expected, atol=1e-6, rtol=1e-6)
 
 
+def test_a_checkpoint_finds_its_model_from_any_folder(
+    make_backend: MakeBackend, make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model().save_pretrained(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    make_backend(AutoModelForCausalLM.from_pretrained("base"), lora=SMALL).save(tmp_path / "adapted")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "adapted").name_or_path == str(tmp_path / "base")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_saved_run_goes_on_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path, dtype: torch.dtype

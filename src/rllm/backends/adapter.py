@@ -60,6 +60,7 @@ class Adapter:
                     f"model.lora_targets={settings.targets!r}: name linear layers of {type(model).__name__}, or use "
                     f"{ALL_LINEAR} ({error})"
                 ) from error
+        self._inside.peft_config["default"].base_model_name_or_path = _from_anywhere(model.name_or_path)
         if hasattr(model.get_input_embeddings(), "base_layer"):
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: the embeddings are among these, and no linear layer: leave them out, or use "
@@ -118,6 +119,12 @@ class Adapter:
         if config.lora_alpha != self.settings.alpha:
             raise ValueError(f"its adapter has lora_alpha={config.lora_alpha}: keep model.lora_alpha")
         take_weights(own, saved)
+
+
+def _from_anywhere(source: str) -> str:
+    """Where a model comes from, such that who loads its adapter from another folder finds it, too."""
+    folder = Path(source).expanduser()
+    return str(folder.absolute()) if source and folder.is_dir() else source
 
 
 def _beside_text(model: Any) -> str | None:
