@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
         ("optim.rl=1", "optim.rl is not a setting"),
         ("model.path=./nowhere", "'./nowhere': there is no such folder"),
         ("critic.lr=1", "critic.lr=1.0 would have no effect because grpo has no critic"),
-        ("optim.num_minibatches=9", "8 episodes to divide; use at most 8"),
+        ("optim.num_minibatches=9", "does not divide the 8 episodes of a step"),
     ],
 )
 def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, setting, said):

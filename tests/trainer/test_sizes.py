@@ -36,14 +36,14 @@ def test_one_is_told_as_one() -> None:
         "tasks whose rollouts all earn the same are replaced, at most once a step",
     ]
     assert in_words(load_config([*single, "tasks_per_step=4"]), 4)[1] == "1 step x 4 tasks = once through the 4 tasks"
-    with pytest.raises(ConfigError, match="= 1 episode to divide; use at most 1"):
+    with pytest.raises(ConfigError, match=r"does not divide the 1 episode of a step, .*: use 1"):
         check_sizes(load_config(["tasks_per_step=1", "rollout.group_size=1", "optim.num_minibatches=2"]), 5)
 
 
-def test_sizes_that_do_not_divide_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config([*SIZES, "optim.num_minibatches=3", "rollout.resample_rounds=2", "num_steps=1"])
+def test_more_tasks_than_there_are_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config([*SIZES, "optim.num_minibatches=4", "rollout.resample_rounds=2", "num_steps=1"])
     assert in_words(config, 20) == [
-        "32 tasks x 8 rollouts = 256 episodes a step, 3 updates of 85 or 86 episodes",
+        "32 tasks x 8 rollouts = 256 episodes a step, 4 updates of 64 episodes",
         "1 step x 32 tasks = 1.6 times through the 20 tasks",
         "tasks_per_step=32 is more than the 20 there are: a step takes some of them more than once, each time as a "
         "group of its own",
@@ -62,12 +62,14 @@ def test_a_step_takes_no_more_tasks_than_there_are_unless_it_is_asked_to(
     assert config.tasks_per_step == taken
 
 
-def test_more_updates_than_episodes_are_refused() -> None:
-    check_sizes(load_config(["tasks_per_step=2", "rollout.group_size=4", "optim.num_minibatches=8"]), 5)
+@pytest.mark.parametrize(("parts", "remedy"), [(9, "8"), (3, "2 or 4"), (7, "4 or 8")])
+def test_updates_that_do_not_divide_the_episodes_are_refused(parts: int, remedy: str) -> None:
+    sizes = ["tasks_per_step=2", "rollout.group_size=4"]
+    check_sizes(load_config([*sizes, "optim.num_minibatches=8"]), 5)
     with pytest.raises(ConfigError) as refused:
-        check_sizes(load_config(["tasks_per_step=2", "rollout.group_size=4", "optim.num_minibatches=9"]), 5)
+        check_sizes(load_config([*sizes, f"optim.num_minibatches={parts}"]), 5)
     assert str(refused.value) == (
-        "optim.num_minibatches=9: a step has tasks_per_step=2 x rollout.group_size=4 = 8 episodes to divide; use at most 8"
+        f"optim.num_minibatches={parts} does not divide the 8 episodes of a step, tasks_per_step=2 x rollout.group_size=4: use {remedy}"
     )
 
 

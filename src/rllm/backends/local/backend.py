@@ -43,7 +43,7 @@ from rllm.inference.local.loading import (
     save_tokenizer,
     text_parts,
 )
-from rllm.inference.local.whole import is_finite
+from rllm.inference.local.weights import is_finite
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, w
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
-from rllm.inference.local.whole import is_finite
+from rllm.inference.local.weights import is_finite
 
 logger = logging.getLogger(__name__)
 

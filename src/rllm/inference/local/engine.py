@@ -49,6 +49,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
 }
 """Parameters that there are not here, and with which values that changes nothing. No call of a tool can be forced."""
 

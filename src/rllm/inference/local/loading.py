@@ -28,7 +28,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
-from rllm.inference.local.whole import check_complete, check_finite
+from rllm.inference.local.weights import check_complete, check_finite
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"

@@ -200,7 +200,7 @@ class OptimConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger global norm are scaled down to it."""
     num_minibatches: PositiveInt = 1
-    """Updates that each batch is divided into."""
+    """Updates that each batch is divided into: a divisor of its episodes."""
     num_epochs: PositiveInt = 1
     """Times that each batch is gone through."""
     micro_batch_tokens: PositiveInt = 16384

@@ -25,13 +25,13 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
     """Refuse sizes that cannot be meant; sizes that only may not be are told in the log.
 
     Raises:
-        ConfigError: if a step has more updates than episodes to divide among them.
+        ConfigError: if a step's episodes cannot be divided evenly among its updates.
     """
-    episodes = num_episodes(config)
-    if config.optim.num_minibatches > episodes:
+    episodes, parts = num_episodes(config), config.optim.num_minibatches
+    if episodes % parts:
         raise ConfigError(
-            f"optim.num_minibatches={config.optim.num_minibatches}: a step has tasks_per_step={config.tasks_per_step} x "
-            f"rollout.group_size={config.rollout.group_size} = {counted(episodes, 'episode')} to divide; use at most {episodes}"
+            f"optim.num_minibatches={parts} does not divide the {counted(episodes, 'episode')} of a step, tasks_per_step="
+            f"{config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use {_nearest_divisors(episodes, parts)}"
         )
     if config.tasks_per_step > num_tasks:
         logger.warning("%s", _more_than_there_are(config, num_tasks))
@@ -76,14 +76,13 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
 def _updates(config: TrainConfig) -> str:
     parts = config.optim.num_minibatches
     number = config.optim.num_epochs * parts
-    if number == 1:
-        return "1 update"
-    least, more = divmod(num_episodes(config), parts)
-    return (
-        f"{number} updates of {counted(least, 'episode')}"
-        if not more
-        else f"{number} updates of {least} or {least + 1} episodes"
-    )
+    return "1 update" if number == 1 else f"{number} updates of {counted(num_episodes(config) // parts, 'episode')}"
+
+
+def _nearest_divisors(whole: int, parts: int) -> str:
+    divisors = [number for number in range(1, whole + 1) if whole % number == 0]
+    below, above = [number for number in divisors if number < parts], [number for number in divisors if number > parts]
+    return " or ".join(str(number) for number in (*below[-1:], *above[:1]))
 
 
 def _waits(config: TrainConfig) -> str:
