@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.rewards.reward_types import RewardOutput
 from rllm.trainer.rescore import Rescored, compare, rescore, with_rewards, write_rewards
 from rllm.types import Episode, Step, Trajectory
 
@@ -74,6 +75,23 @@ def test_they_are_written_beside_the_old_and_take_their_place_when_asked(tmp_pat
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match="is no file of `rllm rescore`"):
         list(with_rewards([], tmp_path / "other.jsonl"))
+
+
+def test_what_was_right_is_told_anew(tmp_path: Path) -> None:
+    def judge(task: dict[str, str], answer: str) -> RewardOutput:
+        return RewardOutput(is_right(task, answer), is_correct=True if answer == "9" else None)
+
+    def given() -> list[Episode]:
+        made = [
+            episode(number, *answers) for number, answers in enumerate([("7",), ("8",), ("9",), ("7", "?"), ("?",)])
+        ]
+        for number, one in enumerate(made):
+            one.is_correct = number > 0
+        failed = Episode(task_id="figs", index=5, session_id="s5", is_correct=True, info={"error": {}})
+        return [*made, failed]
+
+    path = write_rewards(tmp_path, "judge", rescore(given()[:-1], judge))
+    assert [one.is_correct for one in with_rewards(given(), path)] == [True, False, True, True, False, True]
 
 
 def test_an_episode_whose_task_is_not_known() -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from rllm.errors import ConfigError, RewardError
 from rllm.files import replace_text
+from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import as_reward_output
 from rllm.threads import in_thread
 from rllm.trainer.history import was_learnable
 from rllm.trainer.own_loop import run_anywhere
-from rllm.types import Episode, Trajectory, is_scored
+from rllm.types import Episode, Trajectory
 
 FOLDER = "rescored"
 """Where a run's folder keeps new rewards, a file for each time."""
@@ -41,6 +42,8 @@ class Rescored:
     after: float | None
     """`None`: not scored."""
     answer: str
+    is_correct: bool | None = None
+    """`None` where the new reward does not say."""
     error: str | None = None
     """Why the new reward raised, or that it took too long."""
 
@@ -128,11 +131,11 @@ async def _rescored(
             f"given with {option}"
         )
     answer = path.steps[-1].model_response if path.steps else ""
-    after, error = None, None
+    verdict, error = RewardOutput(None), None
     judge = partial(as_reward_output, reward_fn, episode.task, answer)
     try:
         async with asyncio.timeout(timeout_s):
-            after = (await in_thread(judge, name=f"reward of {episode.id}")).reward
+            verdict = await in_thread(judge, name=f"reward of {episode.id}")
     except RewardError as raised:
         error = str(raised)
     except TimeoutError:
@@ -144,8 +147,9 @@ async def _rescored(
         trajectory=number,
         name=path.name,
         before=path.final_reward(),
-        after=after if is_scored(after) else None,
+        after=verdict.reward,
         answer=answer,
+        is_correct=verdict.is_correct,
         error=error,
     )
 
@@ -176,23 +180,34 @@ def write_rewards(folder: Path, name: str, rescored: Iterable[Rescored]) -> Path
 
 
 def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
-    """The episodes with the rewards of a file that `write_rewards` wrote, in place of those that they had.
+    """The episodes with the rewards of a file that `write_rewards` wrote, in place of those that they had; the last of them says
+    whether an episode is right.
 
     Raises:
         ConfigError: if the file is none.
     """
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        rewards = {(row["session_id"], row["trajectory"]): row["after"] for row in rows}
+        rewards = {(row["session_id"], row["trajectory"]): (row["after"], row.get("is_correct")) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"rewards={str(path)!r} is no file of `rllm rescore`: {error}") from error
     for episode in episodes:
+        verdicts = []
         for number, trajectory in enumerate(episode.trajectories):
             if (episode.session_id, number) in rewards:
-                trajectory.reward = rewards[episode.session_id, number]
+                trajectory.reward, is_correct = rewards[episode.session_id, number]
                 for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
                     step.reward = None
+                verdicts.append(_is_right(trajectory.reward, is_correct))
+        if verdicts:
+            said = [verdict for verdict in verdicts if verdict is not None]
+            episode.is_correct = bool(said) and said[-1]
         yield episode
+
+
+def _is_right(reward: float | None, said: bool | None) -> bool | None:
+    """Whether an answer is right: as its reward says, else by what it earned; `None` where nothing tells."""
+    return reward >= 1.0 if said is None and reward is not None else said
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
