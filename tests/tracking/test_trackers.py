@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,17 @@ class Broken(Notes):
 
 def lines_of(run_dir: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """As on a disk that is full: what is written beyond is refused, half a line too."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_all_of_them_hear_everything() -> None:
@@ -101,6 +114,35 @@ def test_the_record_that_other_commands_read_is_always_written(tmp_path: Path, n
     trackers.log(3, {"x": 1.0})
     trackers.close()
     assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
+
+
+def test_the_record_goes_on_where_it_could_not_be_written_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trackers = Trackers.start(["jsonl"], tmp_path)
+    trackers.log(1, {"x": 1.0})
+    with no_file_larger_than((tmp_path / "metrics.jsonl").stat().st_size + 5):
+        trackers.log(2, {"x": 2.0})
+        trackers.log(3, {"x": 3.0})
+    trackers.log(4, {"x": 4.0})
+    trackers.close()
+    trackers.close()
+    assert lines_of(tmp_path) == [{"step": step, "x": float(step)} for step in (1, 2, 3, 4)]
+    assert [record.message.partition("metrics.jsonl ")[2] for record in caplog.records] == [
+        f"lacks step {step} until a later one can be written: [Errno 27] File too large" for step in (2, 3)
+    ]
+
+
+def test_lines_that_are_never_written_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = JSONLTracker(tmp_path)
+    with no_file_larger_than(5):
+        tracker.log(1, {"x": 1.0})
+        tracker.close()
+        tracker.close()
+    assert [record.message.partition("metrics.jsonl ")[2] for record in caplog.records] == [
+        "lacks step 1 until a later one can be written: [Errno 27] File too large",
+        "lacks its last lines: [Errno 27] File too large",
+    ]
 
 
 def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_path: Path) -> None:

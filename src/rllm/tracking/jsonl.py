@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,31 @@ import orjson
 from rllm.files import sync
 from rllm.types import Episode
 
+logger = logging.getLogger(__name__)
+
 _VARIES = re.compile(r"(^|/)(timing|memory)/|^tokens/per_second")
 
 
 class JSONLTracker:
-    """Appends `{"step": n, name: value, ...}` lines to the run's `metrics.jsonl`."""
+    """Appends `{"step": n, name: value, ...}` lines to the run's `metrics.jsonl`. What cannot be written, as on a full disk, is kept
+    and written before the next line."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
+        self._unwritten = b""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         # orjson writes what is not a number as null; `NaN` is not JSON.
-        self._file.write(orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
-        self._file.flush()
+        line = orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY)
+        self._unwritten += line + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s lacks step %d until a later one can be written: %s", self._file.name, step, error)
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         sync(self._file.fileno())
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
@@ -35,6 +48,12 @@ class JSONLTracker:
         """Only results are recorded."""
 
     def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s lacks its last lines: %s", self._file.name, error)
         self._file.close()
 
 
