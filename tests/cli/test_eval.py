@@ -330,6 +330,10 @@ def test_a_mistake_is_named_before_anything_is_asked(eval_work, server, fails, m
         ),
         (["--dataset", "tasks.jsonl", "--model", "./no-model"], "there is no such folder"),
         (["--data", "tasks.jsonl", "--model", "m", "model.engine=vllm"], "model.engine='vllm' would have no effect"),
+        (
+            ["--data", "tasks.jsonl", "--model", "m", "--upstream-kind", "openai"],
+            "--upstream-kind openai would have no",
+        ),
         (["--data", "tasks.jsonl", "--model", "m", "model.lora_rank=8"], "because nothing is trained here"),
     ],
 )

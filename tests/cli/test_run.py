@@ -229,6 +229,11 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
         (["--timeout", "0", "--", "ls"], "'--timeout': 0: use a number of seconds above 0"),
         (["--metadata", "task", "--", "ls"], "--metadata task: use KEY=VALUE"),
         (["--gateway", "http://127.0.0.1:9", "--store", "my.db", "--", "ls"], "--store my.db would have no effect"),
+        (
+            ["--model", "m", "--upstream-kind", "openai", "--", "ls"],
+            "--upstream-kind openai would have no effect without",
+        ),
+        (["--model", "m", "--tokenizer", "m", "--", "ls"], "--tokenizer m would have no effect without --base-url"),
         (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
         (["--out", ".", "--", "ls"], "--out .: it is a folder: name a file in it"),
     ],

@@ -76,7 +76,7 @@ def evaluate(
     """
     from rllm.cli.agent_file import load_agent
     from rllm.cli.eval_display import show_report
-    from rllm.cli.model_source import embedded, key_of_server, served
+    from rllm.cli.model_source import embedded, key_of_server, refuse_options_of_server, served
     from rllm.cli.task_source import tasks_for
     from rllm.cli.training import lead_to_gateway
     from rllm.errors import ConfigError, RolloutError
@@ -87,6 +87,8 @@ def evaluate(
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
+    if base_url is None:
+        refuse_options_of_server(upstream_kind)
     key = key_of_server()  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)

@@ -53,6 +53,16 @@ def given_of_training(pairs: Iterable[str]) -> list[str]:
     return [name for name in _OF_TRAINING if f"model.{name}" in given]
 
 
+def refuse_options_of_server(kind: UpstreamKind, tokenizer: str | None = None) -> None:
+    """
+    Raises:
+        ConfigError: if one of these is given, which say how a server is asked, and no server is.
+    """
+    given = {"--upstream-kind": None if kind == "vllm" else kind, "--tokenizer": tokenizer}
+    if unused := next((f"{option} {value}" for option, value in given.items() if value is not None), None):
+        raise ConfigError(f"{unused} would have no effect without --base-url: name the server, or leave it out")
+
+
 def key_of_server() -> str | None:
     """The key of a server that has the model, as far as the environment says it."""
     return os.environ.get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None

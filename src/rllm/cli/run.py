@@ -82,6 +82,7 @@ def run(
     --store. Exit code: the program's own; 124 if its time was up; 1 if it ended well and no call of it arrived. All processes
     that it has started end with it.
     """
+    from rllm.cli.model_source import refuse_options_of_server
     from rllm.cli.run_report import episode_of, summary
     from rllm.engine.episode_log import to_json
     from rllm.errors import ConfigError
@@ -101,6 +102,8 @@ def run(
         raise ConfigError(
             f"--store {store} would have no effect: --gateway {gateway} has its own store; leave one of them out"
         )
+    if upstream is None:
+        refuse_options_of_server(upstream_kind, tokenizer)
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "command": shlex.join(command)}
     place = (
