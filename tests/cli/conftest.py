@@ -88,14 +88,16 @@ def as_a_program():
 
 def here(*arguments, cwd):
     """As `rllm`, in this process: it shows the same, and need not import everything again."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     command = ["rllm", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", command)
         with as_a_program(), pytest.raises(SystemExit) as ended:
             cli.main()
-    return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(
+        command, ended.value.code or 0, *(stream.buffer.getvalue().decode() for stream in (out, err))
+    )
 
 
 def rllm(*arguments, cwd, timeout=300, env=None):

@@ -125,6 +125,15 @@ def test_a_program_that_calls_nothing_fails_with_what_it_was_given(run):
     assert "0 calls" in done.stderr
 
 
+def test_what_is_no_text_is_passed_on_as_it_is(server, work):
+    printed = "import sys; sys.stdout.buffer.write(b'caf\\xe9 \\xff\\x00\\r\\n\\xe2\\x82')"
+    run = ["run", "--base-url", server.base_url, "--allow-no-calls", "--out", "e.json", "--"]
+    command = [sys.executable, "-m", "rllm", *run, sys.executable, "-S", "-c", printed]
+    done = subprocess.run(command, capture_output=True, cwd=work, check=True)
+    assert done.stdout == b"caf\xe9 \xff\x00\r\n\xe2\x82"
+    assert json.loads((work / "e.json").read_text())["info"]["program"]["stdout"] == "caf\ufffd \ufffd\0\r\n\ufffd"
+
+
 def test_one_that_takes_too_long_is_stopped(run):
     done = run("--timeout", "0.5", "--", "sleep", "600")
     assert done.returncode == 124

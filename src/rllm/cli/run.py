@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import shlex
 import sys
@@ -239,19 +238,17 @@ def _stdin() -> str | int:
 
 
 class _Printer:
-    """Passes on what a program prints, for as long as somebody reads it."""
+    """Passes on what a program prints, byte by byte, for as long as somebody reads it."""
 
     def __init__(self, **streams: TextIO) -> None:
         self._streams = streams
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {name: decoder("replace") for name in streams}
 
     def __call__(self, name: Stream, data: bytes) -> None:
         stream = self._streams.get(name)
         if stream is None:
             return
         try:
-            stream.write(self._decoders[name].decode(data))
+            stream.buffer.write(data)  # whatever encoding this process has
             stream.flush()
         except BrokenPipeError:  # as of `| head`; what the program does is wanted still
             del self._streams[name]
