@@ -23,6 +23,8 @@ def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
     (checkpoint / "trainer_state.json").write_text('{"step": 3}')
     command = [sys.executable, "-m", "rllm", "serve", "run", "--port", "0", "--store", "said.db"]
     with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        loading = process.stdout.readline()
+        assert loading == "rllm serve: run/checkpoints/step-000003 is being loaded; traces are kept in said.db\n"
         greeting = process.stdout.readline()
         assert "run/checkpoints/step-000003" in greeting
         url = re.search(r"http://\S+/v1", greeting).group()
@@ -46,7 +48,7 @@ def test_behind_a_gateway_with_its_tokenizer_turns_are_one_sequence(work, policy
             command = [sys.executable, "-m", "rllm", *arguments, "--port", "0"]
             process = stack.enter_context(subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True))
             stack.callback(process.send_signal, signal.SIGINT)
-            return re.search(r"http://[^/\s]+", process.stdout.readline()).group()
+            return next(filter(None, (re.search(r"http://[^/\s]+", line) for line in process.stdout))).group()
 
         server = started("serve", str(policy), "--store", "behind.db")
         front = started("gateway", "--upstream", server, "--tokenizer", str(policy), "--store", "front.db")

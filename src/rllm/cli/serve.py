@@ -53,13 +53,14 @@ def serve(
     with (
         closing(bind(host, port)) as listener,
         closing(open_store(store)) as traces,
-        _upstream(config, max_concurrent) as upstream,
     ):
-        say(
-            f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
-            f"  traces are kept in {store}; Ctrl-C ends it, and calls in flight are finished first."
-        )
-        serve_forever(create_app(traces, upstream, gateway), listener, gateway)
+        say(f"rllm serve: {config.model.path} is being loaded; traces are kept in {store}")
+        with _upstream(config, max_concurrent) as upstream:
+            say(
+                f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
+                "  Ctrl-C ends it, and calls in flight are finished first."
+            )
+            serve_forever(create_app(traces, upstream, gateway), listener, gateway)
     say("rllm serve: stopped")
 
 
