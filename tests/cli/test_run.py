@@ -217,13 +217,17 @@ def test_a_model_of_this_machine_will_do(work, policy):
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_signal_ends_it_with_its_program(server, work, number):
     script = "setsid sleep 600 & echo $! > child; echo $$ > leader; wait"
-    command = [sys.executable, "-m", "rllm", "run", "--upstream", server.base_url, "--", "/bin/sh", "-c", script]
+    run = ["run", "--upstream", server.base_url, "--session", "mine", "--", "/bin/sh", "-c", script]
+    command = [sys.executable, "-m", "rllm", *run]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: (work / "leader").exists() and (work / "leader").read_text().strip())
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "Traceback" not in errors
+    assert errors == (
+        "rllm run: stopped; its calls are kept in session mine\n"
+        "  traces     rllm traces show mine --store sqlite:///traces.db\n"
+    )
     for name in ("child", "leader"):
         assert not Path(f"/proc/{int((work / name).read_text())}").exists()
 

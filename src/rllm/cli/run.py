@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
@@ -82,7 +82,7 @@ def run(
     that it has started end with it.
     """
     from rllm.cli.model_source import refuse_options_of_server
-    from rllm.cli.run_report import episode_of, summary
+    from rllm.cli.run_report import episode_of, interrupted, summary
     from rllm.engine.episode_log import to_json
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
@@ -110,8 +110,14 @@ def run(
         if gateway is None
         else _remote_session(gateway, api_key, name, notes)
     )
+    kept_here = store if gateway is None else None
     with place as opened:
-        done, traces = _captured(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
+        try:
+            done, traces = _captured(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
+        except KeyboardInterrupt:
+            with suppress(OSError):  # the terminal is gone, as SIGHUP says
+                print(interrupted(name, store=kept_here), file=sys.stderr)
+            raise
     code = TIMED_OUT if done.timed_out else done.exit_code if done.exit_code >= 0 else 128 - done.exit_code
     if not traces and not allow_no_calls:
         _fail_without_calls(command, opened, done, code)
@@ -119,7 +125,7 @@ def run(
     text = to_json(episode.to_dict()).decode()
     if as_json:
         print(text, flush=True)
-    print(summary(episode, traces, done, store=store if gateway is None else None), file=sys.stderr)
+    print(summary(episode, traces, done, store=kept_here), file=sys.stderr)
     if out is not None:
         _write(out, text)
     sys.exit(code)

@@ -43,10 +43,18 @@ def summary(episode: Episode, traces: Sequence[Trace], done: ProgramResult, *, s
         lines.append(f"  output     {done.num_dropped_bytes} bytes are left out: --max-output is how much is kept")
     if done.num_killed:
         lines.append(f"  killed     {counted(done.num_killed, 'process', 'processes')} that had not ended")
-    if store is not None:
-        command = ["rllm", "traces", "show", episode.session_id, "--store", store]
-        lines.append(f"  traces     {shlex.join(command)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_place(episode.session_id, store)])
+
+
+def interrupted(session: str, *, store: str | None) -> str:
+    """What is kept of a program that was ended by Ctrl-C, or a signal that means the same."""
+    return "\n".join([f"rllm run: stopped; its calls are kept in session {session}", *_place(session, store)])
+
+
+def _place(session: str, store: str | None) -> list[str]:
+    if store is None:
+        return []
+    return [f"  traces     {shlex.join(['rllm', 'traces', 'show', session, '--store', store])}"]
 
 
 def _about_calls(traces: Sequence[Trace]) -> list[str]:
