@@ -6,12 +6,12 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import OnlyJson
+from rllm.cli.options import OnlyJson, known_split
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,10 @@ def explain(
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show every sampled token, too.")] = False,
     split: Annotated[
-        Literal["train", "eval"] | None, typer.Option(help="Only episodes of this split.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only episodes of this split.", metavar="<train|eval>", show_default=False, callback=known_split
+        ),
     ] = None,
     step: Annotated[
         int | None,

@@ -15,6 +15,13 @@ def above_zero(seconds: float | None) -> float | None:
     return seconds
 
 
+def known_split(name: str | None) -> str | None:
+    """The split of a run's episodes that the user named, checked; tasks that were given with --val are not named by that."""
+    if name not in (None, "train", "eval"):
+        raise typer.BadParameter(f"{name!r}: use train, or eval, which has the episodes of held-out tasks (--val)")
+    return name
+
+
 Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
