@@ -191,3 +191,27 @@ async def test_no_program_is_refused() -> None:
 def test_what_no_program_can_be_given_is_named(command: list[Any], env: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run_supervised(command, Limits(), env=env)
+
+
+def test_one_that_says_much_as_it_is_interrupted_is_heard_out(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+def end(*_):
+    print("x" * 200_000, flush=True)
+    open("left", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up")
+time.sleep(600)
+"""
+    heard: list[bytes] = []
+
+    def interrupted(stream: str, data: bytes) -> None:
+        heard.append(data)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        python(code, cwd=tmp_path, grace_s=60.0, on_output=interrupted)
+    assert b"".join(heard) == b"up" + b"x" * 200_000 + b"\n"
+    assert (tmp_path / "left").exists()

@@ -187,7 +187,11 @@ class _Watch:
     def result(self, program: str) -> ProgramResult:
         try:
             self._read_to_the_end()
-        finally:  # also on Ctrl-C, which the program does not hear of by itself
+        except KeyboardInterrupt:  # which the program does not hear of by itself
+            self._end()
+            self._read_to_the_end()  # one that says much as it ends would wait for us, and be killed
+            raise
+        finally:
             self._end()
             self._process.wait()
         report = json.loads(self._report or b"{}")
