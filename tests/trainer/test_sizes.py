@@ -27,6 +27,13 @@ def test_sizes_in_words() -> None:
     ]
 
 
+def test_rollouts_that_are_only_compared_with_are_told_of() -> None:
+    assert in_words(load_config([*SIZES, "algorithm.name=remax"]), 1600)[:2] == [
+        "32 tasks x 8 rollouts = 256 episodes a step, 1 update",
+        "and 32 greedy rollouts to compare with, one for each task",
+    ]
+
+
 def test_one_is_told_as_one() -> None:
     single = ["tasks_per_step=2", "rollout.group_size=1", "num_steps=1", "rollout.resample_rounds=1"]
     assert in_words(load_config([*single, "optim.num_minibatches=2"]), 1) == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+from rllm.algorithms.configured import kind_of
 from rllm.backends.schedule import num_updates
 from rllm.errors import ConfigError, counted
 from rllm.trainer.config.schema import TrainConfig
@@ -57,6 +58,7 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
     told = [
         f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a step, "
         f"{_updates(config)}",
+        *_baselines(config),
         f"{counted(config.num_steps, 'step')} x {tasks} = {_often(times)} through the {counted(num_tasks, 'task')}",
     ]
     if config.tasks_per_step > num_tasks:
@@ -71,6 +73,12 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
             f"tasks whose rollouts all earn the same are replaced, at most {_often(config.rollout.resample_rounds)} a step"
         )
     return told
+
+
+def _baselines(config: TrainConfig) -> list[str]:
+    if not kind_of(config.algorithm).needs_greedy:
+        return []
+    return [f"and {counted(config.tasks_per_step, 'greedy rollout')} to compare with, one for each task"]
 
 
 def _updates(config: TrainConfig) -> str:
