@@ -98,6 +98,23 @@ def test_no_product_is_computed_of_what_is_frozen(products: list[tuple[int, ...]
 
 
 @needs_onednn
+@pytest.mark.usefixtures("helps")
+def test_inputs_are_kept_for_the_gradient_of_weights_only() -> None:
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    for is_trained, expected in ((True, [(5, 6), (4, 6)]), (False, [(4, 6)])):
+        layer, inputs = WideLinear(nn.Linear(6, 4).requires_grad_(is_trained)), torch.ones(5, 6, requires_grad=True)
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            layer(inputs).sum().backward()
+        assert kept == expected
+
+
+@needs_onednn
 def test_small_products_and_other_formats_are_those_of_torch(products: list[tuple[int, ...]]) -> None:
     layer = WideLinear(nn.Linear(256, 512))
     large, small = torch.ones(256, 256), torch.ones(255, 256)

@@ -73,7 +73,8 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
+        # As in torch's own: below an adapter, whose layers are frozen, they would be memory for nothing.
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
         return _product(inputs, weight, bias)
 
     @staticmethod
