@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.nn.functional import linear
 
@@ -112,6 +113,21 @@ def test_inputs_are_kept_for_the_gradient_of_weights_only() -> None:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             layer(inputs).sum().backward()
         assert kept == expected
+
+
+@needs_onednn
+@pytest.mark.usefixtures("helps")
+def test_hooks_go_on_and_so_do_the_weights_that_they_compute() -> None:
+    layer, seen = nn.Linear(6, 4), []
+    layer.register_forward_hook(lambda _module, _inputs, outputs: seen.append(tuple(outputs.shape)))
+    model = nn.Sequential(nn.utils.prune.identity(layer, "weight"))
+    names = [name for name, _ in model.named_parameters()]
+    use_wide_products(model)
+    assert isinstance(model[0], WideLinear)
+    assert [name for name, _ in model.named_parameters()] == names == ["0.bias", "0.weight_orig"]
+    model(torch.ones(5, 6)).sum().backward()
+    assert seen == [(5, 4)]
+    torch.testing.assert_close(model[0].weight_orig.grad, torch.full((4, 6), 5.0))
 
 
 @needs_onednn

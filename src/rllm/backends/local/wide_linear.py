@@ -43,14 +43,11 @@ def helps_here() -> bool:
 
 
 class WideLinear(nn.Linear):  # type: ignore[misc]
-    """An `nn.Linear` with the parameters of another one."""
+    """An `nn.Linear` with all that another one has: parameters, and hooks, some of which compute the weight from others."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = linear.weight
-        self.register_parameter("bias", linear.bias)
-        self.train(linear.training)
+        self.__dict__.update(linear.__dict__)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self._is_wide(inputs):
