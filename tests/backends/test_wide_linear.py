@@ -188,3 +188,15 @@ def test_the_gradient_of_a_batch_is_that_of_plain_layers_and_the_sampler_packs_i
         assert bool(products) is helps
         found.append({name: weight.grad for name, weight in backend.model.named_parameters()})
     torch.testing.assert_close(*found)
+
+
+@needs_onednn
+@pytest.mark.usefixtures("helps")
+def test_a_second_sampler_of_a_model_packs_what_the_first_one_packed(make_backend: Make, make_model: Make) -> None:
+    model, counts = make_model(), []
+    for _ in range(2):
+        backend = make_backend(model)
+        packed = backend.inference._packed
+        counts.append(packed and len(packed._layers))
+        backend.close()
+    assert counts[0] == counts[1]

@@ -54,7 +54,8 @@ class PackedModel:
             if type(parent).__name__ == "ParamWrapper":  # peft's, which gives its layer another weight for each pass
                 continue
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
+                # The trainer makes its own of plain ones, which a later sampler of the model finds.
+                if type(child) is nn.Linear or type(child).__name__ == "WideLinear":
                     self._layers.append(PackedLinear(child, self.products))
                     setattr(parent, name, self._layers[-1])
         self.update()
