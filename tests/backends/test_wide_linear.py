@@ -131,6 +131,18 @@ def test_hooks_go_on_and_so_do_the_weights_that_they_compute() -> None:
 
 
 @needs_onednn
+@pytest.mark.usefixtures("helps")
+def test_onednn_is_given_no_expanded_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    product, strides = wide_linear._product, []
+    monkeypatch.setattr(
+        wide_linear, "_product", lambda *given: strides.append(given[0].stride() + given[1].stride()) or product(*given)
+    )
+    WideLinear(nn.Linear(6, 4))(torch.ones(5, 6, requires_grad=True)).sum().backward()
+    assert len(strides) == 3
+    assert not any(0 in found for found in strides)
+
+
+@needs_onednn
 def test_small_products_and_other_formats_are_those_of_torch(products: list[tuple[int, ...]]) -> None:
     layer = WideLinear(nn.Linear(256, 512))
     large, small = torch.ones(256, 256), torch.ones(255, 256)
