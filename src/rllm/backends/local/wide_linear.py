@@ -77,9 +77,8 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         inputs, weight = ctx.saved_tensors
-        gradient = gradients[
-            0
-        ].contiguous()  # oneDNN takes a hundred times as long for one that is expanded, as a sum's
+        [gradient] = gradients
+        gradient = gradient.contiguous()  # oneDNN takes a hundred times as long for one that is expanded, as a sum's
         of_inputs = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             of_inputs = _product(gradient, weight.t())

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 _VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""Of oneDNN, and of torch's binding to it. Both are read once, by the first product."""
+"""Of oneDNN, and of torch's binding to it. Both are read once, by the first product, and the second by the first of each kind."""
 _KEPT = "128"
 
 
@@ -25,6 +25,8 @@ def keep_few_kernels() -> None:
     try:
         some = torch.ones(64, 64, dtype=torch.bfloat16)
         torch.mm(some, some)
+        if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            torch.ops.mkldnn._linear_pointwise(some.float(), some.float(), None, "none", [], "")
     finally:  # what this process starts decides for itself
         for name in chosen:
             del os.environ[name]
