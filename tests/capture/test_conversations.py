@@ -228,6 +228,17 @@ def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Mess
     assert known.drift_of(Said.of(messages, [CALL], known), prompt_ids) is None, "other tools are another conversation"
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, called('{"b": 7.0, "a": 6}'), {"content": None}], ids=["exact", "json", "bare"]
+)
+def test_a_history_is_edited_however_the_answers_in_it_are_written(changes: Message) -> None:
+    known = after_one_answer()
+    again: Message = {"role": "user", "content": "What is 6 x 7? Be brief."}
+    assert known.drift_of(Said.of([again, ANSWER | changes, RESULT], None, known), [8]) is None
+    system: Message = {"role": "system", "content": "Be brief."}
+    assert known.drift_of(Said.of([system, USER, ANSWER | changes, RESULT], None, known), [8]) == "edited"
+
+
 def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     answer = {"role": "assistant", "content": "<code>\nlook()\n"}
     known = Conversations()

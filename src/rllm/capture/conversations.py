@@ -109,8 +109,8 @@ class Said:
                 yield self.digests[place], self.turn(self.messages[place - 1], self.messages[place])
 
     def turn(self, before: Message, answer: Message) -> Turn:
-        """What stands for an answer and the message before it, where the tools are these."""
-        return hash((self.digests[0], essence_of(before), essence_of(answer)))
+        """What stands for an answer, however it is written, and the message before it, where the tools are these."""
+        return hash((self.digests[0], essence_of(before), outline_of(without_content(answer) or answer)))
 
 
 @dataclass(kw_only=True, slots=True)
