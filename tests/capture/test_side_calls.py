@@ -56,6 +56,18 @@ def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
     assert side_calls(traces) == set()
 
 
+def test_a_plan_comes_back_without_the_white_space_around_it():
+    planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
+    traces = [trace("plan", ASKED, "\n\nFirst read.\n"), trace("main", planned, "ok", tools=TOOLS)]
+    assert side_calls(traces) == set()
+
+
+def test_an_answer_without_a_text_belongs_to_the_task_if_its_tokens_are_gone_on_from():
+    on = [*ASKED, {"role": "assistant", "content": ""}, {"role": "user", "content": "And what do you say?"}]
+    traces = [trace("thought", ASKED), trace("main", on, "ok", tools=TOOLS, parent_id="thought")]
+    assert side_calls(traces) == set()
+
+
 def test_a_title_that_was_cut_off_before_it_said_anything_is_no_answer_of_the_task():
     called = [*ASKED, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "1"}]
     traces = [trace("title", ASKED), trace("main", ASKED, tools=TOOLS), trace("next", called, "done", tools=TOOLS)]

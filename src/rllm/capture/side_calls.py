@@ -47,8 +47,9 @@ def side_calls(traces: Sequence[Trace]) -> set[str]:
         foreign = (trace for trace in traces if not is_own(trace.metadata))
         tagged |= {trace.id for trace in foreign if not trace.tools and _begins(trace.messages)}
     if tagged:
-        told = _answers_in(traces)
-        tagged -= {t.id for t in traces if t.metadata.get(SIDE_CALL_KEY) != TITLE and text_of(t.response) in told}
+        told, parents = _answers_in(traces), {trace.parent_id for trace in traces}
+        gone_on_from = (t for t in traces if t.id in parents or _text_of(t.response) in told)
+        tagged -= {trace.id for trace in gone_on_from if trace.metadata.get(SIDE_CALL_KEY) != TITLE}
     return tagged if len(tagged) < len(traces) else set()
 
 
@@ -61,7 +62,12 @@ def _answers_in(traces: Sequence[Trace]) -> set[str]:
     """The texts that conversations go on from, such as a plan that was made before the tools were given. Calls of tools have
     none, and are no sign of an answer that has none either."""
     answers = (message for trace in traces for message in trace.messages if message.get("role") == "assistant")
-    return {text for answer in answers if (text := text_of(answer))}
+    return {text for answer in answers if (text := _text_of(answer))}
+
+
+def _text_of(answer: Message) -> str:
+    """What an answer says, without the white space around it, which programs may leave out."""
+    return text_of(answer).strip()
 
 
 def _asks_for_title(response_format: Any) -> bool:
