@@ -61,6 +61,8 @@ SIDE_CALL_KEY = "rllm.side_call"
 """Where the metadata of a trace keeps why the call is none of its task's, such as one that asks for a title."""
 NUM_SIDE_CALLS_KEY = "num_side_calls"
 """Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
+NUM_UNUSABLE_CALLS_KEY = "num_unusable_calls"
+"""Likewise, how many it lost because they had no usable tokens, such as those that failed or were broken off."""
 
 REFERENCE_KEY = "rllm.reference"
 """Where a trajectory's `info` says that it would be trained on, but for its attempt, which others are compared with: a greedy one."""

@@ -20,7 +20,16 @@ from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rllm.algorithms.remax import ReMax
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.assemble import Assembled, assemble
-from rllm.types import REFERENCE_KEY, UNSCORED, Episode, Step, Trajectory, TrajectoryGroup
+from rllm.types import (
+    NUM_SIDE_CALLS_KEY,
+    NUM_UNUSABLE_CALLS_KEY,
+    REFERENCE_KEY,
+    UNSCORED,
+    Episode,
+    Step,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 MEAN_ONLY = GRPO(normalize_std=False)
 
@@ -118,6 +127,11 @@ def test_what_is_left_out_is_counted_by_its_reason() -> None:
     }
     assert len(result.batch) == 2
     assert (result.num_groups, result.num_uniform_groups) == (3, 1)
+
+
+def test_calls_that_a_trajectory_has_lost_are_counted_each() -> None:
+    lost = path(1.0, info={NUM_SIDE_CALLS_KEY: 1, NUM_UNUSABLE_CALLS_KEY: 2})
+    assert assembled(episodes_of(lost, path(0.0))).dropped == {"side_call": 1, "unusable_call": 2}
 
 
 def test_failed_and_unscored_rollouts_leave_the_baseline() -> None:

@@ -12,7 +12,17 @@ from rllm.capture.side_calls import OWN_KEY
 from rllm.engine.runner import Attempt
 from rllm.errors import AgentError, CaptureError
 from rllm.sdk.decorators import SESSION_UID
-from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Message, Step, Trace, Trajectory, is_scored, text_of
+from rllm.types import (
+    NUM_SIDE_CALLS_KEY,
+    NUM_UNUSABLE_CALLS_KEY,
+    Episode,
+    Message,
+    Step,
+    Trace,
+    Trajectory,
+    is_scored,
+    text_of,
+)
 
 
 def join(
@@ -171,5 +181,5 @@ def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
     if errors:
         if is_scored(reward := trajectory.final_reward()):
             trajectory.reward = reward
-        trajectory.info["num_unusable_calls"] = len(errors)
+        trajectory.info[NUM_UNUSABLE_CALLS_KEY] = len(errors)
         trajectory.steps = [step for step in trajectory.steps if step.id not in errors]

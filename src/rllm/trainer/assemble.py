@@ -25,6 +25,7 @@ from rllm.trainer.shares import (
     NOT_COMPARED,
     SIDE_CALL,
     UNSCORED,
+    UNUSABLE_CALL,
     ZERO_VARIANCE,
     Sample,
     Share,
@@ -37,7 +38,7 @@ from rllm.trainer.shares import (
     shares_of,
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
-from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory
+from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, NUM_UNUSABLE_CALLS_KEY, Episode, StepCredit, Trajectory
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class Assembled:
     num_uniform_groups: int
     """Groups whose rewards are all alike, which have nothing to teach."""
     dropped: Counter[str]
-    """Trajectories by the reason for which they were left out; failed episodes count once, side calls each."""
+    """Trajectories by the reason for which they were left out; failed episodes count once, side calls and unusable calls each."""
     num_forks: int
     """Steps whose prompt does not continue the steps before them, beyond the first step of each trajectory."""
     num_steps: int
@@ -333,10 +334,11 @@ def _with_counts(
 
 
 def _dropped(samples: Sequence[Sample], episodes: Sequence[Episode]) -> Counter[str]:
-    """What nothing is learned from, by reason: trajectories, failed episodes once, and each side call."""
+    """What nothing is learned from, by reason: trajectories, failed episodes once, and each side call and unusable call."""
     dropped = Counter(sample.reason for sample in samples if sample.reason)
     dropped.update(reason_of(episode) for episode in episodes if episode.failed)
-    dropped[SIDE_CALL] += sum(sample.trajectory.info.get(NUM_SIDE_CALLS_KEY, 0) for sample in samples)
+    for reason, key in ((SIDE_CALL, NUM_SIDE_CALLS_KEY), (UNUSABLE_CALL, NUM_UNUSABLE_CALLS_KEY)):
+        dropped[reason] += sum(sample.trajectory.info.get(key, 0) for sample in samples)
     return +dropped
 
 

@@ -23,6 +23,7 @@ ALONE = "too_few_siblings"
 NO_GREEDY = "no_greedy_rollout"
 ZERO_VARIANCE = "zero_variance"
 SIDE_CALL = "side_call"
+UNUSABLE_CALL = "unusable_call"
 
 NOT_COMPARED = (ALONE, NO_GREEDY)
 
