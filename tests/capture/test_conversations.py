@@ -239,6 +239,18 @@ def test_a_history_is_edited_however_the_answers_in_it_are_written(changes: Mess
     assert known.drift_of(Said.of([system, USER, ANSWER | changes, RESULT], None, known), [8]) == "edited"
 
 
+def test_a_history_is_edited_whatever_it_is_that_was_taken_out_between_its_answers() -> None:
+    known = Conversations()
+    reminder: Message = {"role": "system", "content": "Be brief."}
+    other: Message = {"role": "assistant", "content": "49"}
+    for asked, answer in (([USER, reminder], SAID), ([USER, SAID, MORE, reminder], other)):
+        known.add(Said.of(asked, None, known), trace_of(asked, answer, [1, 2, 3]))
+    on = [MORE, reminder]
+    assert known.drift_of(Said.of([USER, SAID, MORE, other, *on], None, known), [8]) == "edited"
+    assert known.drift_of(Said.of([USER, SAID, RESULT, called("{}"), *on], None, known), [8]) is None
+    assert known.drift_of(Said.of([RESULT, SAID, RESULT, other, *on], None, known), [8]) is None
+
+
 def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     answer = {"role": "assistant", "content": "<code>\nlook()\n"}
     known = Conversations()

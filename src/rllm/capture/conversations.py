@@ -29,6 +29,7 @@ from rllm.capture.essence import (
     arguments_of,
     as_text,
     essence_of,
+    gist_of,
     has_content,
     has_reasoning,
     is_answer,
@@ -48,7 +49,8 @@ the agent left out the reasoning; the arguments of a tool call were written othe
 white space, otherwise."""
 
 Turn: TypeAlias = int
-"""Stands for the tools, an answer and the one message that precedes it, whatever precedes that."""
+"""Stands for the tools, an answer, however it is written, and either the one message that precedes it, whatever precedes that, or the
+beginning of the conversation and the answers before it, whatever is between them."""
 
 _CALL_BYTES = 750
 """What a call takes beside its tokens and its arguments."""
@@ -78,6 +80,8 @@ class Said:
     """`digests[k]` stands for the tools and the first k messages, in this process; known answers as they were written."""
     num_before_answers: int
     """How many messages precede the first answer among them."""
+    turns: list[Turn]
+    """`turns[k]` stands for the messages before the first answer, and the answers among the first k messages."""
 
     @classmethod
     def of(
@@ -88,29 +92,40 @@ class Said:
     ) -> Said:
         """`known` has the answers that the messages may write otherwise than they were given."""
         digest = hash(as_text(list(tools))) if tools else 0
-        digests = [digest]
-        for message in messages:
-            before, digest = digest, hash((digest, essence_of(message)))
-            if known is not None and is_answer(message) and message.get("tool_calls"):
-                digest = known.as_written(before, digest, message)
+        digests, turns, num_before_answers = [digest], [digest], len(messages)
+        for place, message in enumerate(messages):
+            essence = essence_of(message)
+            before, digest = digest, hash((digest, essence))
+            turn = turns[-1] if place > num_before_answers else digest
+            if is_answer(message):
+                num_before_answers = min(num_before_answers, place)
+                turn = _turn(turns[-1], essence)
+                if known is not None and message.get("tool_calls"):
+                    digest = known.as_written(before, digest, message)
             digests.append(digest)
-        places = (place for place, message in enumerate(messages) if is_answer(message))
-        return cls(messages=messages, digests=digests, num_before_answers=next(places, len(messages)))
+            turns.append(turn)
+        return cls(messages=messages, digests=digests, turns=turns, num_before_answers=num_before_answers)
 
     @property
     def goes_on(self) -> bool:
         """Whether there is an answer among the messages."""
         return self.num_before_answers < len(self.messages)
 
-    def turns_from(self, start: int) -> Iterator[tuple[int, Turn]]:
-        """Of each answer after the first `start` messages, what stands for all that precedes it, and it with the message before."""
+    def turns_from(self, start: int) -> Iterator[tuple[int, list[Turn]]]:
+        """Of each answer after the first `start` messages, what stands for all that precedes it, and what stands for it."""
         for place in range(max(start, 1), len(self.messages)):
             if is_answer(self.messages[place]):
-                yield self.digests[place], self.turn(self.messages[place - 1], self.messages[place])
+                yield self.digests[place], self.turns_of(place, self.messages[place])
 
-    def turn(self, before: Message, answer: Message) -> Turn:
-        """What stands for an answer, however it is written, and the message before it, where the tools are these."""
-        return hash((self.digests[0], essence_of(before), outline_of(without_content(answer) or answer)))
+    def turns_of(self, place: int, answer: Message) -> list[Turn]:
+        """What stands for an answer to the first `place` messages."""
+        before = hash((self.digests[0], essence_of(self.messages[place - 1])))
+        essence = essence_of(answer)
+        return [_turn(before, essence), _turn(self.turns[place], essence)]
+
+
+def _turn(before: int, essence: tuple[str, ...]) -> Turn:
+    return hash((before, gist_of(essence)))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -297,11 +312,13 @@ class Conversations:
         forms = [_Form.of(said.digests[-1], trace.response)]
         if call.has_content and (bare := without_content(trace.response)) is not None:
             forms.append(_Form.of(said.digests[-1], bare))
-        return partial(self._add, said, said.turn(said.messages[-1], trace.response), forms, content, call)
+        return partial(self._add, said, said.turns_of(len(said.messages), trace.response), forms, content, call)
 
-    def _add(self, said: Said, turn: Turn, forms: Sequence[_Form], stopped_content: str, call: _Call) -> None:
+    def _add(
+        self, said: Said, turns: Sequence[Turn], forms: Sequence[_Form], stopped_content: str, call: _Call
+    ) -> None:
         self._answered.add(said.digests[-1])
-        self._turns.add(turn)
+        self._turns.update(turns)
         self.num_bytes += _CALL_BYTES + sum(map(sys.getsizeof, (call.added_ids, stopped_content, *call.arguments)))
         for form in forms:
             self._add_form(form, call)
@@ -343,7 +360,9 @@ class Conversations:
     def _are_edited(self, said: Said, start: int) -> bool:
         """Whether messages after the first `start` were of a conversation of ours: another answer stands where we gave one, or
         one that we gave is there without what preceded it. Examples that an agent shows are neither."""
-        return any(before in self._answered or turn in self._turns for before, turn in said.turns_from(start))
+        return any(
+            before in self._answered or not self._turns.isdisjoint(turns) for before, turns in said.turns_from(start)
+        )
 
     def _call(self, said: Said, place: int) -> _Call | None:
         """The answer that ends the first messages: of those that said the same, one that was thought alike, or else the latest."""

@@ -32,6 +32,12 @@ def outline_of(answer: Message) -> tuple[str, ...]:
     return ("assistant", _own_content(answer), *calls)
 
 
+def gist_of(essence: tuple[str, ...]) -> tuple[str, ...]:
+    """What of an answer's essence no client writes otherwise: its tool calls without their arguments, or its text if it has none."""
+    num_calls = len(essence) // 2 - 1
+    return essence[2 : 2 + num_calls] or essence
+
+
 def arguments_of(answer: Message) -> list[str]:
     """Those of each tool call, as written."""
     return [
