@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 
-from rllm.algorithms.configured import kind_of
 from rllm.backends.schedule import num_updates
 from rllm.errors import ConfigError, counted
 from rllm.trainer.config.schema import TrainConfig
@@ -76,6 +75,8 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
 
 
 def _baselines(config: TrainConfig) -> list[str]:
+    from rllm.algorithms.configured import kind_of  # which imports torch
+
     if not kind_of(config.algorithm).needs_greedy:
         return []
     return [f"and {counted(config.tasks_per_step, 'greedy rollout')} to compare with, one for each task"]
