@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.local import wide_linear
-from rllm.backends.local.wide_linear import WideLinear, use_wide_products
+from rllm.inference.local import wide_linear
+from rllm.inference.local.wide_linear import WideLinear, use_wide_products
 
 Make = Callable[..., Any]
 
@@ -33,13 +33,13 @@ def helps(monkeypatch: pytest.MonkeyPatch) -> None:
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of what oneDNN has computed."""
     seen: list[tuple[int, ...]] = []
-    product = wide_linear._product
+    product = wide_linear.linear_product
 
     def watched(*given: Any) -> torch.Tensor:
         seen.append(tuple(product(*given).shape))
         return product(*given)
 
-    monkeypatch.setattr(wide_linear, "_product", watched)
+    monkeypatch.setattr(wide_linear, "linear_product", watched)
     return seen
 
 
@@ -133,9 +133,11 @@ def test_hooks_go_on_and_so_do_the_weights_that_they_compute() -> None:
 @needs_onednn
 @pytest.mark.usefixtures("helps")
 def test_onednn_is_given_no_expanded_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    product, strides = wide_linear._product, []
+    product, strides = wide_linear.linear_product, []
     monkeypatch.setattr(
-        wide_linear, "_product", lambda *given: strides.append(given[0].stride() + given[1].stride()) or product(*given)
+        wide_linear,
+        "linear_product",
+        lambda *given: strides.append(given[0].stride() + given[1].stride()) or product(*given),
     )
     WideLinear(nn.Linear(6, 4))(torch.ones(5, 6, requires_grad=True)).sum().backward()
     assert len(strides) == 3

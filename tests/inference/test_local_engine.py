@@ -663,7 +663,7 @@ async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_s
         await engine.complete(prompt_of(4), max_tokens=1, presence_penalty=1.0)
     assert caplog.text.count("presence_penalty=1.0 has no effect: the embedded sampler does not have it") == 1
     others = {"min_tokens": 5, "bad_words": ["a"], "allowed_token_ids": [5], "structured_outputs": {"regex": "a"}}
-    others["tool_choice"] = "required"
+    others |= {"tool_choice": "required", "parallel_tool_calls": False}
     await engine.complete(prompt_of(4), max_tokens=1, **others)
     for name, value in others.items():
         assert f"{name}={value!r} has no effect" in caplog.text

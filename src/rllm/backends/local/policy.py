@@ -11,7 +11,7 @@ from rllm.algorithms.batch import Batch
 from rllm.backends.local.head import Head
 from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.backends.local.trunk import Trunk, in_parts
-from rllm.backends.local.wide_linear import use_wide_products
+from rllm.inference.local.wide_linear import use_wide_products
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rllm.inference.local.kernels import has_linear_products, linear_product
+from rllm.inference.local.wide_linear import WideLinear
 from rllm.main_memory import total_memory
 
 _ROWS = 64
@@ -29,9 +31,8 @@ def can_pack(model: Any) -> bool:
     return (
         model.device.type == "cpu"
         and model.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and has_linear_products()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= total_memory()
     )
 
@@ -54,8 +55,7 @@ class PackedModel:
             if type(parent).__name__ == "ParamWrapper":  # peft's, which gives its layer another weight for each pass
                 continue
             for name, child in list(parent.named_children()):
-                # The trainer makes its own of plain ones, which a later sampler of the model finds.
-                if type(child) is nn.Linear or type(child).__name__ == "WideLinear":
+                if type(child) in (nn.Linear, WideLinear):
                     self._layers.append(PackedLinear(child, self.products))
                     setattr(parent, name, self._layers[-1])
         self.update()
@@ -86,8 +86,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         return outputs.to(inputs.dtype)
 
     def _product(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._shift, "none", [], "")
-        return outputs
+        return linear_product(inputs, self._packed, self._shift)
 
     def _product_in_blocks(self, inputs: Tensor) -> Tensor:
         rows = inputs.flatten(0, -2)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rllm.inference.local.kernels import has_linear_products, linear_product
+
 _WORTH_IT = 2**25
 """Multiplications of a product from which on oneDNN's program for its shape, 0.3 ms, is saved by a few layers."""
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -34,8 +36,7 @@ def use_wide_products(model: nn.Module) -> None:
 def helps_here() -> bool:
     """Whether this CPU has AVX-512, and is none of Intel's; known on Linux only."""
     return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        has_linear_products()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and _CPU_INFO.exists()
         and "GenuineIntel" not in _CPU_INFO.read_text()
@@ -72,7 +73,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # As in torch's own: below an adapter, whose layers are frozen, they would be memory for nothing.
         ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
-        return _product(inputs, weight, bias)
+        return linear_product(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -81,17 +82,12 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         gradient = gradient.contiguous()  # oneDNN takes a hundred times as long for one that is expanded, as a sum's
         of_inputs = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_inputs = _product(gradient, weight.t())
+            of_inputs = linear_product(gradient, weight.t())
         if ctx.needs_input_grad[1]:
             of_weight = _sum_of_outer_products(_rows(gradient), _rows(inputs))
         if ctx.needs_input_grad[2]:
             of_bias = _rows(gradient).sum(0)
         return of_inputs, of_weight, of_bias
-
-
-def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-    return outputs
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -101,5 +97,5 @@ def _rows(tensor: Tensor) -> Tensor:
 def _sum_of_outer_products(left: Tensor, right: Tensor) -> Tensor:
     """[N, K] of [rows, N] and [rows, K]. oneDNN copies the first of its factors to transpose it, so that is the narrower one."""
     if left.shape[1] <= right.shape[1]:
-        return _product(left.t(), right.t())
-    return _product(right.t(), left.t()).t()
+        return linear_product(left.t(), right.t())
+    return linear_product(right.t(), left.t()).t()
