@@ -7,7 +7,7 @@ VERSIONS := -c constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs native test test-docs test-newest release-check test-slow test-examples test-learning test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs native test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 .references: tests/references/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
+
+test-models: $(VENV)/.dev .references  ## Every chat template of TRL's wheel: prompts, turns and masks; no weights needed.
+	PYTHONPATH=.references $(PYTEST) -m models tests/models
 
 test-references: $(VENV)/.dev .references  ## Compare estimators and losses with those of verl and TRL.
 	PYTHONPATH=.references $(PYTEST) -m references tests/references

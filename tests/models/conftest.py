@@ -1,0 +1,77 @@
+"""The chat templates in TRL's wheel, each with a small byte-level tokenizer that has the template's special tokens.
+
+`make test-models` installs the wheel into `.references`; no model weights are needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+_MARKED = re.compile(r"<\|[^|<>\s]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_[a-z]+>|\[/?INST\]")
+_REASONING_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+def template_folder() -> Path | None:
+    """Return the folder of TRL's chat templates, or None if TRL is not on the path."""
+    spec = importlib.util.find_spec("trl")
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) / "chat_templates" if places else None
+
+
+def template_names() -> list[str]:
+    """Return the names of the inference templates."""
+    folder = template_folder()
+    paths = sorted(folder.glob("*.jinja")) if folder else []
+    return [path.stem for path in paths if not path.stem.endswith("_training")]
+
+
+@cache
+def template_text(name: str) -> str:
+    """Return the text of one template; names that end in `_training` mark the answers with `{% generation %}`."""
+    folder = template_folder()
+    assert folder is not None, "run `make test-models`, which installs TRL's wheel"
+    return (folder / f"{name}.jinja").read_text()
+
+
+@cache
+def tokenizer_for(name: str) -> Any:
+    """Return a tokenizer with 256 byte tokens, the special tokens of the template, and the template itself.
+
+    Qwen's and most other tokenizers hold `<think>` and `<tool_call>` as added tokens that are not special.
+    """
+    text = template_text(name)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = sorted({*_MARKED.findall(text), "<bos>", "<|endoftext|>"})
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False) for token in _REASONING_MARKUP if token in text])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<bos>",
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        chat_template=text,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that takes `template` once for each template."""
+    if "template" in metafunc.fixturenames:
+        metafunc.parametrize("template", template_names() or [pytest.param("none", marks=pytest.mark.skip)])
+
+
+@pytest.fixture
+def tokenizer(template: str) -> Any:
+    """Return the tokenizer of the test's template."""
+    return tokenizer_for(template)

@@ -1,0 +1,22 @@
+"""Each template of TRL's wheel renders a plain conversation through our parser, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rllm.parser.chat_template import ChatTemplate
+
+from .conftest import template_names
+
+pytestmark = pytest.mark.models
+
+
+def test_the_wheel_has_its_templates() -> None:
+    assert len(template_names()) >= 41
+
+
+def test_renders_a_question(template: str, tokenizer: Any) -> None:
+    text = ChatTemplate(tokenizer).render_text([{"role": "user", "content": "What is 2 + 2?"}])
+    assert text
