@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -69,6 +72,39 @@ def test_a_boundary_names_what_users_raise() -> None:
     ):
         raise ValueError("bad move")
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def _in_a_library() -> None:
+    json.loads("{")
+
+
+def _with_two_lines() -> None:
+    raise ValueError("bad move\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("raises", "message"),
+    [
+        (_in_a_library, r"JSONDecodeError: Expecting .* \(at .*test_errors.py:{line}\)$"),
+        (_with_two_lines, r"ValueError: bad move \(at .*test_errors.py:{line}\)\nsecond line$"),
+    ],
+)
+def test_a_boundary_names_the_line_of_the_users_code(raises: Callable[[], None], message: str) -> None:
+    line = raises.__code__.co_firstlineno + 1
+    with pytest.raises(AgentError, match=message.format(line=line)), boundary(AgentError, "agent"):
+        raises()
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("/opt/site-packages/their_agent.py", " (at /opt/site-packages/their_agent.py:2)"), ("<string>", "")],
+)
+def test_a_boundary_names_installed_agents_and_no_line_of_code_without_a_file(file: str, place: str) -> None:
+    names: dict[str, Any] = {"boundary": boundary, "AgentError": AgentError}
+    exec(compile("def agent():\n    raise KeyError('city')\n", file, "exec"), names)
+    with pytest.raises(AgentError) as caught:
+        exec("with boundary(AgentError, 'agent'):\n    agent()\n", names)
+    assert str(caught.value) == f"agent raised KeyError: 'city'{place}"
 
 
 @pytest.mark.parametrize("error", [TokenMismatchError("x"), InferenceError("x"), KeyboardInterrupt(), SystemExit(1)])

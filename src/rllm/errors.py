@@ -21,9 +21,13 @@ what was wrong, the value seen, and the remedy. All of them survive pickling, be
 
 from __future__ import annotations
 
+import os
 import reprlib
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rllm.forks import forks_end_here
@@ -91,6 +95,10 @@ class RewardError(RolloutError):
     """The reward function raised."""
 
 
+USER_CODE_ERRORS = (AgentError, EnvError, RewardError, PluginError)
+"""Errors in the user's own code, which the same code raises again."""
+
+
 class CaptureError(RolloutError):
     """A rollout made no model call that reached the gateway, or its calls hold no usable tokens."""
 
@@ -142,10 +150,10 @@ class WorkerError(RLLMError):
 
 @contextmanager
 def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
-    """Name whatever the user's code raises inside: `error("{where} raised ValueError: ...")` from the original.
+    """Raise `error("{where} raised ValueError: ... (at my_agent.py:12)")` from an exception of the user's code inside.
 
-    Errors of ours pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). Of a group, as a
-    `TaskGroup` raises it, one error counts. A fork goes no further.
+    Our own errors pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A group, as a
+    `TaskGroup` raises it, is replaced by one of its errors. A fork ends here.
     """
     try:
         with forks_end_here(), ungrouped():
@@ -153,7 +161,9 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     except RLLMError:
         raise
     except Exception as cause:
-        raise error(f"{where} raised {type(cause).__name__}: {_said_by(cause)}") from cause
+        first, newline, rest = _said_by(cause).partition("\n")
+        message = f"{first}{_place_of(cause)}{newline}{rest}"
+        raise error(f"{where} raised {type(cause).__name__}: {message}") from cause
 
 
 @contextmanager
@@ -206,6 +216,30 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def all_of(number: int, noun: str, plural: str = "") -> str:
     """`all 2 tasks`, or `the only task`, likewise."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun, plural)}"
+
+
+_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OURS = f"{Path(__file__).parent}{os.sep}"
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ` (at FILE:LINE)` for the innermost frame of the user's own code, or an empty string if there is none.
+
+    Frames of the standard library and of this package do not count. Those of installed packages count only if the
+    error passed through nothing else: the agent may be installed, too.
+    """
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((_OURS, "<"))
+    ]
+    installed = [place for place in frames if any(part in place[0] for part in _INSTALLED)]
+    own = [place for place in frames if place not in installed and not place[0].startswith(_LIBRARY)]
+    if not (own or installed):
+        return ""
+    file, line = own[-1] if own else installed[0]
+    return f" (at {file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line})"
 
 
 def _said_by(error: BaseException) -> str:

@@ -125,7 +125,7 @@ def test_a_failed_episode_says_where_it_failed(tmp_path, policy):
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "run_dir=run"]
     here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=tmp_path)
     told = here("explain", "run", "a:b@0.0.0:0", cwd=tmp_path).stdout
-    assert "failed: AgentError: agent raised ZeroDivisionError: division by zero\n" in told
+    assert "failed: AgentError: agent raised ZeroDivisionError: division by zero (at agent.py:9)\n" in told
     assert f'File "{tmp_path / "agent.py"}", line 9, in agent\n' in told
     assert "no running event loop" not in told, "which is nothing that the agent did"
     error = json.loads(here("explain", "run", "a:b@0.0.0:0", "--json", cwd=tmp_path).stdout)["error"]

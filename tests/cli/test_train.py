@@ -307,11 +307,20 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
     assert code == 1
     assert errors[errors.index("rllm: ") :].splitlines() == [
         "rllm: roll out: all 8 rollouts failed, so there is nothing to learn from:",
-        "  8 x AgentError: agent raised ValueError: no idea",
+        "  8 x AgentError: agent raised ValueError: no idea (at my_agent.py:2)",
         f"Where each of them ended: rllm explain {work / 'run'}",
         "No step is saved, so nothing is learned; run keeps its settings.",
-        f"Go on with: {command()} train --resume run",
+        "Correct the code, then run the same command again.",
     ]
+
+
+def test_after_an_error_in_the_agent_the_same_command_starts_again(work, fails, policy):
+    agent = (work / "my_agent.py").read_text()
+    given = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
+    (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
+    assert fails(*given)[0] == 1
+    (work / "my_agent.py").write_text(agent)
+    assert here(*given, cwd=work).returncode == 0
 
 
 def test_tasks_that_differ_from_those_of_the_run_are_named_by_their_option(work, fails, policy):

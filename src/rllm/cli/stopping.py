@@ -95,10 +95,17 @@ def tell_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_s
     console.print(f"\nStopped. {what_is_kept(run_dir, again, num_steps=num_steps)}", soft_wrap=True, markup=False)
 
 
-def what_is_kept(run_dir: Path, again: Sequence[str], *, num_steps: int) -> str:
-    """Of a training run that ended before its time, and how to go on with it."""
+def what_is_kept(run_dir: Path, again: Sequence[str], *, num_steps: int, own_code: bool = False) -> str:
+    """Return what a training run that ended early leaves, and the command that continues it.
+
+    Args:
+        run_dir: folder of the run.
+        again: arguments of the command that continues it.
+        num_steps: steps that the run was to take.
+        own_code: an error in the user's code ended the run; a resumed run would meet it again unless it is corrected.
+    """
     if not (run_dir / "config.yaml").is_file():
-        return "The run had not begun, so there is nothing to keep; the same command begins anew."
+        return "The run had not begun, so there is nothing to keep; the same command starts it."
     from rllm.trainer.checkpoint import Checkpoints, read_state
     from rllm.trainer.resume import StartingPoint
 
@@ -106,7 +113,11 @@ def what_is_kept(run_dir: Path, again: Sequence[str], *, num_steps: int) -> str:
     saved = StartingPoint(checkpoint=latest, state={} if latest is None else read_state(latest))
     if saved.has_done(num_steps):
         return f"All is done and saved in {from_here(run_dir)}."
-    return f"{_kept(from_here(run_dir), saved, num_steps)}\nGo on with: {command()} {shlex.join(again)}"
+    kept = _kept(from_here(run_dir), saved, num_steps)
+    if own_code and latest is None:
+        return f"{kept}\nCorrect the code, then run the same command again."
+    how = "Once the code is corrected, continue with" if own_code else "Go on with"
+    return f"{kept}\n{how}: {command()} {shlex.join(again)}"
 
 
 def _kept(shown: Path, saved: StartingPoint, num_steps: int) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
 from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
-from rllm.errors import ConfigError
+from rllm.errors import USER_CODE_ERRORS, ConfigError
 from rllm.files import from_here
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
@@ -126,7 +126,9 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
         sys.exit(CTRL_C)
     except Exception as error:
         if not isinstance(error, ConfigError):
-            error.add_note(what_is_kept(trainer.run_dir, again, num_steps=trainer.config.num_steps))
+            own_code = isinstance(error, USER_CODE_ERRORS)
+            steps = trainer.config.num_steps
+            error.add_note(what_is_kept(trainer.run_dir, again, num_steps=steps, own_code=own_code))
         raise
 
 

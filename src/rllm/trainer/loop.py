@@ -22,7 +22,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
 from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
-from rllm.errors import CheckpointError, RolloutError, TokenMismatchError
+from rllm.errors import CheckpointError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.threads import BACKEND_THREAD, OneThread
 from rllm.tracking.base import Trackers
@@ -37,6 +37,7 @@ from rllm.trainer.filters import leave_out, leave_out_uniform, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.metrics.measure import (
     batch_metrics,
+    error_of_all,
     failure_report,
     peak_memory,
     rates,
@@ -285,7 +286,7 @@ class TrainingLoop:
         if all(reasons) and not may_fail:
             await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
             where = f"Where each of them ended: rllm explain {shlex.quote(str(self.checkpoints.run_dir))}"
-            raise RolloutError(f"{failure_report(phase, reasons)}\n{where}")
+            raise error_of_all(episodes)(f"{failure_report(phase, reasons)}\n{where}")
         if any(reasons):
             logger.warning("%s", failure_report(phase, reasons))
         return episodes
