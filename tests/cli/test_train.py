@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from rllm.cli.terminal import command
 from rllm.store import open_store
 
 from .conftest import here, rllm
