@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import reprlib
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -218,7 +217,7 @@ def all_of(number: int, noun: str, plural: str = "") -> str:
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun, plural)}"
 
 
-_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OURS = f"{Path(__file__).parent}{os.sep}"
 

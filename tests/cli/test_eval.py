@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,7 +86,9 @@ def runs(monkeypatch, capsys):
 
 
 def arguments(server, *more):
-    return ["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--base-url", server.base_url, *more]
+    options = {"--dataset": "tasks.jsonl", "--base-url": server.base_url}
+    given = [part for name, value in options.items() if name not in more for part in (name, value)]
+    return ["eval", "my_agent.py:agent", *given, *more]
 
 
 def test_an_agent_is_judged_behind_a_server(eval_work, server):
@@ -343,14 +346,34 @@ def test_what_is_missing_or_has_no_effect_is_named(eval_work, fails, arguments, 
     assert said in errors
 
 
-def test_a_run_in_place_of_its_model_leaves_the_folder_to_another_evaluation(eval_work, fails):
-    (eval_work / "run" / "checkpoints").mkdir(parents=True)
-    code, errors = fails(
-        "eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--model", "run", "--out", "evals/run"
-    )
-    assert code == 2
-    assert "point to a Hugging Face model folder, such as a checkpoint of this run" in errors
-    assert not (eval_work / "evals").exists()
+def test_a_checkpoint_of_a_run_is_evaluated(eval_work, policy, runs, fails):
+    checkpoints = eval_work / "run" / "checkpoints"
+    for number in (1, 2):
+        shutil.copytree(policy, checkpoints / f"step-00000{number}")
+        (checkpoints / f"step-00000{number}" / "trainer_state.json").write_text(json.dumps({"step": number}))
+    more = ["--dataset", "tasks.jsonl", "--model", "run", "sampling.max_tokens=4"]
+    for number, chosen in ((2, []), (1, ["--checkpoint", "step-000001"])):
+        runs("eval", "my_agent.py:agent", *more, *chosen, "--out", f"evals/{number}")
+        identity = json.loads((eval_work / "evals" / str(number) / "evaluation.json").read_text())
+        assert f"step-00000{number}" in identity["model"]
+    code, errors = fails("eval", "my_agent.py:agent", *more, "--checkpoint", "step-000009")
+    assert (code, "step-000009" in errors) == (2, True)
+
+
+def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fails):
+    write_tasks(eval_work, [*ROWS, {"id": "new", "question": "kiwi", "answer": "KIWI"}])
+    runs(*arguments(server, "--out", "first", "--limit", "2"))
+    (eval_work / "my_agent.py").write_text(AGENT.replace("== answer", "== answer or 1"))
+    runs(*arguments(server, "--out", "second"))
+    printed, _ = runs("eval", "--compare", "first", "second", "--json")
+    found = json.loads(printed)
+    assert (found["num_tasks"], found["num_better"], found["num_worse"], found["num_unpaired"]) == (2, 1, 0, 1)
+    assert (found["accuracy"]["first"], found["accuracy"]["value"]) == (0.5, 0.5)
+    assert "agent" in found["changes"]
+    code, errors = fails("eval", "--compare", "first", "nowhere")
+    assert (code, "--compare nowhere" in errors) == (2, True)
+    code, errors = fails("eval", "--compare", "first", "second", "--data", "tasks.jsonl")
+    assert (code, "leave --data out" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, po
 
 def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
     tell_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
-    told = "\nStopped. The run had not begun, so there is nothing to keep; the same command begins anew.\n"
+    told = "\nStopped. The run had not begun, so there is nothing to keep; the same command starts it.\n"
     assert capsys.readouterr().out == told
 
 

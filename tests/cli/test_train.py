@@ -354,3 +354,37 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
     assert resumed.returncode == 0, resumed.stderr
     steps = [json.loads(line)["step"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, steps_done + 2))
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--data=more.jsonl"], "--data"),
+        (["train", "my_agent.py:agent", "--val", "a.jsonl", "--data", "tasks.jsonl", "--val", "b.jsonl"], "--val"),
+        (["eval", "my_agent.py:agent", "--n", "2", "-n4"], "--n"),
+        (["sft", "tasks.jsonl", "--model", "a", "--model", "b"], "--model"),
+        (["traces", "list", "--store", "a.db", "--store", "b.db"], "--store"),
+    ],
+)
+def test_a_repeated_option_is_refused(work, fails, command, option):
+    code, errors = fails(*command)
+    assert code == 2
+    assert f"{option} is given 2 times" in errors
+
+
+def test_options_that_take_several_values_may_be_repeated(work, fails):
+    _, errors = fails("gateway", "--upstream", "http://127.0.0.1:1/v1", "--upstream", "nonsense://x")
+    assert "times" not in errors
+
+
+def test_held_out_tasks_that_are_also_trained_on_are_counted(work, policy, caplog):
+    (work / "held_out.jsonl").write_text(
+        '{"id": "7", "question": "How many figs?", "answer": "4"}\n{"question": "How many kiwis?", "answer": "4"}\n'
+    )
+    given = ["--data", "tasks.jsonl", "--val", "held_out.jsonl", "--model", policy]
+    assert here("train", "my_agent.py:agent", *given, *FAST, "--dry-run", cwd=work).returncode == 0
+    assert "1 of 2 held-out tasks" in caplog.text
+    caplog.clear()
+    (work / "held_out.jsonl").write_text('{"question": "How many kiwis?", "answer": "4"}\n')
+    assert here("train", "my_agent.py:agent", *given, *FAST, "--dry-run", cwd=work).returncode == 0
+    assert "held-out" not in caplog.text

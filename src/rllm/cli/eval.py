@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import Agent, AsJson, ModelOrName, Reward, Server, ServerKind, Split, above_zero
+from rllm.cli.options import AsJson, CheckpointOfRun, ModelOrName, Reward, Server, ServerKind, Split, above_zero
 from rllm.cli.stopping import CTRL_C
 
 if TYPE_CHECKING:
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
     from rllm.evaluation.evaluate import Evaluation
     from rllm.evaluation.report import Report
+    from rllm.gateway.upstream import UpstreamKind
     from rllm.trainer.config import TrainConfig
 
 
 def evaluate(
-    agent: Agent,
+    agent: Annotated[
+        str | None, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function", show_default=False)
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings, such as sampling.max_tokens=512 or model.dtype=bfloat16.", metavar="KEY=VALUE"),
@@ -46,6 +49,7 @@ def evaluate(
     ] = None,
     split: Split = None,
     model: ModelOrName = None,
+    checkpoint: CheckpointOfRun = None,
     base_url: Server = None,
     upstream_kind: ServerKind = "vllm",
     num_rollouts: Annotated[int, typer.Option("--n", "-n", help="Rollouts of each task.", min=1)] = 1,
@@ -67,6 +71,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            help="Show how the second of two finished evaluations differs from the first, and stop.",
+            metavar="FOLDER FOLDER",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge any agent: accuracy, pass@k, reward, cost, and why rollouts failed.
@@ -75,20 +87,23 @@ def evaluate(
     same --out makes only the rollouts that are missing or failed.
     """
     from rllm.cli.agent_file import load_agent
-    from rllm.cli.eval_display import show_report
-    from rllm.cli.model_source import embedded, key_of_server, refuse_options_of_server, served
+    from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.cli.task_source import tasks_for
     from rllm.cli.training import lead_to_gateway
-    from rllm.errors import ConfigError, RolloutError
+    from rllm.errors import ConfigError
     from rllm.evaluation.evaluate import Evaluation
 
     started = time.perf_counter()
+    if compare is not None:
+        _compare(*compare, given={"FILE.py:function": agent, "--data": dataset, "--model": model}, as_json=as_json)
+        return
+    if agent is None:
+        raise ConfigError("the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ...")
     if dataset is None:
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
-    if base_url is None:
-        refuse_options_of_server(upstream_kind)
+    model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     config.gateway.port = lead_to_gateway(config)
@@ -108,20 +123,62 @@ def evaluate(
         limits = {"max_concurrent": max_concurrent, "timeout_s": timeout, "num_retries": config.rollout.num_retries}
         _complete(evaluation, function, source, config, again=again, **limits)
         report = evaluation.report()
+    title = f"{agent} on {dataset} with {source.name}"
+    _show(report, title, folder, seconds=time.perf_counter() - started, as_json=as_json)
+
+
+def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: bool) -> None:
+    """Print the report.
+
+    Raises:
+        RolloutError: if it has nothing to report on the model.
+    """
+    from rllm.cli.eval_display import show_report
+    from rllm.errors import RolloutError
+
     console = terminal.console(stderr=as_json)
     where = f"Where each of them ended: {terminal.command()} {shlex.join(['explain', str(folder)])}"
     all_failed = report.num_failed == report.num_rollouts
     if not all_failed:
-        show_report(console, f"{agent} on {dataset} with {source.name}", report)
+        show_report(console, title, report)
         if report.num_failed:
             console.print(where, soft_wrap=True, markup=False)
     if as_json:
-        seconds = time.perf_counter() - started
         terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
     if all_failed:
         raise RolloutError(f"{_why_all_failed(report)}\n{where}")
     if report.num_failed + report.num_unscored == report.num_rollouts:
         raise RolloutError("no rollout was scored, so this says nothing about the model: let the agent return a reward")
+
+
+def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind: UpstreamKind) -> str | None:
+    """Return the model's folder or hub id, or its name on the server.
+
+    Raises:
+        ConfigError: if an option has no effect with what the others name.
+    """
+    from rllm.cli.model_source import folder_of, refuse_options_of_server
+    from rllm.errors import ConfigError
+
+    if base_url is None:
+        refuse_options_of_server(kind)
+        return None if model is None else folder_of(model, checkpoint)
+    if checkpoint is not None:
+        raise ConfigError(f"--checkpoint {checkpoint} would have no effect with --base-url: the server holds the model")
+    return model
+
+
+def _compare(first: Path, second: Path, *, given: Mapping[str, str | None], as_json: bool) -> None:
+    from rllm.cli.eval_display import show_comparison
+    from rllm.errors import ConfigError
+    from rllm.evaluation.compare import compare
+
+    if unused := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave {unused[0]} out")
+    comparison = compare(first, second)
+    show_comparison(terminal.console(stderr=as_json), first, second, comparison)
+    if as_json:
+        terminal.print_json(comparison.to_dict())
 
 
 def _complete(

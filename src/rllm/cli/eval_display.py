@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rllm.errors import counted
 
 if TYPE_CHECKING:
     from rllm.engine.failures import Reason
+    from rllm.evaluation.compare import Comparison, Difference
     from rllm.evaluation.evaluate import Progress
     from rllm.evaluation.report import Cost, Report, TaskReport
 
@@ -121,3 +123,27 @@ def _show_reasons(console: Console, what: str, count: int, report: Report, reaso
         console.print(f"  {escape(text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + ' ...')}")
     if len(reasons) > _NUM_SHOWN:
         console.print(f"  and {counted(len(reasons) - _NUM_SHOWN, 'more kind')}; report.json has them all")
+
+
+def show_comparison(console: Console, first: Path, second: Path, comparison: Comparison) -> None:
+    """Print the difference between two evaluations, and what else differs between them."""
+    console.print(f"\n[bold]{escape(str(second))} compared with {escape(str(first))}[/]", soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("accuracy", _in_points(comparison.accuracy))
+    if (reward := comparison.mean_reward) is not None:
+        change = f"{reward.value:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}]"
+        table.add_row("mean reward", f"{reward.first:.3f} -> {reward.second:.3f}: {change}")
+    same = comparison.num_tasks - comparison.num_better - comparison.num_worse
+    counts = f"{comparison.num_better} better, {comparison.num_worse} worse, {same} the same"
+    unpaired = f"; {comparison.num_unpaired} scored in one only, left out" if comparison.num_unpaired else ""
+    table.add_row("tasks", f"{comparison.num_tasks}: {counts}{unpaired}")
+    for name, (one, two) in comparison.changes.items():
+        table.add_row(escape(name), escape(f"{one or 'not set'} -> {two or 'not set'}"))
+    console.print(table)
+    if comparison.accuracy.low <= 0 <= comparison.accuracy.high:
+        console.print("The 95 % interval of the difference in accuracy includes 0: it may be chance.")
+
+
+def _in_points(rate: Difference) -> str:
+    change = f"{100 * rate.value:+.1f} points [{100 * rate.low:+.1f}, {100 * rate.high:+.1f}]"
+    return f"{rate.first:.1%} -> {rate.second:.1%}: {change}"

@@ -47,6 +47,22 @@ def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
     )
 
 
+def folder_of(model: str, checkpoint: str | None) -> str:
+    """Return the folder of a run's checkpoint, the newest unless one is named; any other path or hub id as it is.
+
+    Raises:
+        ConfigError: if the run does not have the checkpoint, or one is named of a path that is not a run.
+    """
+    run = Path(model).expanduser()
+    if (run / "checkpoints").is_dir():
+        from rllm.trainer.export import chosen_checkpoint
+
+        return str(chosen_checkpoint(run, checkpoint or "latest"))
+    if checkpoint is not None:
+        raise ConfigError(f"--checkpoint {checkpoint}: {model!r} is not the folder of a run; leave --checkpoint out")
+    return model
+
+
 def given_of_training(pairs: Iterable[str]) -> list[str]:
     """The settings of `model` among these that mean something only where it is trained."""
     given = {pair.partition("=")[0] for pair in pairs}

@@ -65,9 +65,16 @@ DryRun: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")]
 OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON on stdout, in the place of text.")]
 
-Agent: TypeAlias = Annotated[str, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function")]
 Checkpoint: TypeAlias = Annotated[
     str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")
+]
+CheckpointOfRun: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        help="If the model is the folder of a run: latest (the default), best, or one by name, such as step-000020.",
+        show_default=False,
+    ),
 ]
 
 Server: TypeAlias = Annotated[
@@ -82,7 +89,10 @@ Server: TypeAlias = Annotated[
 ]
 ModelOrName: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Model folder or hub id; of a model that a server has, its name there.", show_default=False),
+    typer.Option(
+        help="Model folder, hub id, or the folder of a run; of a model that a server has, its name there.",
+        show_default=False,
+    ),
 ]
 ServerKind: TypeAlias = Annotated[
     Literal["vllm", "openai"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm.cli.options import DEFAULT_STORE, Checkpoint, GatewayKey, Host, Port, Store
+from rllm.cli.options import DEFAULT_STORE, CheckpointOfRun, GatewayKey, Host, Port, Store
 from rllm.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def serve(
             help="Settings, such as model.dtype=bfloat16, model.engine=vllm or vllm.port=8000.", metavar="KEY=VALUE"
         ),
     ] = None,
-    checkpoint: Checkpoint = "latest",
+    checkpoint: CheckpointOfRun = None,
     store: Store = DEFAULT_STORE,
     host: Host = "127.0.0.1",
     port: Port = 8080,
@@ -42,6 +42,7 @@ def serve(
 
     It is sampled from in this process; with model.engine=vllm by a vLLM server that is started for it.
     """
+    from rllm.cli.model_source import folder_of
     from rllm.gateway.app import create_app
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, url_of
@@ -49,7 +50,7 @@ def serve(
     from rllm.store import open_store
 
     gateway = GatewayConfig(host=host, port=port, api_key=api_key)
-    config = _config(_folder_of(model, checkpoint), settings or [])
+    config = _config(folder_of(model, checkpoint), settings or [])
     with (
         closing(bind(host, port)) as listener,
         closing(open_store(store)) as traces,
@@ -62,16 +63,6 @@ def serve(
             )
             serve_forever(create_app(traces, upstream, gateway), listener, gateway)
     say("rllm serve: stopped")
-
-
-def _folder_of(model: str, checkpoint: str) -> str:
-    """The checkpoint of a run's folder; anything else is the model itself."""
-    run = Path(model).expanduser()
-    if not (run / "checkpoints").is_dir():
-        return model
-    from rllm.trainer.export import chosen_checkpoint
-
-    return str(chosen_checkpoint(run, checkpoint))
 
 
 def _config(path: str, settings: list[str]) -> TrainConfig:

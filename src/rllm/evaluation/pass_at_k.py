@@ -19,7 +19,7 @@ from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
 from rllm.types import TASK_ID_FIELDS, Trajectory
 
-_Z = 1.959963984540054
+Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: intervals cover 95 %."""
 
 
@@ -54,8 +54,8 @@ def mean_over_tasks(values: Sequence[float], num_rollouts: int) -> Estimate:
     """
     mean = fmean(values)
     size = _effective_size(values, mean, num_rollouts)
-    centre = (mean + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
-    half = _Z / (1 + _Z**2 / size) * math.sqrt(mean * (1 - mean) / size + _Z**2 / (4 * size**2))
+    centre = (mean + Z_95**2 / (2 * size)) / (1 + Z_95**2 / size)
+    half = Z_95 / (1 + Z_95**2 / size) * math.sqrt(mean * (1 - mean) / size + Z_95**2 / (4 * size**2))
     low, high = max(0.0, centre - half), min(1.0, centre + half)
     return Estimate(value=mean, low=min(low, mean), high=max(high, mean), num_tasks=len(values))
 
@@ -71,13 +71,13 @@ def _effective_size(values: Sequence[float], mean: float, num_rollouts: int) -> 
         return float(num_tasks)  # nothing shows how much tasks differ, so more rollouts of each add nothing
     if squares == 0.0:
         return float(max(num_tasks, num_rollouts))
-    squared_error = squares / (num_tasks - 1) / num_tasks * (_t_quantile(num_tasks - 1) / _Z) ** 2
+    squared_error = squares / (num_tasks - 1) / num_tasks * (t_quantile(num_tasks - 1) / Z_95) ** 2
     return min(max(num_tasks, num_rollouts), max(num_tasks, mean * (1 - mean) / squared_error))
 
 
-def _t_quantile(freedom: int) -> float:
-    """Student's 97.5 % quantile, by its expansion around the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
-    return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+def t_quantile(freedom: int) -> float:
+    """Return Student's 97.5 % quantile, by its expansion around the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
+    return Z_95 + (Z_95**3 + Z_95) / (4 * freedom) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * freedom**2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import signal
 import time
@@ -18,6 +19,7 @@ from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.backends.refusals import refuse_changes
 from rllm.data.dataset import Dataset
+from rllm.engine.episode_log import to_json
 from rllm.engine.garbage import rarely_collected
 from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 from rllm.engine.runner import RolloutRunner
@@ -51,6 +53,7 @@ from rllm.trainer.resume import StartingPoint, check_identity, identity_of, star
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.teachers.configured import check_teacher, open_teacher
+from rllm.types import TASK_ID_FIELDS
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -151,6 +154,7 @@ class AgentTrainer:
                     if not self.door.demonstrates:
                         check_ids(data)
                     self.door.check(data)
+        _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
         fit_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
@@ -339,6 +343,26 @@ def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
         often = ["every"] if config.eval.every else []
         why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
         refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
+
+
+def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
+    """Warn if held-out tasks are also trained on; ids do not count, only the content of the rows."""
+    if val_data is None:
+        return
+    trained = set(map(_content, train_data))
+    num_shared = sum(_content(row) in trained for row in val_data)
+    if num_shared:
+        logger.warning(
+            "%d of %s (val_dataset, --val) also occur among the training tasks (train_dataset, --data): evaluations will "
+            "measure memory as well; take them out of one of the two",
+            num_shared,
+            counted(len(val_data), "held-out task"),
+        )
+
+
+def _content(row: Mapping[str, Any]) -> bytes:
+    own = {name: value for name, value in row.items() if name not in TASK_ID_FIELDS}
+    return hashlib.sha256(to_json(own, sort_keys=True)).digest()
 
 
 def _dataset(source: TaskSource, name: str) -> Dataset:

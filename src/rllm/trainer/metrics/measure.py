@@ -12,7 +12,7 @@ from statistics import fmean, quantiles
 import torch
 
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
-from rllm.errors import USER_CODE_ERRORS, RolloutError, all_of
+from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.assemble import Assembled
 from rllm.types import Episode, StepCredit, token_versions
 
@@ -135,7 +135,7 @@ def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
 def error_of_all(episodes: Sequence[Episode]) -> type[RolloutError]:
     """Return the class of the error that ended every rollout: that of the user's code if it failed in each of them."""
     names = {episode.info.get("error", {}).get("type") for episode in episodes}
-    own = {error.__name__: error for error in USER_CODE_ERRORS if issubclass(error, RolloutError)}
+    own: dict[str, type[RolloutError]] = {error.__name__: error for error in (AgentError, EnvError, RewardError)}
     return own[names.pop()] if len(names) == 1 and names <= own.keys() else RolloutError
 
 
