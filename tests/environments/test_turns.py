@@ -85,12 +85,12 @@ def test_one_answer_is_scored_by_the_reward_function():
     assert env.step(Action("3")) == ({}, 1.0, True, {"is_correct": None, "reward_metadata": {}})
 
 
-def test_the_task_may_be_a_column_of_its_own_and_the_reward_function_an_import_path():
-    row = {"task": TASK, "uid": "7", "reward_fn": "rllm.rewards.reward_types:RewardOutput"}
-    env = SingleTurnEnvironment.from_dict(row)
+def test_the_task_may_be_a_column_of_its_own_and_env_args_may_name_the_reward_function():
+    row = {"task": TASK, "uid": "7"}
+    env_args = SingleTurnEnvironment.prepare_args({"reward_fn": "rllm.rewards.reward_types:RewardOutput"})
+    env = SingleTurnEnvironment.from_dict({**row, **env_args})
     assert env.task == TASK
     assert env.reward_fn is RewardOutput
-    assert "reward_fn" in row  # the caller's row is as it was
 
 
 def test_what_the_reward_says_beside_its_number_is_in_the_info():
@@ -108,7 +108,7 @@ def test_none_is_unscored():
     [
         (None, r"SingleTurnEnvironment: the task has no reward_fn: give env_args\.reward_fn"),
         (3, "reward_fn=3: use a function"),
-        ("no.such:thing", "there is no module 'no.such'"),
+        ("no.such:thing", "reward_fn='no.such:thing' in a task: tasks are data"),
     ],
 )
 def test_a_missing_or_wrong_reward_function_is_refused_at_once(reward_fn: object, message: str):

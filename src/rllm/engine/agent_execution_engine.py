@@ -24,6 +24,7 @@ from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments, check_named
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.base.from_task import own_arguments
 from rllm.environments.grid_world.env import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
@@ -108,7 +109,7 @@ class AgentExecutionEngine:
         check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
         check_agent_and_env(agent_class, env_class, env_args or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
-        self.env_class, self.env_args = env_class, dict(env_args or {})
+        self.env_class, self.env_args = env_class, own_arguments(env_class, env_args)
         engine = rollout_engine
         if engine is None:
             model = {"model": sampling_params["model"]} if sampling_params and "model" in sampling_params else {}

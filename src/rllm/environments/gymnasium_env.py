@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.base.from_task import named_code, refuse_code
 from rllm.environments.gymnasium_text import (
     legal_actions,
     observation_to_text,
@@ -69,6 +70,8 @@ class GymnasiumEnv(BaseEnv):
             self.close()
             raise
 
+    prepare_args = staticmethod(named_code)
+
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """The environment of a task: its `env`, and any other argument of the constructor by its name.
@@ -80,6 +83,8 @@ class GymnasiumEnv(BaseEnv):
             raise ConfigError(
                 f"a Gymnasium task with the keys {sorted(info)} has no 'env': give an id, or env_args.env"
             )
+        if isinstance(info["env"], str) and ":" in info["env"]:
+            refuse_code("env", info["env"])
         return cls(**{key: info[key] for key in _SETTINGS if info.get(key) is not None})
 
     def reset(self) -> tuple[str, dict[str, Any]]:

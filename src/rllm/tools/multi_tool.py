@@ -16,7 +16,7 @@ class MultiTool:
     """The tools of one agent.
 
     Args:
-        tools: each a tool, a function, a short name of `tool_registry`, or `package.module:Class`.
+        tools: each a tool, a class of tools, a function, a short name of `tool_registry`, or `package.module:Class`.
         tool_map: names to tool classes, in place of `tools`; each class is called with `name=`.
 
     Raises:
@@ -65,7 +65,9 @@ def _tool(tool: Tool | str | Callable[..., Any]) -> Tool:
     if isinstance(tool, str):
         return tool_registry.instantiate(tool)
     if isinstance(tool, type):
-        raise ConfigError(f"tools: {tool.__name__} is a class; pass an instance, or use `tool_map`")
+        if not issubclass(tool, Tool):
+            raise ConfigError(f"tools: {tool.__name__} is a class, and not one of tools; pass a tool or a function")
+        return made_by(tool, tool.__name__)
     if callable(tool):
         return Tool(function=tool)
     raise ConfigError(f"tools: {tool!r} is neither a tool, nor a function, nor a name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -34,6 +35,15 @@ class BaseEnv(ABC):
     @abstractmethod
     def from_dict(info: dict[str, Any]) -> BaseEnv:
         """The environment of a task: a row of the dataset, with the engine's `env_args` added."""
+
+    @staticmethod
+    def prepare_args(env_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the user's `env_args` as `from_dict` takes them; called once, before they are added to any row.
+
+        An environment whose arguments may name code imports it here, and refuses such names in `from_dict`: a row comes
+        from a dataset, which must not choose the code that runs.
+        """
+        return dict(env_args)
 
     @staticmethod
     def is_multithread_safe() -> bool:

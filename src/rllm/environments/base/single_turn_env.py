@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from rllm.environments.base.from_task import check_reward_fn, split_row
+from rllm.environments.base.from_task import check_reward_fn, named_code, split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
 from rllm.rewards.scoring import as_reward_output
 
@@ -19,9 +19,11 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         self.reward_fn = reward_fn
         self._reward_info: dict[str, Any] = {}
 
+    prepare_args = staticmethod(named_code)
+
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """The environment of a row: its `reward_fn`, and its `task` or else all the rest of it.
+        """Return the environment of a row: its `reward_fn`, a function, and its `task` or else all the rest of it.
 
         Raises:
             ConfigError: if there is no `reward_fn`.

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import check_reward_fn, split_row
+from rllm.environments.base.from_task import check_reward_fn, named_code, refuse_code, split_row
 from rllm.environments.tools.calls import final_answer, read_calls
 from rllm.errors import ConfigError, EnvError
 from rllm.rewards.scoring import as_reward_output
@@ -66,14 +66,21 @@ class ToolEnvironment(BaseEnv):
         self.num_steps = 0
         self.done = False
 
+    prepare_args = staticmethod(named_code)
+
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """The environment of a row: its settings by their names, and its `task` or else all the rest of it.
+        """Return the environment of a row: its settings by their names, and its `task` or else all the rest of it.
+
+        `tools` of a row are short names of registered tools, or tools and functions that Python code put there.
 
         Raises:
             ConfigError: if there is no `reward_fn`, or for what the constructor refuses.
         """
         settings = {key: info[key] for key in _SETTINGS if info.get(key) is not None}
+        for tool in settings.get("tools") or ():
+            if isinstance(tool, str) and ":" in tool:
+                refuse_code("tools", tool)
         rest = {key: value for key, value in info.items() if key not in _SETTINGS}
         task, judge = split_row(rest)
         env = cls(task, **judge, **settings)

@@ -1,0 +1,71 @@
+"""An attacker writes the dataset: a row must not choose the code that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from rllm.agents import MathAgent, ToolAgent
+from rllm.engine import AgentExecutionEngine
+from rllm.environments import GymnasiumEnv, SingleTurnEnvironment, ToolEnvironment
+from rllm.errors import ConfigError
+from rllm.testing import ScriptedEngine
+from rllm.workflows import MultiTurnWorkflow
+
+TASK = {"question": "2 + 2?", "ground_truth": "4"}
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A module on the path that records being imported; returns its name."""
+    (tmp_path / "planted_by_row.py").write_text("def run(*args, **kwargs):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "planted_by_row"
+    sys.modules.pop("planted_by_row", None)
+
+
+@pytest.mark.parametrize(
+    ("env_class", "row"),
+    [
+        (SingleTurnEnvironment, {"reward_fn": "planted_by_row:run"}),
+        (SingleTurnEnvironment, {"task": "import os", "reward_fn": "cProfile:run"}),
+        (ToolEnvironment, {"reward_fn": "planted_by_row:run"}),
+        (ToolEnvironment, {"tools": ["planted_by_row:run"], "reward_fn": len}),
+        (ToolEnvironment, {"tools": "planted_by_row:run", "reward_fn": len}),
+        (ToolEnvironment, {"tool_map": {"x": "planted_by_row:run"}, "reward_fn": len}),
+        (GymnasiumEnv, {"env": "planted_by_row:CartPole-v1"}),
+    ],
+)
+def test_a_row_that_names_code_is_refused_and_imports_nothing(
+    planted: str, env_class: Any, row: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        env_class.from_dict({**TASK, **row})
+    assert planted not in sys.modules
+
+
+def test_an_engine_imports_nothing_for_a_row(planted: str) -> None:
+    engine = AgentExecutionEngine(
+        agent_class=MathAgent, env_class=SingleTurnEnvironment, rollout_engine=ScriptedEngine(["4"])
+    )
+    with engine:
+        (path,) = asyncio.run(engine.execute_tasks([{**TASK, "reward_fn": f"{planted}:run"}]))
+    assert "cannot name code" in path.info["error"]["message"]
+    assert planted not in sys.modules
+
+
+def test_the_users_own_env_args_may_name_code(planted: str) -> None:
+    env_args = {"reward_fn": f"{planted}:run", "tools": ["rllm.tools.calculator_tool:Calculator", "python"]}
+    engine = AgentExecutionEngine(
+        agent_class=ToolAgent, env_class=ToolEnvironment, env_args=env_args, rollout_engine=ScriptedEngine(["4"])
+    )
+    with engine:
+        (path,) = asyncio.run(engine.execute_tasks([TASK]))
+    assert path.reward == 1.0
+    workflow = MultiTurnWorkflow(
+        agent_cls=MathAgent, env_cls=SingleTurnEnvironment, env_args=env_args, rollout_engine=ScriptedEngine(["4"])
+    )
+    assert callable(workflow.env_args["reward_fn"])
