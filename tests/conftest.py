@@ -5,6 +5,7 @@ Properties are tried on the same examples in each run, which may take as long as
 Bytecode is kept, whatever the environment says: hundreds of processes are started, and each would compile rllm anew.
 One certificate is trusted, which is nobody's: a client reads all that are, for longer than most tests take, and each test has
 a client of its own.
+The key that seals runs is kept in a folder of the tests' own.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
 
@@ -13,6 +14,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Generator
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("certificate.pem"))
+_STATE = tempfile.TemporaryDirectory(prefix="rllm-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 settings.register_profile(

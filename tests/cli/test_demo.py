@@ -6,6 +6,7 @@ import pytest
 
 from rllm.cli.display import trend
 from rllm.demo import tasks
+from rllm.tracking.own_runs import seal
 
 from .conftest import rllm
 
@@ -27,6 +28,7 @@ def test_the_demo_learns(tmp_path, seed):
 def test_a_run_keeps_its_seed(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("seed: 3\n")
+    seal(work / "run")
     code, errors = fails("demo", "--resume", "run", "--seed", "4")
     assert (code, "--seed 4: the run in run was begun with 3; leave it out" in errors) == (2, True)
 

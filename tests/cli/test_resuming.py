@@ -6,6 +6,7 @@ import pytest
 
 from rllm.cli.resuming import begun_as, leading_setting
 from rllm.errors import ConfigError
+from rllm.tracking.own_runs import seal
 from rllm.trainer.run_folder import keep_beginning
 
 
@@ -18,6 +19,7 @@ def run(tmp_path):
         run,
         {"command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test"},
     )
+    seal(run)
     return run
 
 
@@ -70,6 +72,7 @@ def test_a_file_whose_folder_looks_like_a_setting_is_none(work, argument):
 def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("num_steps: 2\n")
+    seal(work / "run")
     code, errors = fails("train", "--resume", "run")
     assert code == 2
     assert errors.startswith(

@@ -23,6 +23,7 @@ from rllm.store import open_store
 from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.tracking.about import forget_trackers, kept_run_id
+from rllm.tracking.own_runs import seal
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.metrics import MetricsFile
 from rllm.viewer.rollouts import Choices, Rollouts
@@ -153,6 +154,7 @@ def test_a_run_that_shares_its_store_shows_its_own_rollouts(tmp_path: Path, monk
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "config.yaml").write_text(f"store: {tmp_path / 'shared.db'}\n")
+    seal(run_dir)
     run_id = kept_run_id(run_dir)
     (run,) = Runs([str(run_dir)]).all()
     with open_store(str(tmp_path / "shared.db")) as store:

@@ -52,11 +52,17 @@ def check_parts(given: Mapping[str, str | None]) -> None:
 
 
 def _beginning(run: Path, command: str) -> dict[str, str]:
+    from rllm.tracking.own_runs import how_to_trust, is_own
     from rllm.trainer.run_folder import beginning_of, way_to_a_run
 
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"--resume {run}: no run is there (it would have a config.yaml); {way_to_a_run(run)}")
     before = beginning_of(run)
+    if not is_own(run):
+        raise ConfigError(
+            f"--resume {run}: you did not begin this run here, or its config.yaml or begun_as.yaml was changed since; they "
+            f"name code to run: {how_to_trust(run)}"
+        )
     by = before.pop("command", command)
     if by != command:
         raise ConfigError(f"--resume {run}: the run was begun by rllm {by}: use rllm {by} --resume {run}")

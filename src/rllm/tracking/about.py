@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rllm.files import replace_text
 from rllm.ids import new_id
+from rllm.tracking.own_runs import settings_of
 
 DEFAULT_PROJECT = "rllm"
 _STORE = "store"
@@ -32,9 +31,8 @@ class AboutRun:
 
 
 def about_run(run_dir: Path) -> AboutRun:
-    """What the run's folder says of it; a folder without `config.yaml` has no settings."""
-    path = run_dir / "config.yaml"
-    settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """Return what the run's folder says of it; a folder without `config.yaml` has no settings."""
+    settings = settings_of(run_dir)
     project = settings.get("project") or DEFAULT_PROJECT
     return AboutRun(name=run_dir.resolve().name, project=str(project), settings=settings)
 

@@ -38,6 +38,7 @@ from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
+from rllm.tracking.own_runs import seal
 from rllm.trainer import rng
 from rllm.trainer.activations import fit_to_memory
 from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
@@ -309,6 +310,7 @@ class AgentTrainer:
         replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)
+        seal(self.run_dir)
 
     def _opened_store(self, stack: ExitStack) -> TraceStore:
         """The store, if it is the run's own without the rollouts of lost steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.files import flush, place_of
 from rllm.ids import new_id
+from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.history import TOOLS_KEY, was_learnable
 from rllm.trainer.run_folder import way_to_a_run
@@ -25,6 +27,7 @@ _ROWS = 256
 _OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json", "critic.pt", "verl")
 """What of a checkpoint only a resumed run reads."""
 _ADAPTER = "adapter_config.json"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def export_episodes(episodes: Iterable[Episode], path: Path) -> int:
@@ -77,14 +80,16 @@ def _unlearned(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_checkpoint(run: Path, name: str) -> Path:
-    """A checkpoint of a run: `latest`, `best`, or a folder's name.
+    """Return a checkpoint of a run: `latest`, `best`, or a folder's name.
 
     Raises:
-        ConfigError: if there is none of the name, or no run.
+        ConfigError: if there is none of the name, or no run; or if it leads out of a folder that is not the user's own.
     """
+    check_contained(run)
     checkpoints = Checkpoints(run, keep=1)
     found = {"latest": checkpoints.latest, "best": checkpoints.best}.get(name, lambda: run / "checkpoints" / name)()
     if found is not None and found.is_dir():
+        _check_base(found, run)
         return found
     there = ", ".join(path.name for path in checkpoints.all())
     if not there:
@@ -92,6 +97,20 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
         raise ConfigError(f"run={str(run)!r} {what}: name the folder of a training run; {way_to_a_run(run)}")
     lacks = "none has a score, which keep_best gives; " if name == "best" else ""
     raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")
+
+
+def _check_base(checkpoint: Path, run: Path) -> None:
+    """Refuse an adapter that names a folder of this machine as its base model, in a run that is not the user's own."""
+    if not (checkpoint / _ADAPTER).is_file() or is_own(run):
+        return
+    from rllm.inference.local.loading import base_of
+
+    base = base_of(checkpoint)
+    if not _HUB_ID.fullmatch(base) or Path(base).exists():
+        raise ConfigError(
+            f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin this run "
+            f"here: {how_to_trust(run)}"
+        )
 
 
 def export_model(checkpoint: Path, target: Path) -> None:

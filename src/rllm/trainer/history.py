@@ -13,11 +13,10 @@ from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.tracking.about import run_id_of
-from rllm.trainer.config.yaml_file import read_settings
+from rllm.tracking.own_runs import STORE, store_of_run
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import OUTCOME_KEY, Episode, Step, TerminationReason, Trace, Trajectory
 
-STORE = "traces.db"
 TOOLS_KEY = "tools"
 """Where the `info` of a step of such an episode keeps the tools that its call was offered."""
 
@@ -58,7 +57,7 @@ def store_of(folder: Path) -> str:
         raise ConfigError(
             f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation: {way_to_a_run(folder)}"
         )
-    url = found_store(folder)
+    url = store_of_run(folder)
     if url is None:
         inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())
         hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
@@ -66,19 +65,10 @@ def store_of(folder: Path) -> str:
     return url
 
 
-def found_store(folder: Path) -> str | None:
-    """Path or URL of the traces of a run or an evaluation; `None` of another folder."""
-    settings = folder / "config.yaml"
-    told, _ = read_settings(settings) if settings.is_file() else ({}, None)
-    if url := told.get("store"):
-        return str(url)
-    return str(folder / STORE) if (folder / STORE).is_file() else None
-
-
 def named_store(source: str | Path) -> str | None:
     """Path or URL of the traces that this is, or that this folder of a run or an evaluation has; `None` for anything else."""
     path = Path(source).expanduser()
-    return str(path) if path.suffix == ".db" and path.is_file() else found_store(folder_of(path))
+    return str(path) if path.suffix == ".db" and path.is_file() else store_of_run(folder_of(path))
 
 
 def folder_of(source: str | Path) -> Path:

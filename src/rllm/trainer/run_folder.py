@@ -9,15 +9,15 @@ from pathlib import Path
 
 import yaml
 
+from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.files import lines_of, lock, replace_text
 from rllm.registry import closest
 from rllm.store import path_of
-from rllm.trainer.config.yaml_file import read_settings
+from rllm.tracking.own_runs import BEGUN_AS
 from rllm.trainer.nodes import nearest_folder, why_unwritable
 
 LOCK_FILE = ".lock"
-BEGUN_AS = "begun_as.yaml"
 _MAX_NAMED = 3
 
 

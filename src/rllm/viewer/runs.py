@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -11,13 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rllm.config.yaml_file import read_settings
 from rllm.engine.task_file import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
 from rllm.tracking.about import run_id_of
+from rllm.tracking.own_runs import SETTINGS, STORE, check_contained, is_own, store_of_run
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.evaluations import Evaluated, evaluated, has_ended
@@ -26,7 +27,9 @@ from rllm.viewer.metrics import MetricsFile, Row
 from rllm.viewer.rollouts import Rollout, Rollouts
 from rllm.viewer.vocabulary import Vocabulary, vocabulary_of
 
-MARKS = ("metrics.jsonl", "config.yaml", "traces.db")
+logger = logging.getLogger(__name__)
+
+MARKS = ("metrics.jsonl", SETTINGS, STORE)
 """Files by which a folder is known as a run's."""
 HOW_TO_MAKE_ONE = (
     "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
@@ -55,7 +58,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The settings, as far as they can be read."""
-        path = self.folder / "config.yaml" if self.folder else None
+        path = self.folder / SETTINGS if self.folder else None
         if path is None or not path.is_file():
             return {}
         return _config(path, path.stat().st_mtime_ns)
@@ -85,9 +88,14 @@ class Run:
 
     @property
     def store_url(self) -> str:
-        """Where the traces are."""
-        told = self._store_url or self.setting("store")
-        return told if told and isinstance(told, str) else str((self.folder or Path()) / "traces.db")
+        """Path or URL of the traces.
+
+        Raises:
+            ConfigError: if the folder names a place outside itself, and is not the user's own.
+        """
+        if self._store_url or self.folder is None:
+            return self._store_url or STORE
+        return store_of_run(self.folder) or str(self.folder / STORE)
 
     @property
     def rollouts(self) -> Rollouts:
@@ -139,7 +147,8 @@ class Run:
     @property
     def vocabulary(self) -> Vocabulary:
         model = self.setting("model", "path")
-        return vocabulary_of(self.folder, model if isinstance(model, str) else None)
+        named = isinstance(model, str) and (self.folder is None or is_own(self.folder))
+        return vocabulary_of(self.folder, model if named else None)
 
     @property
     def changed_at(self) -> float:
@@ -178,6 +187,7 @@ class Runs:
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = list(sources)
         self._runs: dict[tuple[str, str], Run] = {}
+        self._left_out: set[Path] = set()
         self._lock = threading.Lock()
         self._found()
 
@@ -211,6 +221,7 @@ class Runs:
         if not path.is_dir():
             raise ConfigError(f"run={source!r}: there is no such folder; {HOW_TO_MAKE_ONE}")
         if _is_run(path):
+            check_contained(path)
             return [self._known(path.resolve().name, folder=path)]
         inside = [item for item in sorted(path.glob("*")) if item.is_dir() and _is_run(item)]
         if not inside and any(path.iterdir()):
@@ -218,7 +229,17 @@ class Runs:
                 f"run={source!r} is not the folder of a run, nor a folder of runs: it has none of {', '.join(MARKS)}; "
                 f"{HOW_TO_MAKE_ONE}"
             )
-        return [self._known(item.name, folder=item) for item in inside]
+        return [self._known(item.name, folder=item) for item in inside if self._is_contained(item)]
+
+    def _is_contained(self, folder: Path) -> bool:
+        try:
+            check_contained(folder)
+        except ConfigError as error:
+            if folder not in self._left_out:
+                self._left_out.add(folder)
+                logger.warning("left out: %s", error)
+            return False
+        return True
 
     def _known(self, name: str, *, folder: Path | None, store_url: str | None = None) -> Run:
         """The run that was made for this place before, or a new one, under a name that no other has."""
@@ -275,7 +296,6 @@ def _opened(url: str) -> TraceStore:
 @lru_cache(maxsize=64)
 def _config(path: Path, _changed_at: int) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return {}  # the page can do without
-    return told if isinstance(told, dict) else {}
+        return read_settings(path)[0]
+    except ConfigError:
+        return {}  # pages show what else there is

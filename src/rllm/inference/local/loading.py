@@ -85,7 +85,7 @@ def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
     """
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
-        base = load_tokenizer(_base_of(adapter))
+        base = load_tokenizer(base_of(adapter))
         return replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
     source = _checked_source(path_or_id)
     config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
@@ -161,8 +161,8 @@ def is_adapter(path_or_id: str | Path) -> bool:
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").exists()
 
 
-def _base_of(adapter: Path) -> str:
-    """The model that a peft adapter was made for."""
+def base_of(adapter: Path) -> str:
+    """Return the model that a peft adapter was made for."""
     try:
         base = json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"]
         if not isinstance(base, str):
@@ -178,14 +178,14 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         import peft
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
-    loaded = load_model(_base_of(adapter), dtype=dtype, device=device)
+    loaded = load_model(base_of(adapter), dtype=dtype, device=device)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
         except RuntimeError as error:
             raise ConfigError(
-                f"model={str(adapter)!r}: this adapter does not fit {_base_of(adapter)}, such as for tokens that were added to that: save "
+                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, such as for tokens that were added to that: save "
                 f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and name that"
             ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
@@ -195,7 +195,7 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     elif any("missing adapter keys" in str(warning.message) for warning in said):
         raise ConfigError(
             f"model={str(adapter)!r}: this adapter's weights are not named as those of {type(loaded.model).__name__}, so it would "
-            f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({_base_of(adapter)})?"
+            f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({base_of(adapter)})?"
         )
     check_finite(str(adapter), with_adapter)
     _untie(loaded.model)

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
 from rllm.trainer.config.environment import from_environment, tell_misspelt
 from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import Translated, from_upstream, without_omegaconf
 from rllm.trainer.config.upstream_keys import TABLE, Sets
-from rllm.trainer.config.yaml_file import read_settings
 
 logger = logging.getLogger(__name__)
 

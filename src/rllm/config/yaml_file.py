@@ -1,4 +1,7 @@
-"""A file of settings, and the line that each stands in."""
+"""Settings files in YAML, read within bounds: a run folder may come from somebody else.
+
+Aliases let a few hundred bytes stand for billions of nodes, so nodes are counted as often as aliases repeat them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,19 @@ import yaml
 
 from rllm.errors import ConfigError
 
+MAX_BYTES = 4_000_000
+MAX_NODES = 100_000
+"""Keys and values, each as often as aliases repeat it; the largest settings file has a few hundred."""
+
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the file says, and by dotted key in which line.
+    """Return the values of a settings file, and the line of each by dotted key.
 
     Raises:
         ConfigError: naming the file, and where in it the mistake is.
     """
     try:
-        loader = _OneValueEach(path.read_text(encoding="utf-8"))
+        loader = _SettingsLoader(_text_of(path))
         node = loader.get_single_node()
         values = None if node is None else loader.construct_document(node)
         lines = dict(_lines(node))
@@ -38,8 +45,34 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values or {}, lines
 
 
-class _OneValueEach(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice; of two values the parser would keep the last without a word."""
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes: a settings file has a few thousand")
+    return data.decode("utf-8")
+
+
+class _SettingsLoader(yaml.SafeLoader):
+    """YAML with a bound on its nodes, in which no mapping has a key twice: the parser would keep the last value silently."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_nodes = 0
+        self._sizes: dict[int, int] = {}
+        """Nodes in each node that is composed, by its `id`."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._num_nodes
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias stands for what it is part of", mark)
+        self._num_nodes += self._sizes[id(node)] if is_alias else 1
+        if self._num_nodes > MAX_NODES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES:,} values, aliases repeated", mark)
+        self._sizes.setdefault(id(node), self._num_nodes - before)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -1,0 +1,1 @@
+"""Settings files: `yaml_file` reads them, bounded and with the line of each setting."""

@@ -1,0 +1,175 @@
+"""An attacker writes a run folder: it may name nothing outside itself, and reading it stays cheap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.cli.resuming import begun_as
+from rllm.errors import ConfigError, StoreError
+from rllm.store import open_store
+from rllm.tracking.own_runs import check_contained, is_own, seal, store_of_run
+from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
+from rllm.trainer.config import load_config
+from rllm.trainer.export import chosen_checkpoint
+from rllm.trainer.history import stored_episodes
+from rllm.viewer.runs import Runs
+
+OUTSIDE = ["postgresql://attacker.example/db", "sqlite:////srv/other.db", "../other.db", "/srv/other.db"]
+
+
+def run_naming(folder: Path, store: str) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"store: {store}\n")
+    (run / "metrics.jsonl").write_text('{"step": 0}\n')
+    return run
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stores that anything tries to open."""
+    tried: list[str] = []
+
+    def refuse(url: str, **options: Any) -> None:
+        tried.append(url)
+        raise StoreError("opened")
+
+    for module in ("rllm.viewer.runs", "rllm.trainer.history", "rllm.trainer.agent_sft_trainer", "rllm.store"):
+        monkeypatch.setattr(f"{module}.open_store", refuse)
+    return tried
+
+
+@pytest.mark.parametrize("store", OUTSIDE)
+def test_no_reader_opens_a_store_outside_the_folder(tmp_path: Path, opened: list[str], store: str) -> None:
+    run = run_naming(tmp_path, store)
+    (viewed,) = Runs([str(run)]).all()
+    readers = [
+        lambda: viewed.store,
+        lambda: store_of_run(run),
+        lambda: list(stored_episodes(run)),
+        lambda: AgentSFTTrainer(train_dataset=str(run), config=["model.path=x"]),
+    ]
+    for read in readers:
+        with pytest.raises(ConfigError, match="RLLM_TRUSTED_RUNS"):
+            read()
+    assert opened == []
+
+
+@pytest.mark.parametrize("command", ["explain", "rescore", "export", "sft", "view"])
+def test_commands_refuse_such_a_folder(
+    tmp_path: Path, opened: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    from rllm import cli
+
+    run = run_naming(tmp_path, OUTSIDE[0])
+    (tmp_path / "r.py").write_text("def reward(task, answer):\n    return 1.0\n")
+    more = {
+        "rescore": ["--reward", f"{tmp_path}/r.py:reward"],
+        "export": ["--chat", f"{tmp_path}/out.jsonl"],
+        "sft": ["--model", "x"],
+        "view": ["--export", f"{tmp_path}/out.html"],
+    }
+    monkeypatch.setattr("sys.argv", ["rllm", command, str(run), *more.get(command, [])])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "RLLM_TRUSTED_RUNS" in capsys.readouterr().err
+    assert opened == []
+
+
+@pytest.mark.parametrize("name", ["traces.db", "episodes.jsonl", "tasks.jsonl", "checkpoints/step-000001"])
+def test_links_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("seed: 1\n")
+    with open_store(str(tmp_path / "private.db")) as store:
+        store.open_session("secret", {}).result(60)
+    (run / name).symlink_to(tmp_path / "private.db")
+    for read in (lambda: Runs([str(run)]).all(), lambda: list(stored_episodes(run)), lambda: check_contained(run)):
+        with pytest.raises(ConfigError, match="is a link out of the folder"):
+            read()
+    with pytest.raises(ConfigError, match="is a link out of the folder"):
+        chosen_checkpoint(run, "latest")
+
+
+def test_one_hostile_folder_does_not_hide_the_others(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "runs" / "bad" / "traces.db").symlink_to("/etc/hostname")
+    assert [run.name for run in Runs([str(tmp_path / "runs")]).all()] == ["good"]
+
+
+def test_an_adapter_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text('{"step": 1}')
+    for base, allowed in (("/srv/private-model", False), ("../../private", False), ("Qwen/Qwen3-0.6B", True)):
+        (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        if allowed:
+            assert chosen_checkpoint(tmp_path / "run", "latest") == checkpoint
+        else:
+            with pytest.raises(ConfigError, match="RLLM_TRUSTED_RUNS"):
+                chosen_checkpoint(tmp_path / "run", "latest")
+
+
+def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("algorithm: {name: 'evil:Algorithm'}\n")
+    (run / "begun_as.yaml").write_text("command: train\nagent: evil.py:agent\ndata: tasks.jsonl\n")
+    for forged in (None, "", "0" * 64, "é"):
+        if forged is not None:
+            (run / ".seal").write_text(forged)
+        with pytest.raises(ConfigError, match="you did not begin this run here"):
+            begun_as("train", {}, resume=run)
+    seal(run)
+    assert begun_as("train", {}, resume=run)["agent"] == "evil.py:agent"
+    for name in ("config.yaml", "begun_as.yaml"):
+        content = (run / name).read_text()
+        (run / name).write_text(f"{content}# changed\n")
+        assert not is_own(run)
+        (run / name).write_text(content)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    assert not is_own(run)
+    monkeypatch.setenv("RLLM_TRUSTED_RUNS", f"/nowhere:{tmp_path}")
+    assert is_own(run)
+
+
+def test_the_key_is_kept_from_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    seal(tmp_path / "run")
+    (key,) = (tmp_path / "rllm").iterdir()
+    assert key.stat().st_mode & 0o077 == 0
+    assert is_own(tmp_path / "run")
+
+
+BOMB = "\n".join(
+    [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)),
+    ]
+)
+
+
+@pytest.mark.parametrize("text", [BOMB, "a: &a [*a]", "a: &a {b: {c: *a}}", f"a: {'[' * 5000}{']' * 5000}"])
+def test_aliases_do_not_multiply(tmp_path: Path, text: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        load_config(run / "config.yaml")
+    (viewed,) = Runs([str(run)]).all()
+    assert viewed.config == {}
+
+
+def test_a_settings_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "config.yaml").open("wb") as file:
+        file.truncate(10_000_000_000)
+    with pytest.raises(ConfigError, match="more than 4,000,000 bytes"):
+        load_config(tmp_path / "config.yaml")
