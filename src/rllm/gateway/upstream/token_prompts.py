@@ -60,8 +60,12 @@ class TokenPrompts:
                 f"tokenizer={path!r}: there is no such folder; check the path, or use a hub id (owner/name)"
             )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else path)
+            tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else path, trust_remote_code=False)
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise ConfigError(
+                    f"tokenizer={path!r} brings code of its own (auto_map), which is not run; use a model that transformers has"
+                ) from error
             raise ConfigError(
                 f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream serves ({error})"
             ) from error

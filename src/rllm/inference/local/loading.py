@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -372,12 +373,23 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 
 
 def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
-    """Call a `from_pretrained`; what it raises names neither the setting nor the remedy."""
+    """Call a `from_pretrained`, without running code that comes with the model and without asking whether to.
+
+    Raises:
+        ConfigError: naming the setting and the remedy, which the library's own errors do not.
+    """
     try:
         with without_bars():
-            return load(source, **options)
+            return load(source, trust_remote_code=False, **options)
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"model={source!r}: cannot load its {part}: they are pickled and hold more than tensors, which could run code "
+            f"({first_line(error)}); save the model again with safetensors"
+        ) from error
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        if Path(source).is_dir():
+        if "trust_remote_code" in str(error):
+            remedy = "it brings code of its own (auto_map in its config.json), which is not run; use a model that transformers has"
+        elif Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
             remedy = (
