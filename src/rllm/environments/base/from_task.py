@@ -5,7 +5,6 @@ Rows may come from anybody, so they name no code: an import path is read only in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +54,7 @@ def named_code(env_args: Mapping[str, Any]) -> dict[str, Any]:
         ]
     if isinstance(loaded.get("env"), str) and ":" in loaded["env"]:  # Gymnasium's `module:id`
         module, _, loaded["env"] = loaded["env"].rpartition(":")
-        importlib.import_module(module)
+        load_object(f"{module}:__name__", kind="env")  # which registers the id
     return loaded
 
 
