@@ -128,8 +128,9 @@ class RolloutConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None is 5. Functions and workflows end by themselves."""
     side_calls: bool = False
-    """Whether calls are trained on that an agent's program makes beside its task, such as one for a title, where the agent
-    does not say which calls are its steps. They are counted as dropped otherwise."""
+    """Train also on side calls, such as one for a title: calls that an agent's program makes without tools beside calls with
+    tools, and whose answers come back in no later message. They are counted as dropped otherwise. Calls that an agent names
+    as its steps are trained on in any case."""
 
 
 class FilterConfig(Section):
