@@ -98,7 +98,7 @@ def test_what_is_told_to_have_an_adapter_is_what_a_merge_changes(family: str) ->
     assert found.share == sum(before[name].numel() for name in changed) / sum(map(torch.numel, before.values()))
     assert not found.adapted.keys() & found.without.keys()
     assert found.adapted.keys() | found.without.keys() == {name for name in before if before[name].dim() >= 2}
-    left = {name: 1 for name in found.adaptable}
+    left = dict.fromkeys(found.adaptable, 1)
     assert sorted(by_kind(left)) == sorted(FAMILIES[family][1])
 
 

@@ -120,18 +120,38 @@ class Adapter:
         take_weights(own, saved)
 
 
-def coverage(path_or_id: str | Path, settings: LoraSettings) -> Coverage:
+def coverage(path_or_id: str | Path, settings: LoraSettings, *, by_peft: bool = False) -> Coverage:
     """Return the coverage that an adapter of a model will have, without loading the model's weights.
+
+    Args:
+        path_or_id: see `load_model`.
+        settings: of the adapter.
+        by_peft: whether peft finds the targets by itself, as in verl's workers, which adapt no weights by name.
 
     Raises:
         ConfigError: if there is no such model, or if it takes no such adapter.
         MissingDependencyError: without peft.
     """
     model = load_outline(path_or_id)
-    targets = _targets(model, settings)
+    targets = _Targets(modules=settings.targets) if by_peft else _targets(model, settings)
     with torch.device("meta"):
         _wrap(model, settings, targets)
-    return _coverage(model, settings, targets)
+    found = _coverage(model, settings, targets)
+    return replace(found, adaptable=frozenset()) if by_peft else found
+
+
+def planned_coverage(config: Any) -> Coverage | None:
+    """Return the coverage of a `TrainConfig`'s adapter; `None` if it has none, or a backend of its own.
+
+    Raises:
+        ConfigError: see `coverage`.
+        MissingDependencyError: without peft.
+    """
+    model = config.model
+    if not model.lora_rank or config.backend not in ("local", "verl"):
+        return None
+    settings = LoraSettings(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
+    return coverage(model.path, settings, by_peft=config.backend == "verl")
 
 
 @dataclass(frozen=True, kw_only=True)

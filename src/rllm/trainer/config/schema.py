@@ -58,7 +58,8 @@ class ModelConfig(Section):
     lora_alpha: PositiveFloat = 16.0
     """What the adapter adds is scaled by lora_alpha / lora_rank."""
     lora_targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Ends of the names of the linear layers that are adapted; all-linear takes all but the output head."""
+    """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output head,
+    and in a list stands beside the names of others: [all-linear, experts.gate_up_proj]."""
     gradient_checkpointing: bool = False
     """Whether layers are run again in the backward pass instead of being kept: much less memory, a third more work."""
     reference_offload: bool = False
