@@ -1,4 +1,4 @@
-"""Which weights have an adapter, over tiny random models of many architectures; and that all of them are sampled with and merged."""
+"""Weights with an adapter, over tiny random models of many architectures: counted, sampled with, saved and merged."""
 
 from __future__ import annotations
 

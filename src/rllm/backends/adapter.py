@@ -168,8 +168,8 @@ class _Targets:
 def _targets(model: Any, settings: LoraSettings) -> _Targets:
     """Find out, on a copy without weights, what to ask of peft so that each target gets an adapter.
 
-    In models whose experts have become stacked weights, peft takes `gate_proj` and the like for the experts alone, although
-    shared experts and dense layers have linear layers of that name: these are asked for as weights.
+    In models whose experts have become stacked weights, peft takes `gate_proj` and the like for the experts alone,
+    although shared experts and dense layers have linear layers of that name: these are asked for as weights.
 
     Raises:
         ConfigError: if a target is not there, or takes no adapter.
@@ -189,7 +189,7 @@ def _targets(model: Any, settings: LoraSettings) -> _Targets:
 
 
 def _sorted_out(model: Any, settings: LoraSettings) -> _Targets:
-    """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts and routers.
+    """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts.
 
     Raises:
         ConfigError: if the output head is named beside all linear layers, which are all but it.
@@ -208,7 +208,8 @@ def _sorted_out(model: Any, settings: LoraSettings) -> _Targets:
     for name, module in model.named_modules():
         if module in ends and not _ends_of(name).isdisjoint(modules):
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; name all layers to adapt it, too"
+                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; name all layers to "
+                "adapt it, too"
             )
     return _Targets(modules=ALL_LINEAR, parameters=sorted(parameters))
 

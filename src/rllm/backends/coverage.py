@@ -19,7 +19,7 @@ class Coverage:
     adapted: Mapping[str, int]
     without: Mapping[str, int]
     adaptable: frozenset[str]
-    """Those of `without` that can have an adapter: linear layers and stacked experts, not embeddings, heads or convolutions."""
+    """Those of `without` that can have an adapter: linear layers and stacked experts."""
     targets: Sequence[str]
     """`model.lora_targets` as a list."""
 

@@ -1,15 +1,15 @@
 """Search for answers that come back in the messages of later calls, as a program writes them there.
 
-A text is compared by its letters and digits alone. White space, line breaks, punctuation, Markdown, tags, and the escapes of
-JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
+A text is compared by its letters and digits alone. White space, line breaks, punctuation, Markdown, tags, and the
+escapes of JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
 
 - A text of `QUOTE` letters or more comes back where a run of that many of them stands in a message, so one that was cut
   short, wrapped, indented or put into a longer text is found.
 - A shorter one of `LINE` letters or more comes back as lines, as strings in quotes, or behind a label such as "Plan:".
 - One shorter than that ("4", "yes") comes back as a whole message or part of one.
 
-Texts that the call's own prompt has already are no sign: a title repeats the question, and so do later messages. Nor are
-messages that an earlier call had already, or text inside the model's other answers.
+Texts that the call's own prompt has already are not a sign: a title repeats the question, and so do later messages.
+Neither are messages that an earlier call had already, or text inside the model's other answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ QUOTE = 48
 LINE = 12
 """Letters and digits of the shortest text that is looked for in the lines of a message."""
 _BLOCK = QUOTE // 2
-"""Messages are indexed by blocks of so many letters, end to end: each run of `QUOTE` letters has a whole block in it."""
+"""Letters of a block. Messages are indexed by blocks, end to end: each run of `QUOTE` letters has a whole one in it."""
 _LONGEST_RUN = 4 * QUOTE
-"""Letters of a quotation that are compared with the call's own prompt, and characters of a piece that may be a short text."""
+"""Letters of a quotation that are compared with the call's own prompt; characters of a piece that may be a line."""
 
 _WORD = re.compile(r"[^\W_]+")
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|([nrt\"'/]))")
@@ -169,7 +169,7 @@ def _texts_in(content: Any) -> Iterator[str]:
 
 
 def _readings(answer: str) -> Iterator[str]:
-    """Return an answer, the part after its reasoning, and the strings in it where it is JSON, which programs take out."""
+    """Return an answer, the part after its reasoning, and the strings in it where it is JSON."""
     yield answer
     _, mark, rest = answer.rpartition("</think>")
     if mark:

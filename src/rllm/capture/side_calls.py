@@ -1,12 +1,13 @@
 """Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task.
 
-Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and begins a
-conversation of its own while other calls of the session have tools. It belongs to the task after all if a call of the task
-goes on from it, or has its answer in a message: a summary that replaces the history, a sub-agent's result, a plan. See
-`quotes` for the comparison. An answer that comes back only in the messages of side calls is one of theirs.
+Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and
+begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a
+call of the task continues its tokens, or has its answer in a message: a summary that replaces the history, a
+sub-agent's result, a plan. See `quotes` for the comparison. An answer that comes back only in the messages of side
+calls is one of theirs.
 
-Calls of the author's own code, in this process or in one that knows its session, are of the task, with tools or without: a
-tool may well ask the model something.
+Calls of the author's own code, in this process or in one that knows its session, are of the task, with tools or
+without: a tool may well ask the model something.
 """
 
 from __future__ import annotations

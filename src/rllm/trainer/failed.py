@@ -1,4 +1,4 @@
-"""Rollouts and calls that nothing is learned from: the reason of failed rollouts, also beside each of their calls, and side calls."""
+"""Rollouts and calls that nothing is learned from: reasons of failed rollouts and of their calls, and side calls."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def name_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
             for trace_id, reason in side_calls(traces).items():
                 trace = next(trace for trace in traces if trace.id == trace_id)
                 logger.warning(
-                    "side calls are not trained on (dropped/side_call counts them): their answers come back in no later message. "
-                    "The first: session %s, %s, asked %s, answered %s. If they are part of the task: rollout.side_calls=true",
+                    "side calls are not trained on (dropped/side_call counts them): their answers come back in no "
+                    "later message. The first: session %s, %s, asked %s, answered %s. If they are part of the task: "
+                    "rollout.side_calls=true",
                     episode.session_id,
                     reason,
                     _beginning(" ".join(map(text_of, trace.messages))),
