@@ -1,3 +1,6 @@
+import html
+import json
+import textwrap
 from typing import Any
 
 import pytest
@@ -42,42 +45,201 @@ def test_the_last_turn_of_a_task_may_be_without_tools():
 
 def test_a_prompt_of_bare_ids_is_taken_for_a_turn_of_the_task():
     assert side_call({"messages": []}, session_has_tools=True) is None
-    assert side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)]) == set()
+    assert set(side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)])) == set()
 
 
 def test_a_title_that_was_asked_for_first_is_told_by_what_follows():
     traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
-    assert side_calls(traces) == {"title"}
+    assert set(side_calls(traces)) == {"title"}
 
 
 def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
     planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
     traces = [trace("plan", ASKED, "First read."), trace("main", planned, "ok", tools=TOOLS)]
-    assert side_calls(traces) == set()
+    assert set(side_calls(traces)) == set()
 
 
 def test_a_plan_comes_back_without_the_white_space_around_it():
     planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
     traces = [trace("plan", ASKED, "\n\nFirst read.\n"), trace("main", planned, "ok", tools=TOOLS)]
-    assert side_calls(traces) == set()
+    assert set(side_calls(traces)) == set()
 
 
 def test_an_answer_without_a_text_belongs_to_the_task_if_its_tokens_are_gone_on_from():
     on = [*ASKED, {"role": "assistant", "content": ""}, {"role": "user", "content": "And what do you say?"}]
     traces = [trace("thought", ASKED), trace("main", on, "ok", tools=TOOLS, parent_id="thought")]
-    assert side_calls(traces) == set()
+    assert set(side_calls(traces)) == set()
 
 
 def test_a_title_that_was_cut_off_before_it_said_anything_is_no_answer_of_the_task():
     called = [*ASKED, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "1"}]
     traces = [trace("title", ASKED), trace("main", ASKED, tools=TOOLS), trace("next", called, "done", tools=TOOLS)]
-    assert side_calls(traces) == {"title"}
+    assert set(side_calls(traces)) == {"title"}
 
 
-def test_a_title_that_was_asked_for_as_such_is_one_also_where_somebody_said_the_same():
-    titled = trace("title", ASKED, "Fixing", metadata={SIDE_CALL_KEY: "title"})
-    on = [*ASKED, {"role": "assistant", "content": "Fixing"}, {"role": "user", "content": "on"}]
-    assert side_calls([titled, trace("main", on, "ok", tools=TOOLS)]) == {"title"}
+def test_a_title_that_was_asked_for_as_such_belongs_to_the_task_only_if_it_comes_back():
+    titled = trace("title", ASKED, '{"title": "Fixing the old parser"}', metadata={SIDE_CALL_KEY: "title"})
+    assert side_calls([titled, trace("main", ASKED, "ok", tools=TOOLS)]) == {"title": "title"}
+    headed = [{"role": "user", "content": 'Write the text for "Fixing the old parser".'}]
+    assert side_calls([titled, trace("main", headed, "ok", tools=TOOLS)]) == {}
+
+
+SUMMARY = """1. Primary request: the user wants the parser to accept "quoted" fields, é included.
+2. Files read: src/parser.py, where `split(",")` is called on each line.
+3. Errors and fixes: the first try broke empty fields; a test for these was added.
+4. Next step: run the tests of the reader, and then write the changelog."""
+TRANSCRIPT = "Summarize this conversation.\n[user] fix the bug\n[tool] def read(line): return line.split(',')"
+PLAN = "Read the parser first, then write a failing test, and only then change the code."
+LONG_LINE = " ".join(
+    f"The {word} file holds the settings of one of the servers." for word in "first second third".split()
+)
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def tool(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call_1", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param(
+            f"<analysis>\nLet me go through it.\n</analysis>\n\n<summary>\n{SUMMARY}\n</summary>",
+            user(f"This session is being continued from a previous conversation.\nSummary:\n{SUMMARY}\nGo on."),
+            id="Claude Code compacts",
+        ),
+        pytest.param(
+            SUMMARY,
+            user([{"type": "text", "text": f"Another model has begun to solve this; its summary:\n{SUMMARY}"}]),
+            id="Codex compacts",
+        ),
+        pytest.param(f"\n{SUMMARY}\n", {"role": "assistant", "content": SUMMARY}, id="OpenCode compacts"),
+        pytest.param(
+            f"<think>What matters?</think>\n{SUMMARY}",
+            {"role": "system", "content": f"You fix bugs.\nSummary of the conversation so far: {SUMMARY}"},
+            id="LangGraph's SummarizationNode",
+        ),
+        pytest.param(
+            SUMMARY, {"role": "assistant", "content": f"What I did so far: {SUMMARY}"}, id="history as an assistant"
+        ),
+        pytest.param(
+            SUMMARY, tool([{"type": "text", "text": SUMMARY}, {"type": "text", "text": "agent 7"}]), id="sub-agent"
+        ),
+        pytest.param("4", tool("4"), id="sub-agent with a short answer"),
+        pytest.param("It is 4.", tool([{"type": "text", "text": "It is 4."}]), id="sub-agent with a short part"),
+        pytest.param(
+            SUMMARY, tool([{"type": "tool_result", "content": [{"type": "text", "text": SUMMARY}]}]), id="nested parts"
+        ),
+        pytest.param(SUMMARY, tool(json.dumps({"result": SUMMARY})), id="JSON"),
+        pytest.param(SUMMARY, tool(json.dumps([{"text": json.dumps({"result": SUMMARY})}])), id="JSON inside of JSON"),
+        pytest.param(
+            "It is in Bern, at home.", tool(json.dumps({"result": "It is in Bern, at home."})), id="short JSON"
+        ),
+        pytest.param(SUMMARY, tool(f"<result>{html.escape(SUMMARY)}</result>"), id="XML"),
+        pytest.param(
+            PLAN, user(f"Your plan:\n\n> {textwrap.fill(PLAN, 30)}\n\nBegin."), id="plan in a worker's prompt"
+        ),
+        pytest.param("Read, test, change.", user("Plan: Read, test, change.\nBegin."), id="short plan with a label"),
+        pytest.param(
+            "- read all of it\n- test it", user("Do this:\n  1. read all of it\n  2. test it"), id="short lines"
+        ),
+        pytest.param(json.dumps({"plan": PLAN}), user(f"Follow the plan. {PLAN} Begin."), id="plan taken out of JSON"),
+        pytest.param(f'```json\n{{"plan": "{PLAN}"}}\n```', user(f"Follow: {PLAN}"), id="plan taken out of a block"),
+        pytest.param(json.dumps({"steps": [PLAN]}), user(json.dumps({"steps": [PLAN]}, indent=2)), id="JSON indented"),
+        pytest.param(LONG_LINE, tool(LONG_LINE[:120] + "... [cut]"), id="cut at its end"),
+        pytest.param(LONG_LINE, tool("[cut] ..." + LONG_LINE[-120:]), id="cut at its beginning"),
+        pytest.param(
+            "読み取り機が引用符付きの欄を受け付けるようにする。" * 2,
+            user("要約：" + "読み取り機が引用符付きの欄を受け付けるようにする。" * 2),
+            id="Japanese",
+        ),
+    ],
+)
+def test_an_answer_that_comes_back_in_a_later_message_belongs_to_the_task(answer, message):
+    before = trace("before", ASKED, "I will", tools=TOOLS)
+    compacted = trace("compacted", [user(TRANSCRIPT)], answer)
+    title = trace("title", ASKED, "Fix the bug of the reader")
+    after = trace("after", [user("fix the bug"), message], "ok", tools=TOOLS)
+    assert side_calls([before, title, compacted, after]) == {"title": "without tools"}
+    assert "compacted" in side_calls([before, title, compacted]), "it came back nowhere"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "later"),
+    [
+        pytest.param("Is this a new topic?", '{"isNewTopic": true, "title": "Parser"}', "Parser", id="topic"),
+        pytest.param("quota", "I", "I am here", id="quota probe"),
+        pytest.param("Count the tokens of this.", "4", "2 + 2\n4\n", id="short text on a line"),
+        pytest.param("Title of: fix the bug of the reader", "Fix the bug of the reader", "other", id="title"),
+        pytest.param(
+            "Title of: the old reader", "the old reader", "the old reader", id="title that repeats the question"
+        ),
+        pytest.param(
+            f"Quote the text: {LONG_LINE}", LONG_LINE, f"As before: {LONG_LINE}", id="quotation of its prompt"
+        ),
+        pytest.param(
+            "Which command is it?\nnpm run build --all", "npm run build", "> npm run build\n> done", id="command"
+        ),
+        pytest.param("Is this safe?", "", "", id="nothing"),
+        pytest.param("Is this safe?", "...", "...and on", id="no letters"),
+    ],
+)
+def test_an_answer_that_comes_back_nowhere_is_beside_the_task(prompt, answer, later):
+    main = trace("main", ASKED, "I will", tools=TOOLS)
+    on = [*ASKED, {"role": "assistant", "content": "I will"}, user(later), tool(later + " more")]
+    traces = [main, trace("beside", [user(prompt)], answer), trace("on", on, "ok", tools=TOOLS)]
+    assert side_calls(traces) == {"beside": "without tools"}
+
+
+def test_a_message_that_an_earlier_call_had_is_no_answer_that_comes_back():
+    shown = [user(f"Known: {PLAN}")]
+    traces = [
+        trace("main", shown, "ok", tools=TOOLS),
+        trace("beside", ASKED, PLAN),
+        trace("on", shown, "", tools=TOOLS),
+    ]
+    assert set(side_calls(traces)) == {"beside"}
+
+
+def test_the_models_other_answers_quote_nothing():
+    on = [*ASKED, {"role": "assistant", "content": f"I will. {PLAN}"}, user("go")]
+    traces = [
+        trace("guess of what is next", ASKED, PLAN),
+        trace("main", ASKED, f"I will. {PLAN}", tools=TOOLS),
+        trace("on", on, "ok", tools=TOOLS),
+    ]
+    assert set(side_calls(traces)) == {"guess of what is next"}
+
+
+def test_what_comes_back_in_side_calls_alone_is_one():
+    chunks = [trace(f"chunk {n}", [user(f"Summarize part {n}")], f"Part {n} is this. {PLAN}") for n in range(2)]
+    both = trace("whole", [user("\n".join(f"Part {n} is this. {PLAN}" for n in range(2)))], SUMMARY)
+    main, after = trace("main", ASKED, "ok", tools=TOOLS), trace("after", [user(SUMMARY)], "ok", tools=TOOLS)
+    assert set(side_calls([main, *chunks, both])) == {"chunk 0", "chunk 1", "whole"}
+    assert side_calls([main, *chunks, both, after]) == {}
+
+
+def test_of_several_answers_to_one_prompt_those_belong_to_the_task_that_come_back():
+    answers = [
+        "Use a regular expression for the fields.",
+        "Write the reader by hand, field by field.",
+        "Use the csv module.",
+    ]
+    drafts = [trace(f"draft {n}", ASKED, answer) for n, answer in enumerate(answers)]
+    chosen = trace("main", [user(f"Do this: {answers[1]}")], "ok", tools=TOOLS)
+    assert set(side_calls([*drafts, chosen])) == {"draft 0", "draft 2"}
+    judge = trace("judge", [user("Which is best?\n" + "\n".join(answers))], "The second, since it needs nothing else.")
+    told = trace("main", [user(f"The second, since it needs nothing else.\n{answers[1]}")], "ok", tools=TOOLS)
+    assert side_calls([*drafts, judge, told]) == {}
+
+
+def test_calls_are_compared_in_the_order_in_which_they_began():
+    summary = trace("summary", [user(TRANSCRIPT)], SUMMARY, started_at=1.0)
+    after = trace("after", [user(SUMMARY)], "ok", tools=TOOLS, started_at=2.0)
+    assert side_calls([after, summary]) == {}
 
 
 def test_each_message_of_a_long_session_is_looked_at_a_few_times_only():
@@ -94,25 +256,25 @@ def test_each_message_of_a_long_session_is_looked_at_a_few_times_only():
     for turn in range(50):
         traces.append(trace(f"turn {turn}", list(messages), f"step {turn}", tools=TOOLS))
         messages += [Message(role="assistant", content=f"step {turn}"), Message(role="user", content="on")]
-    assert side_calls(traces) == {"title"}
+    assert set(side_calls(traces)) == {"title"}
     assert num_reads <= 3 * sum(len(item.messages) for item in traces)
 
 
 def test_where_all_calls_are_alike_none_is_beside_the_others():
-    assert side_calls([trace("one", ASKED), trace("two", ASKED)]) == set()
+    assert set(side_calls([trace("one", ASKED), trace("two", ASKED)])) == set()
     titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]
-    assert side_calls(titles) == set(), "titles are the task"
+    assert set(side_calls(titles)) == set(), "titles are the task"
 
 
 def test_a_program_that_the_authors_code_started_is_not_the_authors():
     told = {"session_uids": ["ctx_1"], "of_program": True}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=told), trace("title", ASKED, metadata=told)]
-    assert side_calls(traces) == {"title"}
+    assert set(side_calls(traces)) == {"title"}
 
 
 def test_what_the_authors_own_code_asks_is_of_the_task():
     own = {"session_uids": ["ctx_1"]}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=own), trace("in a tool", ASKED, metadata=own)]
-    assert side_calls(traces) == set()
+    assert set(side_calls(traces)) == set()
     for asked in ({"messages": ASKED}, {"messages": ASKED, "response_format": TITLE_SCHEMA}):
         assert side_call(asked, session_has_tools=True, is_own=True) is None

@@ -65,6 +65,7 @@ def test_this_machine_and_a_model(monkeypatch, capsys, policy):
     assert code == 0, out
     assert out.splitlines()[-1] == "Nothing keeps it from training."
     assert "  ok    chat template              append-only" in out
+    assert "with model.lora_rank set, LoRA adapts" in out
 
 
 def test_a_model_that_is_not_there_for_programs(monkeypatch, capsys):

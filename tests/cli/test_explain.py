@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rllm.store import open_store
+from rllm.types import Trace
 
 from .conftest import here
 
@@ -107,6 +108,21 @@ def test_json_has_every_token(run):
     for token in step["tokens"]:
         assert token["sampler_logprob"] == pytest.approx(token["trainer_logprob"], abs=1e-4)
         assert (token["weight_version"], token["advantage"]) == (0, pytest.approx(step["advantage"]))
+
+
+def test_a_side_call_has_its_reason(tmp_path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = [{"role": "user", "content": "How many figs?"}]
+    answer = {"role": "assistant", "content": "Counting fruit"}
+    calls = [
+        Trace(id=name, call_id=name, session_id="s", model="m", messages=asked, tools=given, response=answer)
+        for name, given in (("title", None), ("main", tools))
+    ]
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("s", {"task_id": "t", "index": 0}).result()
+        store.add(calls).result()
+    rows = [line for line in here("explain", "traces.db", "t:0", cwd=tmp_path).stdout.splitlines() if "│" in line]
+    assert ["side call (without tools)" in row for row in rows] == [True, False]
 
 
 def test_who_earned_just_the_mean_says_so(tmp_path, policy):

@@ -45,6 +45,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
     assert told["algorithm.clip_low"] == ["0.2", "default"]
     assert told["model.path"] == [str(policy), "key=value"]
     assert "2 tasks x 4 rollouts = 8 episodes a step, 1 update" in done.stdout
+    assert "LoRA" not in done.stdout
+    adapted = here("train", *arguments, "model.lora_rank=2", "--dry-run", cwd=work).stdout
+    assert "LoRA adapts" in adapted
+    assert "without an adapter: embed_tokens (" in adapted
     assert not (work / "run").exists()
 
 

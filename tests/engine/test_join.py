@@ -154,5 +154,16 @@ def test_a_call_for_a_title_is_no_step_unless_it_is_wanted(
     assert path.info.get("num_side_calls") == num_aside
 
 
+def test_a_summary_that_replaces_the_history_is_a_step() -> None:
+    summary = trace(
+        3, [user("Summarize: fix it")], content="It was about a parser that fails on quoted fields, and its test."
+    )
+    after = replace(trace(4, [user(f"Summary: {summary.response['content']}")]), tools=TOOLS)
+    path = Trajectory()
+    join(Episode(trajectories=[path]), [*with_title_call(), summary, after])
+    assert [step.response_ids for step in path.steps] == [[2], [3], [4]]
+    assert path.info["num_side_calls"] == 1
+
+
 def test_a_side_call_that_a_step_names_is_a_step() -> None:
     assert joined([Step(id="call-1"), Step(id="call-2")], *with_title_call()) == [[1], [2]]

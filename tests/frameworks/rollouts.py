@@ -79,7 +79,7 @@ class Rollout:
         return self.store.by_session(self.session_id)
 
     @cached_property
-    def side_calls(self) -> set[str]:
+    def side_calls(self) -> dict[str, str]:
         return side_calls(self.traces)
 
     @cached_property

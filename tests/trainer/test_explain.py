@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.store.base import TraceStore
 from rllm.store.memory import MemoryTraceStore
+from rllm.trainer.config import TrainConfig
 from rllm.trainer.explain import explain, latest_episodes
 from rllm.trainer.outcomes import outcome_of
-from rllm.types import OUTCOME_KEY, Episode, Trace, Trajectory
+from rllm.types import OUTCOME_KEY, Episode, Trace, Trajectory, text_of
 from rllm.viewer.batches import advantages_in
 
-from .conftest import Run, RunTrainer
+from .conftest import Run, RunTrainer, ScriptedBackend, ask
 
 
 @pytest.fixture
@@ -114,3 +116,52 @@ def test_a_role_of_several_trajectories_earned_their_mean() -> None:
         store.open_session("s", about).result()
         (listed,) = latest_episodes(store, limit=1)
         assert listed.rewards == explain(store, "t:0").rewards == {"solver": 0.5, "judge": None}
+
+
+SUMMARY = "The parser was read, and it fails on quoted fields, for which there is a test now."
+TITLE = "Mending a parser"
+
+
+_rewards = itertools.count()
+
+
+class SummarizingBackend(ScriptedBackend):
+    """Summarizes, gives titles, and repeats the last message otherwise."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        answers = {"Summarize:": SUMMARY, "Title": TITLE}
+        self.inference._script = lambda messages: answers.get(messages[0]["content"].split()[0], "I will")
+
+
+def compacting(word: str, base_url: str) -> float:
+    """Ask for a title, work, replace the history by its summary, and work on."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    ask(base_url, f"Title for {word}")
+    ask(base_url, word, tools=tools)
+    summary = ask(base_url, f"Summarize: {word}")
+    ask(base_url, f"This session is being continued.\nSummary:\n{summary}", tools=tools)
+    return float(next(_rewards) % 2)
+
+
+def test_a_summary_is_trained_on_once_in_a_sequence_of_its_own_and_a_title_is_named(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"num_steps": 2, "tasks_per_step": 1, "rollout": {"group_size": 2}}
+    run = run_trainer({**small, "backend": f"{__name__}:SummarizingBackend"}, agent=compacting)
+    assert [line["dropped/side_call"] for line in run.lines if "dropped/side_call" in line] == [2, 2]
+    (named,) = [record.getMessage() for record in caplog.records if "rollout.side_calls" in record.getMessage()]
+    assert "without tools, asked 'Title for " in named
+    assert repr(TITLE) in named
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        episodes = [explain(store, name) for name in names(store, "train")]
+    for episode in episodes:
+        said = {text_of(step.answer): step for step in episode.steps}
+        advantages = {step.advantage for text, step in said.items() if text != TITLE}
+        assert len(advantages) == 1, "that of the rollout"
+        assert said[SUMMARY].num_trained_tokens == len(said[SUMMARY].tokens) > 0
+        assert (said[TITLE].side_call, said[TITLE].num_trained_tokens) == ("without tools", 0)
+        assert said[SUMMARY].side_call is None
+    spans = [[span.step_id for span in sequence.spans] for batch in run.backend.batches for sequence in batch.sequences]
+    summaries = [step.trace_id for episode in episodes for step in episode.steps if text_of(step.answer) == SUMMARY]
+    assert sorted(ids for ids in spans if set(ids) & set(summaries)) == sorted([trace_id] for trace_id in summaries)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo
-from rllm.types import DRIFT_KEY, OUTCOME_KEY, StepCredit
+from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
 from rllm.viewer.batches import FedBatch, digest_of, read_batch
 from rllm.viewer.charts import charts_of, number, sync_lights
 from rllm.viewer.drift import drifts_of
@@ -108,6 +109,16 @@ def fed(ids, sequence, spans, **numbers) -> FedBatch:
     return batch
 
 
+def test_a_side_call_has_its_reason() -> None:
+    outcome = {"trajectories": [{"name": "agent", "reward": 1.0, "steps": [{"id": FIRST.id}]}]}
+    rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2, metadata={OUTCOME_KEY: outcome}))
+    title = replace(ASIDE, response={"content": "A title"}, metadata={SIDE_CALL_KEY: "title"})
+    first, beside = graph_of(rollout, [FIRST, title], [credit_of(FIRST)]).calls
+    assert (first.dropped, beside.role) == (None, "beside the task")
+    assert beside.dropped is not None
+    assert beside.dropped.startswith("side call (title)")
+
+
 def test_what_left_the_range_in_the_direction_of_its_advantage_is_clipped() -> None:
     spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
     batch = fed(
@@ -131,6 +142,9 @@ def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
     truth, agrees = look([3, 4, 6], [1, 2, 3, 4, 5, 6], [0.5] * 3)
     assert set(agrees.values()) == {True}
     assert truth.left_out == [("of no trajectory", 1, 1)]
+    title = replace(ASIDE, metadata={SIDE_CALL_KEY: "title"})
+    truth = truth_of(truth.batch, [rollout], lambda _: ([FIRST, SECOND, title], credits_), {})
+    assert truth.left_out == [("side call", 1, 1)]
     truth, agrees = look([3, 9, 6], [1, 2, 3, 9, 5, 6], [0.5, 0.5, 0.75])
     assert (truth.sequences[0].same_ids, truth.sequences[0].same_context) == (False, False)
     assert truth.sequences[0].first_difference == f"call {FIRST.id}, token 1"

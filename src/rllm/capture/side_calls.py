@@ -1,7 +1,13 @@
 """Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task.
 
-That is guessed of programs that nobody here wrote, also if the author's code has started them. What this code itself calls, in
-this process or in one that knows its session, is of the task, with tools or without: a tool may well ask the model something.
+Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and
+begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a
+call of the task continues its tokens, or has its answer in a message: a summary that replaces the history, a
+sub-agent's result, a plan. See `quotes` for the comparison. An answer that comes back only in the messages of side
+calls is one of theirs.
+
+Calls of the author's own code, in this process or in one that knows its session, are of the task, with tools or
+without: a tool may well ask the model something.
 """
 
 from __future__ import annotations
@@ -9,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
+from rllm.capture.quotes import LaterMessages
+from rllm.types import SIDE_CALL_KEY, Message, Trace
 
 OWN_KEY = "session_uids"
 """In the metadata of calls whose client names its session by itself."""
@@ -18,7 +25,7 @@ PROGRAM_KEY = "of_program"
 TITLE = "title"
 """The answer was to be a title and nothing else."""
 WITHOUT_TOOLS = "without tools"
-"""The session's other calls have tools; this one has none, begins a conversation of its own, and nothing goes on from it."""
+"""The session's other calls have tools; this one has none, and begins a conversation of its own."""
 
 
 def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bool = False) -> str | None:
@@ -40,34 +47,41 @@ def is_own(metadata: Mapping[str, Any]) -> bool:
     return OWN_KEY in metadata and PROGRAM_KEY not in metadata
 
 
-def side_calls(traces: Sequence[Trace]) -> set[str]:
-    """The ids of a session's side calls, of which nothing is known where all calls are alike: then there are none."""
-    tagged = {trace.id for trace in traces if SIDE_CALL_KEY in trace.metadata}
-    if any(trace.tools for trace in traces):
-        foreign = (trace for trace in traces if not is_own(trace.metadata))
-        tagged |= {trace.id for trace in foreign if not trace.tools and _begins(trace.messages)}
-    if tagged:
-        told, parents = _answers_in(traces), {trace.parent_id for trace in traces}
-        gone_on_from = (t for t in traces if t.id in parents or _text_of(t.response) in told)
-        tagged -= {trace.id for trace in gone_on_from if trace.metadata.get(SIDE_CALL_KEY) != TITLE}
-    return tagged if len(tagged) < len(traces) else set()
+def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
+    """Return the ids of a session's side calls, each with the reason, `TITLE` or `WITHOUT_TOOLS`.
+
+    There are none where all calls are alike.
+    """
+    aside = _candidates(traces)
+    if not aside or len(aside) == len(traces):
+        return {}
+    calls = sorted(traces, key=lambda trace: trace.started_at)
+    later = LaterMessages(calls)
+    parents: set[str | None] = set()
+    for number in reversed(range(len(calls))):
+        call = calls[number]
+        if call.id in aside and (call.id in parents or later.have_answer_of(number)):
+            del aside[call.id]
+        if call.id not in aside:
+            parents.add(call.parent_id)
+            later.add(number)
+    return aside
+
+
+def _candidates(traces: Sequence[Trace]) -> dict[str, str]:
+    has_tools = any(trace.tools for trace in traces)
+    found: dict[str, str] = {}
+    for trace in traces:
+        if SIDE_CALL_KEY in trace.metadata:
+            found[trace.id] = str(trace.metadata[SIDE_CALL_KEY])
+        elif has_tools and not trace.tools and not is_own(trace.metadata) and _begins(trace.messages):
+            found[trace.id] = WITHOUT_TOOLS
+    return found
 
 
 def _begins(messages: Sequence[Message]) -> bool:
-    """Whether nothing has been answered yet; of a prompt of bare token ids nobody can tell."""
+    """Return whether nothing has been answered yet; false of a prompt of bare token ids, which does not show it."""
     return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
-
-
-def _answers_in(traces: Sequence[Trace]) -> set[str]:
-    """The texts that conversations go on from, such as a plan that was made before the tools were given. Calls of tools have
-    none, and are no sign of an answer that has none either."""
-    answers = (message for trace in traces for message in trace.messages if message.get("role") == "assistant")
-    return {text for answer in answers if (text := _text_of(answer))}
-
-
-def _text_of(answer: Message) -> str:
-    """What an answer says, without the white space around it, which programs may leave out."""
-    return text_of(answer).strip()
 
 
 def _asks_for_title(response_format: Any) -> bool:

@@ -144,9 +144,11 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
 
 
 def _learned(step: ExplainedStep) -> str:
-    """Whether anything was learned from a step, or why not."""
+    """Return whether a step was trained on, or why not."""
     if step.num_trained_tokens:
         return "yes"
+    if step.side_call:
+        return f"no: a side call ({step.side_call}), whose answer comes back in no later message"
     return step.dropped or ("no: nobody trained on it" if step.training_step is None else "no: its advantage is 0")
 
 

@@ -9,13 +9,12 @@ from dataclasses import asdict
 from pathlib import PurePath
 
 from rllm.capture import side_calls
-from rllm.capture.side_calls import WITHOUT_TOOLS
 from rllm.engine.complete import complete
 from rllm.engine.runner import Attempt
 from rllm.errors import counted
 from rllm.sdk.frameworks import hints_for
 from rllm.sdk.supervised import ProgramResult
-from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, Episode, TerminationReason, Trace, Trajectory
+from rllm.types import DRIFT_KEY, Episode, TerminationReason, Trace, Trajectory
 
 
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:
@@ -59,7 +58,7 @@ def _place(session: str, store: str | None) -> list[str]:
 
 def _about_calls(traces: Sequence[Trace]) -> list[str]:
     aside = side_calls(traces)
-    reasons = Counter(trace.metadata.get(SIDE_CALL_KEY, WITHOUT_TOOLS) for trace in traces if trace.id in aside)
+    reasons = Counter(aside.values())
     drifts = Counter(str(trace.metadata[DRIFT_KEY]) for trace in traces if DRIFT_KEY in trace.metadata)
     errors = Counter(trace.error for trace in traces if trace.error)
     lines = []

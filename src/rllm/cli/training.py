@@ -85,7 +85,7 @@ def carry_out(
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
-        for line in _preflight(trainer):
+        for line in [*_adapter(trainer), *_preflight(trainer)]:
             print(line)
         return
     if port is not None:
@@ -140,6 +140,13 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
     print()
     for sentence in in_words(trainer.config, len(trainer.train_data)):
         print(sentence)
+
+
+def _adapter(trainer: AgentTrainer) -> list[str]:
+    from rllm.backends.adapter import planned_coverage
+
+    found = planned_coverage(trainer.config) if trainer.config.model.lora_rank else None
+    return [] if found is None else [str(found)]
 
 
 def _preflight(trainer: AgentTrainer) -> list[str]:

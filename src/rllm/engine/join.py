@@ -43,7 +43,7 @@ def join(
         AgentError: if it cannot be told whose calls these are.
         CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
     """
-    aside = set() if take_side_calls else side_calls(traces)
+    aside = set() if take_side_calls else {*side_calls(traces)}
     _give_steps(episode.trajectories, traces, aside)
     by_id = {trace.id: trace for trace in traces}
     _recognise(episode, by_id)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from rllm.capture.side_calls import side_calls
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace, token_versions
@@ -45,6 +46,8 @@ class ExplainedStep:
     baseline: float | None
     advantage: float | None
     dropped: str | None
+    side_call: str | None
+    """Reason why it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
     weight_version: int | None
     num_prompt_tokens: int
     tokens: list[ExplainedToken] = field(default_factory=list)
@@ -171,14 +174,18 @@ def explain(
         raise ConfigError(f"episode={episode!r}{which} is not in the store{others}")
     outcome = session.metadata.get(OUTCOME_KEY)
     credits_of = credits_by_trace(store.credits(session.id))
-    traces = [trace for trace in store.by_session(session.id) if trace.error is None]
+    calls = store.by_session(session.id)
+    aside = side_calls(calls)
+    traces = [trace for trace in calls if trace.error is None]
     return ExplainedEpisode(
         episode_id=_episode_id(session) or session.id,
         session_id=session.id,
         split=str(session.metadata.get("split", "")),
         step=_step_of(session),
         rewards=_ending(outcome or {})[0],
-        steps=[step for trace in traces for step in _steps(trace, credits_of.get(trace.id, []), fed)],
+        steps=[
+            step for trace in traces for step in _steps(trace, credits_of.get(trace.id, []), fed, aside.get(trace.id))
+        ],
         error=_error(outcome.get("error")) if isinstance(outcome, Mapping) else None,
     )
 
@@ -196,7 +203,9 @@ def _episode_id(session: SessionInfo) -> str:
     return f"{session.metadata['task_id']}:{session.metadata.get('index', 0)}"
 
 
-def _steps(trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None) -> Iterator[ExplainedStep]:
+def _steps(
+    trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None, side_call: str | None
+) -> Iterator[ExplainedStep]:
     """A call, once for each of its credits."""
     trained = [credit for credit in credits_ if credit.trainer_logprobs]
     for credit in credits_:
@@ -208,10 +217,12 @@ def _steps(trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None) -> Ite
         else:
             yield _step(trace, credit, [credit.advantage] * len(trace.response_ids))
     if not credits_:
-        yield _step(trace, None, [None] * len(trace.response_ids))
+        yield _step(trace, None, [None] * len(trace.response_ids), side_call)
 
 
-def _step(trace: Trace, credit: StepCredit | None, advantages: Sequence[float | None]) -> ExplainedStep:
+def _step(
+    trace: Trace, credit: StepCredit | None, advantages: Sequence[float | None], side_call: str | None = None
+) -> ExplainedStep:
     scored = credit.trainer_logprobs if credit and credit.trainer_logprobs else [None] * len(trace.response_ids)
     versions: Sequence[int | None] = token_versions(trace) or [None] * len(trace.response_ids)
     return ExplainedStep(
@@ -223,6 +234,7 @@ def _step(trace: Trace, credit: StepCredit | None, advantages: Sequence[float | 
         baseline=credit.baseline if credit else None,
         advantage=credit.advantage if credit else None,
         dropped=credit.dropped if credit else None,
+        side_call=side_call,
         weight_version=trace.weight_version,
         num_prompt_tokens=len(trace.prompt_ids),
         answer=trace.response,

@@ -1,11 +1,15 @@
-"""Rollouts that failed: under which reason they are counted, and the same reason beside every call that they made."""
+"""Rollouts and calls that nothing is learned from: reasons of failed rollouts and of their calls, and side calls."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from rllm.capture.side_calls import side_calls
 from rllm.store.base import TraceStore
-from rllm.types import Episode, StepCredit, TerminationReason
+from rllm.types import NUM_SIDE_CALLS_KEY, Episode, StepCredit, TerminationReason, text_of
+
+logger = logging.getLogger(__name__)
 
 
 def reason_of(episode: Episode) -> str:
@@ -33,6 +37,30 @@ def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: i
         for trace in store.by_session(episode.session_id)
         for index, name in paths.get(trace.id, {0: ""}).items()
     ]
+
+
+def name_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
+    """Log an example of the side calls of these episodes; return whether there is one."""
+    for episode in episodes:
+        if not episode.failed and any(path.info.get(NUM_SIDE_CALLS_KEY) for path in episode.trajectories):
+            traces = store.by_session(episode.session_id)
+            for trace_id, reason in side_calls(traces).items():
+                trace = next(trace for trace in traces if trace.id == trace_id)
+                logger.warning(
+                    "side calls are not trained on (dropped/side_call counts them): their answers come back in no "
+                    "later message. The first: session %s, %s, asked %s, answered %s. If they are part of the task: "
+                    "rollout.side_calls=true",
+                    episode.session_id,
+                    reason,
+                    _beginning(" ".join(map(text_of, trace.messages))),
+                    _beginning(text_of(trace.response)),
+                )
+                return True
+    return False
+
+
+def _beginning(text: str) -> str:
+    return repr(" ".join(text[:1000].split())[:80])
 
 
 def _paths_by_call(episode: Episode) -> dict[str, dict[int, str]]:

@@ -32,7 +32,7 @@ from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
 from rllm.trainer.config.schema import TrainConfig
-from rllm.trainer.failed import credits_of_failed
+from rllm.trainer.failed import credits_of_failed, name_side_call
 from rllm.trainer.filters import leave_out, leave_out_uniform, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.metrics.measure import (
@@ -88,6 +88,8 @@ class TrainingLoop:
     _watch: Watch = field(default_factory=Watch, init=False)
     _is_first: bool = field(default=True, init=False)
     """Whether no step was done since this process began."""
+    _has_named_side_call: bool = field(default=False, init=False)
+    """Whether an example of the calls that `dropped/side_call` counts was logged."""
     _is_whole: bool = field(default=True, init=False)
     """Whether weights and records are those of `steps_done` steps; an update that failed may have left them in between."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
@@ -133,6 +135,8 @@ class TrainingLoop:
         if self._is_first:
             warn_of_unknown(self.roles, episodes)
             self._is_first = False
+        if not self._has_named_side_call:
+            self._has_named_side_call = await self._in_thread(name_side_call, episodes, self.store)
         with _timed(times, "assemble"):
             assembled = await self._assembled(episodes)
         self.trackers.progress("update", 0, 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rllm.capture.side_calls import side_calls
 from rllm.types import StepCredit, Trace
 from rllm.viewer.credited import credit_of_calls
 from rllm.viewer.drift import num_alike
@@ -30,6 +31,8 @@ class Call:
     credit: StepCredit | None
     reward: float | None
     """The step's own."""
+    side_call: str | None = None
+    """Reason why it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
     parent: Call | None = None
     """Whose tokens its prompt begins with, or else whose messages."""
     is_exact: bool = True
@@ -47,6 +50,13 @@ class Call:
     @property
     def advantage(self) -> float | None:
         return self.credit.advantage if self.credit else None
+
+    @property
+    def dropped(self) -> str | None:
+        """Why it was not trained on."""
+        if self.side_call:
+            return f"side call ({self.side_call}), whose answer comes back in no later message"
+        return self.credit.dropped.replace("_", " ") if self.credit and self.credit.dropped else None
 
     @property
     def new_messages(self) -> list[dict[str, object]]:
@@ -115,12 +125,14 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
 def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
     credit_of = credit_of_calls(credits_)
     told = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
+    aside = side_calls(traces)
     calls = []
     for number, trace in enumerate(traces, start=1):
         credit = credit_of.get(trace.id)
         role, reward = told.get(trace.id, ("", None))
         role = role or (credit.trajectory_name if credit else "") or (BESIDE if rollout.paths else "agent")
-        calls.append(Call(number=number, trace=trace, role=role, credit=credit, reward=reward))
+        side_call = aside.get(trace.id) if role == BESIDE else None
+        calls.append(Call(number=number, trace=trace, role=role, credit=credit, reward=reward, side_call=side_call))
     return calls
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rllm.capture.side_calls import side_calls
 from rllm.types import StepCredit, Trace, credits_by_trace
 from rllm.viewer.batches import FedBatch, FedSequence, FedSpan, digest_of
 from rllm.viewer.metrics import Row
@@ -76,6 +77,7 @@ class _StoredCall:
     credits: Sequence[StepCredit]
     """Of this step, in the order of the trajectories that share it."""
     rollout: Rollout
+    is_side_call: bool
 
     def credit_of(self, span: FedSpan) -> StepCredit | None:
         """What these tokens were credited with; a batch has the trajectories that share them in their order."""
@@ -96,8 +98,14 @@ def truth_of(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row:
     for rollout in rollouts:
         traces, credits_ = calls_of(rollout.session_id)
         credits_of = credits_by_trace(credit for credit in credits_ if credit.training_step == batch.step - 1)
+        aside = side_calls(traces)
         for trace in traces:
-            calls[trace.id] = _StoredCall(trace=trace, credits=credits_of.get(trace.id, ()), rollout=rollout)
+            calls[trace.id] = _StoredCall(
+                trace=trace,
+                credits=credits_of.get(trace.id, ()),
+                rollout=rollout,
+                is_side_call=trace.id in aside,
+            )
     truth = Truth(batch=batch)
     truth.sequences = [_checked(number, sequence, batch, calls) for number, sequence in enumerate(batch.sequences)]
     truth.left_out = _left_out(batch, calls)
@@ -138,12 +146,18 @@ def _left_out(batch: FedBatch, calls: Mapping[str, _StoredCall]) -> list[tuple[s
     for call in calls.values():
         if call.trace.id in batch.by_trace:
             continue
-        reason = next((credit.dropped for credit in call.credits if credit.dropped), None) or (
-            "failed" if call.rollout.error else "no advantage" if call.credits else "of no trajectory"
-        )
+        reason = next((credit.dropped for credit in call.credits if credit.dropped), None) or (_why_uncredited(call))
         counts[reason] += 1
         tokens[reason] += len(call.trace.response_ids)
     return [(reason.replace("_", " "), count, tokens[reason]) for reason, count in counts.most_common()]
+
+
+def _why_uncredited(call: _StoredCall) -> str:
+    if call.rollout.error:
+        return "failed"
+    if call.credits:
+        return "no advantage"
+    return "side call" if call.is_side_call else "of no trajectory"
 
 
 def _checks(batch: FedBatch, truth: Truth, calls: Mapping[str, _StoredCall], row: Row) -> list[Check]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
+from rllm.backends.adapter import planned_coverage
 from rllm.backends.base import UpdateResult
 from rllm.backends.schedule import decay_steps, learning_rate
 from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
@@ -97,6 +98,8 @@ class VerlBackend:
             WorkerError: if a worker does not get ready.
         """
         check(config)
+        if (found := planned_coverage(config)) is not None:
+            logger.warning("%s", found)
         configs, demand, environment = worker_configs(config), demand_of(config), environment_of(config)
         os.environ.update(environment)  # verl runs in this process, too
         with ExitStack() as stack:

@@ -54,6 +54,11 @@ def check_settings(config: Any) -> None:
     name = name_of(config.algorithm)
     if not config.model.lora_rank:
         refuse_changes(config.model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank")
+    elif "all-linear" in config.model.lora_targets and not isinstance(config.model.lora_targets, str):
+        raise ConfigError(
+            f"model.lora_targets={config.model.lora_targets}: verl adapts layers by name, or all-linear alone; use "
+            "backend=local to adapt other weights, too"
+        )
     elif needs_critic(config):
         raise ConfigError(
             f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"

@@ -133,6 +133,17 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "au
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
 
+def load_outline(path_or_id: str | Path) -> Any:
+    """Return a model with the shapes of its weights and no numbers, on torch's device `meta`.
+
+    Raises:
+        ConfigError: if there is no such model, or if its configuration cannot be read.
+    """
+    config = _loaded(AutoConfig.from_pretrained, _checked_source(path_or_id), "configuration")
+    with torch.device("meta"):
+        return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
+
+
 def _kind_of(config: Any) -> Any:
     """What loads the model that is in the folder: one with images is kept whole, so that what is saved of it is served as it was.
 

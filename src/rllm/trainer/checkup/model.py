@@ -71,7 +71,23 @@ def model_findings(model: str) -> list[Finding]:
         return [Finding(name="model", ok=False, said=str(error), fix=fix)]
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
     there = Finding(name="model", ok=True, said=f"{model}: {loaded.num_ids:,} ids, context of {length}")
-    return [there, *template_findings(loaded.tokenizer), generation_finding(folder)]
+    return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
+
+
+def _lora_findings(model: str) -> list[Finding]:
+    """Return what an adapter on all linear layers would reach; nothing for a folder that is an adapter itself."""
+    from rllm.backends.adapter import LoraSettings, coverage
+    from rllm.errors import MissingDependencyError
+    from rllm.inference.local.loading import is_adapter
+
+    if is_adapter(model):
+        return []
+    try:
+        told = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
+    except (ConfigError, MissingDependencyError) as error:
+        fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
+        return [Finding(name="lora", ok=False, said=str(error), needed=False, fix=fix)]
+    return [Finding(name="lora", ok=True, said=f"with model.lora_rank set, {told}")]
 
 
 def missing_files(folder: Path) -> list[str]:

@@ -58,7 +58,8 @@ class ModelConfig(Section):
     lora_alpha: PositiveFloat = 16.0
     """What the adapter adds is scaled by lora_alpha / lora_rank."""
     lora_targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Ends of the names of the linear layers that are adapted; all-linear takes all but the output head."""
+    """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output
+    head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
     gradient_checkpointing: bool = False
     """Whether layers are run again in the backward pass instead of being kept: much less memory, a third more work."""
     reference_offload: bool = False
@@ -128,8 +129,9 @@ class RolloutConfig(Section):
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None is 5. Functions and workflows end by themselves."""
     side_calls: bool = False
-    """Whether calls are trained on that an agent's program makes beside its task, such as one for a title, where the agent
-    does not say which calls are its steps. They are counted as dropped otherwise."""
+    """Train also on side calls, such as one for a title: calls that an agent's program makes without tools beside calls
+    with tools, and whose answers come back in no later message. They are counted as dropped otherwise. Calls that an
+    agent names as its steps are trained on in any case."""
 
 
 class FilterConfig(Section):
