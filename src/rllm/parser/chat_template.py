@@ -145,8 +145,12 @@ class ChatTemplate:
 
 def lost_warning(kind: str) -> str:
     """Return a sentence on content that a template leaves out, with the remedy."""
-    remedy = _REMEDIES.get(kind, _NAME_OF_CHOICE)
-    return f"the chat template prints no {kind}, so the model does not read them: {remedy}"
+    return f"the chat template prints no {kind}, so the model does not read them: {remedy_for(kind)}"
+
+
+def remedy_for(kind: str) -> str:
+    """Return the remedy for content of a kind that a template leaves out or refuses."""
+    return _REMEDIES.get(kind, _NAME_OF_CHOICE)
 
 
 def _refusal(place: int, message: Message, error: Exception) -> ConfigError:

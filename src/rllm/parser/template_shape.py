@@ -63,8 +63,10 @@ class TemplateShape:
         return [dict(tool["function"] if self.bare_tools and "function" in tool else tool) for tool in tools]
 
     def lost_of(self, messages: Sequence[Message], tools: Tools | None) -> tuple[str, ...]:
-        """Return the kinds of content of a request that are not in its prompt."""
-        return tuple(kind for kind in self.lost if _CARRIES[kind](messages, tools)) if self.lost else ()
+        """Return the kinds of content of a request that its prompt lacks, where the template raises no error for it."""
+        silent = [kind for kind, error in self.lost.items() if not error]
+        read = [message for message in messages if isinstance(message, Mapping)] if silent else []
+        return tuple(kind for kind in silent if _CARRIES[kind](read, tools))
 
     def _message(self, message: Message, names: Mapping[str, str]) -> Message:
         role, content = message["role"], message["content"]

@@ -32,7 +32,7 @@ _PRELUDE = (
   {%- elif content -%}{%- for part in content -%}{{- part if part is string else part.text -}}{%- endfor -%}
   {%- endif -%}
 {%- endmacro -%}
-{%- set rllm = namespace(system="", list=[], user="", open=false) -%}
+{%- set rllm = namespace(system="", list=[], text="", open=false) -%}
 {%- for message in messages -%}
   {%- if loop.first and message.role in ("system", "developer") -%}
     {%- set rllm.system = rllm_text(message.content) -%}
@@ -50,36 +50,36 @@ _PRELUDE = (
 {%- endif -%}
 {%- for message in messages -%}
   {%- if message.role == "tool" -%}
-    {%- set rllm.user = rllm.user + ("\\n" if rllm.open else "") -%}
-    {%- set rllm.user = rllm.user + "<tool_response>\\n" + rllm_text(message.content) + "\\n</tool_response>" -%}
+    {%- set rllm.text = rllm.text + ("\\n" if rllm.open else "") -%}
+    {%- set rllm.text = rllm.text + "<tool_response>\\n" + rllm_text(message.content) + "\\n</tool_response>" -%}
     {%- set rllm.open = true -%}
   {%- elif message.role == "user" and (rllm.open or (rllm.system and not TAKES_SYSTEM)) -%}
-    {%- set rllm.user = rllm.user if rllm.open else rllm.system -%}
-    {%- set rllm.user = rllm.user + ("\\n" if rllm.open else "\\n\\n") + rllm_text(message.content) -%}
+    {%- set rllm.text = rllm.text if rllm.open else rllm.system -%}
+    {%- set rllm.text = rllm.text + ("\\n" if rllm.open else "\\n\\n") + rllm_text(message.content) -%}
     {%- if not rllm.open and not TAKES_SYSTEM -%}{%- set rllm.system = "" -%}{%- endif -%}
-    {%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.user)}] -%}
-    {%- set rllm.open = false -%}{%- set rllm.user = "" -%}
+    {%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.text)}] -%}
+    {%- set rllm.open = false -%}{%- set rllm.text = "" -%}
   {%- elif not (loop.first and message.role in ("system", "developer")) -%}
     {%- if rllm.open -%}
-      {%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.user)}] -%}
-      {%- set rllm.open = false -%}{%- set rllm.user = "" -%}
+      {%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.text)}] -%}
+      {%- set rllm.open = false -%}{%- set rllm.text = "" -%}
     {%- endif -%}
     {%- if message.tool_calls -%}
-      {%- set rllm.user = rllm_text(message.content) -%}
+      {%- set rllm.text = rllm_text(message.content) -%}
       {%- for call in message.tool_calls -%}
         {%- set call = call.function if call.function else call -%}
-        {%- set rllm.user = rllm.user + ("\\n" if rllm.user else "") + '<tool_call>\\n{"name": "' + call.name -%}
-        {%- set rllm.user = rllm.user + '", "arguments": ' -%}
-        {%- set rllm.user = rllm.user + (call.arguments if call.arguments is string else call.arguments | tojson) -%}
-        {%- set rllm.user = rllm.user + "}\\n</tool_call>" -%}
+        {%- set rllm.text = rllm.text + ("\\n" if rllm.text else "") + '<tool_call>\\n{"name": "' + call.name -%}
+        {%- set rllm.text = rllm.text + '", "arguments": ' -%}
+        {%- set rllm.text = rllm.text + (call.arguments if call.arguments is string else call.arguments | tojson) -%}
+        {%- set rllm.text = rllm.text + "}\\n</tool_call>" -%}
       {%- endfor -%}
-      {%- set message = dict(message.items() | rejectattr("0", "equalto", "tool_calls"), content=ANSWER(rllm.user)) -%}
-      {%- set rllm.user = "" -%}
+      {%- set message = dict(message.items() | rejectattr("0", "equalto", "tool_calls"), content=ANSWER(rllm.text)) -%}
+      {%- set rllm.text = "" -%}
     {%- endif -%}
     {%- set rllm.list = rllm.list + [message] -%}
   {%- endif -%}
 {%- endfor -%}
-{%- if rllm.open -%}{%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.user)}] -%}{%- endif -%}
+{%- if rllm.open -%}{%- set rllm.list = rllm.list + [{"role": "user", "content": USER(rllm.text)}] -%}{%- endif -%}
 {%- set messages = rllm.list -%}
 {%- set tools = none -%}
 {{- "" }}"""
@@ -93,6 +93,8 @@ class TemplateChoice:
 
     chat_template: Path | None = None
     tool_prompt: str | None = None
+    setting: str = "model.chat_template"
+    """Name of the setting in error messages."""
 
     @classmethod
     def of(cls, model: Any) -> TemplateChoice:
@@ -110,7 +112,7 @@ class TemplateChoice:
         """
         if self.chat_template is None:
             return None
-        name = f"model.chat_template={str(self.chat_template)!r}"
+        name = f"{self.setting}={str(self.chat_template)!r}"
         try:
             text = self.chat_template.expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -128,9 +130,23 @@ class TemplateChoice:
         """
         if (text := self.read()) is not None:
             tokenizer.chat_template = text
-            _check(tokenizer, f"model.chat_template={str(self.chat_template)!r}")
+            _check(tokenizer, f"{self.setting}={str(self.chat_template)!r}")
         if self.tool_prompt is not None:
             tokenizer.chat_template = with_tool_prompt(tokenizer)
+
+
+def check_template_settings(model: Any) -> None:
+    """Check a configuration's `model` section before anything is loaded.
+
+    Raises:
+        ConfigError: if the template's file cannot be read, or if calls would be read in another format than they are taught in.
+    """
+    TemplateChoice.of(model).read()
+    if model.tool_prompt is not None and model.tool_parser not in (None, model.tool_prompt):
+        raise ConfigError(
+            f"model.tool_parser={model.tool_parser!r}: model.tool_prompt={model.tool_prompt} teaches calls in its own format, which "
+            "is also how they are read: leave model.tool_parser out"
+        )
 
 
 def with_tool_prompt(tokenizer: Any) -> str:
