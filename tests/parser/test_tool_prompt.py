@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from rllm.parser import ChatTemplateParser
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
-from rllm.parser.tool_prompt import TemplateChoice, check_template_settings
+from rllm.parser.tool_prompt import TemplateChoice
 from rllm.trainer.config import load_config
 
 from .conftest import TEMPLATES, _trained
@@ -125,10 +125,10 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, written: 
 def test_calls_are_read_in_the_format_that_is_taught(parser: str, fits: bool) -> None:
     model = load_config(["model.tool_prompt=hermes", f"model.tool_parser={parser}"]).model
     if fits:
-        check_template_settings(model)
+        assert TemplateChoice.of(model)
         return
     with pytest.raises(ConfigError, match=r"model\.tool_parser='mistral'.*model\.tool_prompt"):
-        check_template_settings(model)
+        TemplateChoice.of(model)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

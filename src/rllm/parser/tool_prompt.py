@@ -98,7 +98,16 @@ class TemplateChoice:
 
     @classmethod
     def of(cls, model: Any) -> TemplateChoice:
-        """Return the choice of a configuration's `model` section."""
+        """Return the choice of a configuration's `model` section.
+
+        Raises:
+            ConfigError: if calls would be read in another format than they are taught in.
+        """
+        if model.tool_prompt is not None and model.tool_parser not in (None, model.tool_prompt):
+            raise ConfigError(
+                f"model.tool_parser={model.tool_parser!r}: model.tool_prompt={model.tool_prompt} teaches calls in its own format, "
+                "which is also how they are read: leave model.tool_parser out"
+            )
         return cls(chat_template=model.chat_template, tool_prompt=model.tool_prompt)
 
     def __bool__(self) -> bool:
@@ -133,20 +142,6 @@ class TemplateChoice:
             _check(tokenizer, f"{self.setting}={str(self.chat_template)!r}")
         if self.tool_prompt is not None:
             tokenizer.chat_template = with_tool_prompt(tokenizer)
-
-
-def check_template_settings(model: Any) -> None:
-    """Check a configuration's `model` section before anything is loaded.
-
-    Raises:
-        ConfigError: if the template's file cannot be read, or if calls would be read in another format than they are taught in.
-    """
-    TemplateChoice.of(model).read()
-    if model.tool_prompt is not None and model.tool_parser not in (None, model.tool_prompt):
-        raise ConfigError(
-            f"model.tool_parser={model.tool_parser!r}: model.tool_prompt={model.tool_prompt} teaches calls in its own format, which "
-            "is also how they are read: leave model.tool_parser out"
-        )
 
 
 def with_tool_prompt(tokenizer: Any) -> str:
