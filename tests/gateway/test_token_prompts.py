@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool

@@ -120,6 +120,7 @@ def test_the_hash_is_that_of_the_template_text() -> None:
         ([], "send at least one message"),
         (["hi"], r"messages\[0\]='hi'"),
         ([{"content": "hi"}], r"messages\[0\]=.*'role'"),
+        ([{"role": "assistant", "tool_calls": 3}], r"messages\[0\]\.tool_calls=3"),
         ([{"role": "user", "content": 3}], r"messages\[0\]\.content=3"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "part of type 'image_url'"),
         ([{"role": "user", "content": [{"type": "image_url", "text": "a cat"}]}], "part of type 'image_url'"),
@@ -287,3 +288,9 @@ def test_a_request_switches_a_template_and_brings_none(kwargs: Any, complaint: s
 def test_a_tokenizer_without_template_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"has no chat template: .*chat_template\.jinja"):
         template(None)
+
+
+@pytest.mark.parametrize("tools", ["[]", [3], ["f"]])
+def test_malformed_tools_are_named(tools: Any) -> None:
+    with pytest.raises(ConfigError, match="tools="):
+        template(PLAIN).render([USER], tools)

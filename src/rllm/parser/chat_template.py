@@ -117,12 +117,12 @@ class ChatTemplate:
             raise ConfigError("messages=[]: send at least one message")
         _check_kwargs(template_kwargs)
         normal = [_normal(index, message) for index, message in enumerate(messages)]
-        shape = self.shape
+        shaped, shaped_tools = self.shape.messages(normal), _shaped_tools(self.shape, tools)
         options = {"add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
         try:
-            return self._apply(shape.messages(normal), shape.tools(tools), **options)
+            return self._apply(shaped, shaped_tools, **options)
         except Exception as error:  # a template is a program of its author: it may raise anything
-            refused = self._first_refused(shape.messages(normal), shape.tools(tools), str(error), options)
+            refused = self._first_refused(shaped, shaped_tools, str(error), options)
             raise _refusal(refused, messages[refused], error) from error
 
     def _apply(self, messages: Sequence[Message], tools: Any, **options: Any) -> str:
@@ -162,12 +162,21 @@ def _refusal(place: int, message: Message, error: Exception) -> ConfigError:
     )
 
 
+def _shaped_tools(shape: TemplateShape, tools: Any) -> list[dict[str, Any]] | None:
+    try:
+        return shape.tools(tools)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"tools={tools!r:.80}: use a list of objects in the OpenAI format ({error})") from error
+
+
 def _normal(index: int, message: Message) -> Message:
     """Return a message with text as content, and with reasoning under each of the names that templates have for it."""
     check_role(index, message)
     normal = {key: value for key, value in message.items() if value is not None}
     normal["role"] = "system" if message["role"] == "developer" else message["role"]
     normal["content"] = _text_content(index, message.get("content"))
+    if not isinstance(message.get("tool_calls"), Sequence | None):
+        raise ConfigError(f"messages[{index}].tool_calls={message['tool_calls']!r:.80}: use a list of calls")
     if "reasoning" in normal:
         normal.setdefault("reasoning_content", normal["reasoning"])
     if "reasoning_content" in normal:  # gpt-oss's template has a name of its own

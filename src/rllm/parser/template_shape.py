@@ -82,7 +82,7 @@ class TemplateShape:
             del shaped["content"]
         if role == "tool":
             shaped["role"] = self.result_role
-            if self.names_results and not message.get("name") and (name := names.get(message.get("tool_call_id", ""))):
+            if self.names_results and not message.get("name") and (name := names.get(str(message.get("tool_call_id")))):
                 shaped["name"] = name
         return shaped
 
@@ -93,7 +93,7 @@ class TemplateShape:
         if isinstance(arguments, str) and not self.argument_strings:
             arguments = _parsed_object(arguments)
         elif isinstance(arguments, Mapping) and self.argument_strings:
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False, default=str)
         else:
             return call
         return {**call, "function": {**call["function"], "arguments": arguments}}
