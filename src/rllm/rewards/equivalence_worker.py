@@ -18,6 +18,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -172,15 +173,15 @@ def _is_zero(difference: Any) -> bool:
     Raises:
         Undecided: if it could not be proven.
     """
-    from sympy import exp, expand_trig, minimal_polynomial, simplify, sin
-    from sympy.abc import x
+    from sympy import Symbol, exp, expand_trig, minimal_polynomial, simplify, sin
 
+    x = Symbol("x")
     if _differ(difference):
         return False
     difference = simplify(difference)
     if difference.is_Rational:
         return bool(difference == 0)
-    proofs = (
+    proofs: tuple[Callable[[], Any], ...] = (
         lambda: minimal_polynomial(difference, x) == x,
         lambda: simplify(exp(difference)) == 1,  # of logarithms; it is close to 0, so that this proves it
         lambda: simplify(expand_trig(sin(difference))) == 0,  # of arcs

@@ -103,7 +103,7 @@ class RewardMathFn:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
         answer, *golds = [_in_latex(text) for text in (answer, *golds)]
         pairs = [pair for gold in golds for pair in _readings(gold, answer)]
-        pairs += [spelled for pair in pairs if (spelled := tuple(map(_with_exponent, pair))) != pair]
+        pairs = list(dict.fromkeys([*pairs, *((_with_exponent(one), _with_exponent(other)) for one, other in pairs)]))
         quick = [_quickly_equal(*pair) for pair in pairs]
         if any(quick):
             return True
