@@ -60,7 +60,7 @@ def _read_item(item: Any, where: str) -> Any:
 
 
 def _read(text: str, where: str, kind: type) -> Any:
-    """Return what a JSON text holds, which has to be a list or an object; a text that was not meant as JSON as it is."""
+    """Return what a JSON text holds, a list or an object, or the text itself where it was not meant as JSON."""
     if not _JSON_TEXT.match(text):
         return text
     try:

@@ -36,14 +36,14 @@ class Table:
     def of(cls, data: Any) -> Table | None:
         """Return the table that this is, or `None` for anything else."""
         library = type(data).__module__.partition(".")[0]
-        if library == "datasets" and hasattr(data, "with_format"):
+        if library == "datasets" and hasattr(data, "features"):
             return cls(data.with_format(None), set(_json_of_features(data.features)))
         if library == "pyarrow" and hasattr(data, "to_pylist") and hasattr(data, "schema"):
             paths = set(_json_of_fields(data.schema))
             rows = data.to_pylist(maps_as_pydicts="strict")
             return cls([_json_read(row, paths) for row in rows] if paths else rows, paths)
         if library == "pandas" and hasattr(data, "columns"):
-            return cls(map(_plain, data.to_dict("records")))
+            return cls([_plain(row, of_pandas=True) for row in data.to_dict("records")])
         return None
 
     def tasks(self) -> Iterator[Any]:
@@ -114,13 +114,18 @@ def _json_read(value: Any, paths: Set[Path], path: Path = ()) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """Return the value with lists in place of NumPy's arrays and of tuples, and pandas' times as Python's."""
+def _plain(value: Any, *, of_pandas: bool = False) -> Any:
+    """Return the value with lists in place of NumPy's arrays and of tuples, and pandas' times as Python's.
+
+    In a table of pandas, what is not there is `nan`, `NaT` or `NA`; here it is `None`.
+    """
+    if of_pandas and (type(value).__name__ in ("NaTType", "NAType") or (isinstance(value, float) and value != value)):
+        return None
     for method in ("tolist", "to_pydatetime"):
         value = getattr(value, method)() if hasattr(value, method) else value
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item, of_pandas=of_pandas) for key, item in value.items()}
+    return [_plain(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _row_without_nulls(row: Mapping[str, Any], paths: Set[Path]) -> Task:
