@@ -157,7 +157,10 @@ def test_a_tasks_own_fields_are_those_of_the_table(source: str, tmp_path: Path) 
         {"state": {"door": "open", "key": None}, "seen": []},
     ]
     assert list(SOURCES[source](rows, tmp_path)) == rows
-    calls = [{"name": "add", "arguments": {"a": "1"}, "hint": None}, {"name": "f", "arguments": {"b": "2"}, "hint": "b"}]
+    calls = [
+        {"name": "add", "arguments": {"a": "1"}, "hint": None},
+        {"name": "f", "arguments": {"b": "2"}, "hint": "b"},
+    ]
     (tmp_path / "calls").mkdir()
     assert list(SOURCES[source](calls, tmp_path / "calls")) == calls
 
