@@ -7,12 +7,14 @@ the bare prompt continued, as a base model does it, send its ids; so does anothe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.gateway.dialects.base import COMMENT, WholeConversations, created_at
 from rllm.gateway.dialects.fields import check_chat, check_options, invalid, parse_object
+from rllm.gateway.dialects.responses_logprobs import bytes_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace, text_of
@@ -24,6 +26,8 @@ class CompletionsDialect(WholeConversations):
     """OpenAI's `/v1/completions`."""
 
     id_prefix = "cmpl-"
+    name = "completions"
+    chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
 
     def parse(self, body: bytes) -> dict[str, Any]:
         return parse_object(body, needs="'model' and 'prompt'")
@@ -60,7 +64,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("logprobs") is not None:
         if asked.get("echo"):
             raise invalid("echo with logprobs: log-probabilities of a prompt are not to be had here", "echo")
-        if type(asked["logprobs"]) is not int:
+        if type(asked["logprobs"]) is not int or asked["logprobs"] < 0:
             raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
         chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
     prompt = _prompt(asked)
@@ -131,13 +135,12 @@ def _logprobs(choice: Mapping[str, Any], offset: int) -> dict[str, Any] | None:
     entries = (choice.get("logprobs") or {}).get("content")
     if entries is None:
         return None
-    tokens = [entry.get("token") or "" for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+    offsets, spelled = [], b""
+    for entry in entries:
+        offsets.append(offset + len(spelled.decode(errors="ignore")))
+        spelled += bytes_of(entry)
     return {
-        "tokens": tokens,
+        "tokens": [entry.get("token") or "" for entry in entries],
         "token_logprobs": [entry.get("logprob") for entry in entries],
         "top_logprobs": [_alternatives(entry.get("top_logprobs") or ()) for entry in entries],
         "text_offset": offsets,
