@@ -5,32 +5,41 @@ python -m tests.gateway.test_parameters    writes the tables of docs/parameters.
 
 from __future__ import annotations
 
+import logging
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Union
 
+import anthropic as anthropic_errors
 import anthropic.types.beta as anthropic_types
 import httpx
 import openai.types.chat as chat_types
 import openai.types.responses as responses_types
 import pytest
+from anthropic import Anthropic
 from anthropic.types import message_create_params as messages_params
 from anthropic.types.beta import message_create_params as beta_params
+from openai import BadRequestError, DefaultHttpxClient, OpenAI
 from openai.types import completion_create_params as completions_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
+from pydantic import BaseModel
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.dialects.chat import ChatDialect
 from rllm.gateway.dialects.parameters import HONOURED, NAMED, NO_EFFECT, REFUSED, TABLES, rows
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream import EngineUpstream
+from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.inference import parameters
-from rllm.inference.local import LocalEngine
+from rllm.inference.local import LocalEngine, scheduler
 from rllm.inference.parameters import field_of
 from rllm.store.memory import MemoryTraceStore
+
+from ..inference.conftest import build_model, build_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
 HEADER = "x-rllm-ignored"
@@ -409,8 +418,6 @@ def sample(dialect: str, key: str) -> Any:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    from ..inference.conftest import build_model, build_tokenizer
-
     tokenizer = build_tokenizer()
     engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
     yield engine
@@ -430,8 +437,13 @@ def http(gateway: GatewayServer) -> Iterator[httpx.Client]:
         yield client
 
 
+OTHER_NAMES = {"output_format": "output_config.format", "tool_choice[custom]": "tool_choice[function]"}
+"""Under which a field is named or refused that is another's older name, or is translated to the same."""
+
+
 def found_fate(answer: httpx.Response, key: str) -> str:
     """What became of a field, as its client sees it."""
+    key = OTHER_NAMES.get(key, key)
     if answer.status_code != 200:
         assert answer.status_code == 400, answer.text
         kind = key.partition("[")[2].rstrip("]*") or field_of(key)
@@ -451,6 +463,245 @@ def test_every_field_has_the_fate_that_the_table_says(http: httpx.Client, dialec
             if (found := found_fate(answer, row.key)) != expected:
                 wrong.append((row.key, expected, found, answer.text[:120]))
     assert wrong == []
+
+
+# How clients see it
+
+
+@pytest.fixture(scope="module")
+def clients(gateway: GatewayServer) -> Iterator[tuple[OpenAI, Anthropic]]:
+    with ExitStack() as stack:
+        web = [stack.enter_context(DefaultHttpxClient(verify=False)) for _ in range(2)]
+        openai = OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, http_client=web[0])
+        yield openai, Anthropic(base_url=gateway.url, api_key="unused", max_retries=0, http_client=web[1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_real_clients_read_the_header_of_whole_and_of_streamed_answers(clients: Any, stream: bool) -> None:
+    openai, anthropic = clients
+    model: Any = {"model": "m", "stream": stream}
+    calls = {
+        "reasoning_effort, made_up": openai.chat.completions.with_raw_response.create(
+            messages=[USER], max_tokens=2, reasoning_effort="low", extra_body={"made_up": 1, "min_p": 0}, **model
+        ),
+        "logit_bias": openai.completions.with_raw_response.create(
+            prompt="the", max_tokens=2, logit_bias={"5": 1}, **model
+        ),
+        "truncation[auto], reasoning.effort": openai.responses.with_raw_response.create(
+            input="the", max_output_tokens=2, truncation="auto", reasoning={"effort": "low"}, **model
+        ),
+        "thinking[enabled], tool_choice[any], tool_choice.disable_parallel_tool_use": (
+            anthropic.messages.with_raw_response.create(
+                messages=[USER],
+                max_tokens=2000,
+                thinking={"type": "enabled", "budget_tokens": 1024},
+                tools=[INPUT_TOOL],
+                tool_choice={"type": "any", "disable_parallel_tool_use": True},
+                extra_body={"ignore_eos": False},
+                **model,
+            )
+        ),
+    }
+    for expected, answer in calls.items():
+        assert answer.headers[HEADER] == expected
+        if stream:
+            assert list(answer.parse())
+
+
+def test_nothing_is_named_where_all_is_done(clients: Any, http: httpx.Client) -> None:
+    openai, _ = clients
+    answer = openai.chat.completions.with_raw_response.create(
+        model="m", messages=[USER], max_tokens=2, tools=[CHAT_TOOL], tool_choice="auto", user="u", stop=["x"], n=2
+    )
+    assert HEADER not in answer.headers
+    counted = http.post("/v1/messages/count_tokens", json={"model": "m", **BODIES["messages"], "thinking": None})
+    assert (counted.status_code, HEADER in counted.headers) == (200, False)
+
+
+def test_each_name_is_logged_once_and_no_name_can_break_a_header_or_a_line(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameters, "_logged", set())
+    caplog.set_level(logging.WARNING, "rllm.inference.parameters")
+    body = {"model": "m", **BODIES["messages"], "thinking": {"type": "enabled"}, "a\r\nset-cookie: ü": 1}
+    body["tools"] = [{"type": "web_search\n_20250305", "name": "w"}, INPUT_TOOL]
+    for _ in range(3):
+        answer = http.post("/v1/messages", json=body)
+        assert answer.headers[HEADER] == "thinking[enabled], tools[web_search?], a??set-cookie???"
+    assert [record.getMessage().split(" has")[0] for record in caplog.records] == answer.headers[HEADER].split(", ")
+
+
+@pytest.mark.parametrize("call", ["parse", "responses", "messages"])
+def test_structured_output_is_refused_before_a_client_fails_to_parse_it(clients: Any, call: str) -> None:
+    class Answer(BaseModel):
+        total: int
+
+    openai, anthropic = clients
+    asked = {
+        "parse": lambda: openai.chat.completions.parse(model="m", messages=[USER], response_format=Answer),
+        "responses": lambda: openai.responses.parse(model="m", input="hi", text_format=Answer),
+        "messages": lambda: anthropic.messages.parse(model="m", max_tokens=9, messages=[USER], output_format=Answer),
+    }[call]
+    with pytest.raises((BadRequestError, anthropic_errors.BadRequestError)) as refused:
+        asked()
+    named = {"parse": "response_format", "responses": "text.format", "messages": "output_config.format"}[call]
+    assert named in str(refused.value)
+    assert "vLLM" in str(refused.value)
+
+
+def test_a_title_that_a_program_asks_for_is_not_refused(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}}
+    body = {**BODIES["messages"], "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    answer = http.post("/v1/messages", json={"model": "m", **body})
+    assert (answer.status_code, answer.headers[HEADER]) == (200, "output_config.format")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked"),
+    [
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": "sometimes"}),
+        ("chat", {"tool_choice": "required"}),
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}),
+        ("responses", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),
+        ("responses", {"tool_choice": {"type": "function", "name": "g"}}),
+        ("responses", {"tool_choice": "required"}),
+        ("messages", {"tools": [INPUT_TOOL], "tool_choice": {"type": "tool", "name": "g"}}),
+        ("messages", {"tool_choice": {"type": "any"}}),
+        ("chat", {"top_logprobs": 3}),
+        ("chat", {"logprobs": True, "top_logprobs": 21}),
+        ("completions", {"logprobs": 21}),
+        ("completions", {"logprobs": -1}),
+        ("responses", {"top_logprobs": 21}),
+        ("responses", {"max_output_tokens": 0}),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect: str, asked: dict[str, Any]) -> None:
+    answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
+    assert answer.status_code == 400, answer.text
+    assert list(asked)[-1] in answer.json()["error"]["message"]
+
+
+def test_only_the_allowed_tools_are_shown(engine: LocalEngine) -> None:
+    other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+    choice = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    asked = {"messages": [USER], "tools": [CHAT_TOOL, other]}
+    chat = ChatDialect().to_chat({**asked, "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}, {})
+    assert (chat["tools"], chat["tool_choice"]) == ([other], "required")
+
+
+def test_a_server_gets_what_it_may_know_and_its_own_header_is_passed_on(gateway: GatewayServer) -> None:
+    body = {**BODIES["messages"], "thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}
+    upstream = HTTPUpstream(f"{gateway.url}/v1")
+    with (
+        GatewayServer(MemoryTraceStore(), upstream, GatewayConfig(shutdown_timeout_s=1.0)) as outer,
+        httpx.Client(base_url=outer.url, timeout=60, verify=False) as client,
+    ):
+        for stream in (False, True):
+            answer = client.post("/v1/messages", json={"model": "m", "stream": stream, **body})
+            assert answer.headers[HEADER] == "thinking[enabled], output_config.effort"
+
+
+def test_what_changes_nothing_is_no_sampling_parameter_of_the_trace(gateway: GatewayServer) -> None:
+    url = gateway.open_session("ignored", sampling={"presence_penalty": 1.0})
+    body = {"model": "m", **BODIES["chat"], "tools": [CHAT_TOOL], "tool_choice": "required"}
+    httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    [trace] = gateway.store.by_session("ignored")
+    assert not {"tool_choice", "presence_penalty"} & trace.sampling.keys()
+    assert trace.requested_sampling["tool_choice"] == "required"
+
+
+# Log-probabilities
+
+
+def logprobs_of_chat(openai: OpenAI, stream: bool, **options: Any) -> tuple[str, list[Any]]:
+    answer = openai.chat.completions.create(
+        model="m", messages=[USER], max_tokens=24, logprobs=True, stream=stream, **options
+    )
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else [answer.choices[0]]
+    text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
+    return text, [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+
+
+def shown(tokens: Iterable[list[int]]) -> str:
+    """What tokens spell together, without those that no text shows."""
+    spelled = b"".join(map(bytes, tokens)).decode(errors="replace")
+    return re.sub(r"<\|\w+\|>", "", spelled)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.8}, {"temperature": 0.0}],
+    ids=["plain", "cut", "greedy"],
+)
+def test_a_token_has_its_text_its_bytes_and_its_alternatives(
+    gateway: GatewayServer, engine: LocalEngine, stream: bool, sampling: dict[str, Any]
+) -> None:
+    name = f"tokens-{stream}-{sampling}".replace(" ", "").replace("{", "").replace("}", "").replace("'", "")
+    with OpenAI(
+        base_url=gateway.open_session(name), api_key="unused", http_client=DefaultHttpxClient(verify=False)
+    ) as openai:
+        text, entries = logprobs_of_chat(openai, stream, seed=5, top_logprobs=4, **sampling)
+    [trace] = gateway.store.by_session(name)
+    assert [entry.logprob for entry in entries] == trace.logprobs
+    spelled = b"".join(bytes(entry.bytes) for entry in entries)
+    assert spelled == b"".join(engine.token_bytes(token_id) for token_id in trace.response_ids)
+    assert text.strip() in shown(entry.bytes for entry in entries)
+    assert any(entry.token.startswith("\\x") for entry in entries), "many tokens of this model are no whole characters"
+    for entry in entries:
+        top = entry.top_logprobs
+        assert len({tuple(other.bytes) for other in top}) == len(top) <= 4
+        assert sorted((other.logprob for other in top), reverse=True) == [other.logprob for other in top]
+        own = {tuple(other.bytes): other.logprob for other in top}.get(tuple(entry.bytes))
+        assert own == entry.logprob if own is not None else entry.logprob <= top[-1].logprob
+    assert any(entry.top_logprobs[1:] for entry in entries)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_and_responses_have_texts_and_alternatives_too(
+    clients: Any, engine: LocalEngine, stream: bool
+) -> None:
+    openai, _ = clients
+    ids = engine.tokenizer.encode("the user asks", add_special_tokens=False)
+    answer = openai.completions.create(model="m", prompt=ids, max_tokens=24, logprobs=3, seed=2, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    given = [choice.logprobs for choice in choices if choice.logprobs]
+    assert not [token for each in given for token in each.tokens if token.startswith("token_id:")]
+    assert {len(top) for each in given for top in each.top_logprobs} == {3}
+    offsets = [offset for each in given for offset in each.text_offset]
+    assert offsets == sorted(offsets)
+    for asked in ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"top_logprobs": 2}):
+        response = openai.responses.create(
+            model="m", input="the user asks", max_output_tokens=24, stream=stream, extra_body={"seed": 4}, **asked
+        )
+        whole = (
+            next(event for event in response if event.type == "response.incomplete").response if stream else response
+        )
+        [part] = whole.output[0].content
+        assert part.text in shown(entry.bytes for entry in part.logprobs)
+        assert {len(entry.top_logprobs) for entry in part.logprobs} == {2}
+        assert all(other.bytes for entry in part.logprobs for other in entry.top_logprobs)
+
+
+def test_ids_stand_in_the_place_of_texts_for_those_who_ask(clients: Any) -> None:
+    openai, _ = clients
+    _, entries = logprobs_of_chat(openai, False, extra_body={"return_tokens_as_token_ids": True})
+    assert all(entry.token.startswith("token_id:") for entry in entries)
+
+
+def test_alternatives_are_looked_for_only_where_they_are_asked_for(
+    clients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = []
+    found = scheduler.likeliest
+    monkeypatch.setattr(scheduler, "likeliest", lambda p, number: numbers.append((len(p), number)) or found(p, number))
+    openai, _ = clients
+    openai.chat.completions.create(model="m", messages=[USER], max_tokens=3, logprobs=True)
+    assert numbers == []
+    openai.chat.completions.create(model="m", messages=[USER], max_tokens=3, logprobs=True, top_logprobs=2)
+    assert set(numbers) == {(1, 2)}
 
 
 # The page

@@ -64,7 +64,7 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
-        answer = _Answer(send)
+        answer = _Answer(send, self.dialect.chat_names)
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
@@ -296,8 +296,10 @@ def _check_method(scope: Scope) -> None:
 class _Answer:
     """The ASGI response of one call."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, names: Mapping[str, str]) -> None:
         self._send = send
+        self._names = names
+        """The dialect's own for chat fields."""
         self.call: ModelCall | None = None
         """Whose session its head names, once that is known."""
         self.ignored: Sequence[str] = ()
@@ -332,5 +334,5 @@ class _Answer:
     def _named(self) -> str:
         """Return what is ignored here and behind, for a header."""
         assert self.call is not None
-        behind = filter(None, self.call.route.ignored.split(", "))
+        behind = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
         return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *behind]))][:_MAX_NAMED])
