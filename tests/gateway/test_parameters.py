@@ -31,12 +31,12 @@ from pydantic import BaseModel
 
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.dialects.parameters import HONOURED, NAMED, NO_EFFECT, REFUSED, TABLES, rows
+from rllm.gateway.dialects.parameters import TABLES, rows
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.inference import parameters
 from rllm.inference.local import LocalEngine, scheduler
-from rllm.inference.parameters import field_of
+from rllm.inference.parameters import HONOURED, NAMED, NO_EFFECT, REFUSED, field_of
 from rllm.store.memory import MemoryTraceStore
 
 from ..inference.conftest import build_model, build_tokenizer

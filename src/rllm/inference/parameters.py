@@ -77,7 +77,7 @@ top_logprobs | honoured | up to 20, with `logprobs`
 messages[system], messages[developer], messages[user], messages[assistant], messages[tool] | honoured |
 messages[function] | honoured | as far as the chat template prints it
 content[text], content[refusal] | honoured |
-content[image_url], content[input_audio], content[file] | refused | send texts; a model that sees is sampled with vLLM
+content[image_url], content[input_audio], content[file] | refused | send texts; a model that sees is served elsewhere
 tools, tools[function], tool_choice, tool_choice[auto], tool_choice[none] | honoured |
 tools[custom], tools[*] | refused | give it as a function
 tools[].strict | named | arguments are not held to the schema
@@ -87,7 +87,7 @@ tool_choice[allowed_tools] | honoured | only these tools are shown
 parallel_tool_calls | named | the model may make several calls
 functions, function_call | refused | send `tools` and `tool_choice`
 response_format, response_format[text] | honoured |
-response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM, or ask for JSON in the prompt and read it yourself
+response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM (`model.engine=vllm`), or ask for JSON in the prompt and parse it
 modalities, modalities[text] | honoured |
 modalities[audio], audio | refused | answers are text
 web_search_options | refused | there is no search: give one as a tool
@@ -100,7 +100,7 @@ metadata, store, user, service_tier, safety_identifier | no effect |
 prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction | no effect | prompts that begin alike are cached in any case
 top_k, stop_token_ids, ignore_eos, chat_template_kwargs, return_token_ids, return_tokens_as_token_ids | honoured | vLLM's
 min_p, repetition_penalty, length_penalty, min_tokens, bad_words, allowed_token_ids | named | vLLM's
-structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar | refused | vLLM's; decoding is not constrained: sample with vLLM
+structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar | refused | vLLM's; decoding is not constrained: sample with vLLM (`model.engine=vllm`)
 """)
 """Chat completions on the embedded engine: `KEY | FATE | REMARK`. Any other field is named."""
 
@@ -125,6 +125,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def _inner_keys(name: str, value: Any) -> Iterator[str]:
+    """Yield the keys of the kinds and members of a field."""
     values = value if isinstance(value, list) else [value]
     for kind in filter(None, map(_kind, values)):
         yield f"{name}[{_DATE.sub('', kind)}]"
@@ -132,8 +133,8 @@ def _inner_keys(name: str, value: Any) -> Iterator[str]:
         for member, inner in value.items():
             if inner is not None and member != "type":
                 yield f"{name}.{member}"
-                if isinstance(inner, dict) and (kind := _kind(inner)):
-                    yield f"{name}.{member}[{kind}]"
+                if isinstance(inner, dict) and (inner_kind := _kind(inner)):
+                    yield f"{name}.{member}[{inner_kind}]"
     elif name == "tools":
         for tool in values:
             described = {**_object(tool), **_object(_object(tool).get("function"))}
@@ -142,7 +143,7 @@ def _inner_keys(name: str, value: Any) -> Iterator[str]:
 
 def _kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else value
-    return kind if isinstance(kind, str) and len(kind) <= _LONGEST_KIND else None
+    return kind[:_LONGEST_KIND] if isinstance(kind, str) else None
 
 
 def _object(value: Any) -> dict[str, Any]:

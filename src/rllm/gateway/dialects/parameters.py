@@ -1,13 +1,14 @@
 """The documented fields of each dialect: what becomes of them with the embedded engine, and with a server that is forwarded to.
 
-`docs/parameters.md` prints the tables. A fate of `=NAME` is that of the chat field that the field is translated to.
+`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to, and `=` alone
+that of a chat field of the same name: a server gets it as it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rllm.inference.parameters import CHAT, HONOURED, NAMED, NO_EFFECT, REFUSED, Row, Table
+from rllm.inference.parameters import CHAT, NAMED, Row, Table
 
 PASSED_ON = "passed on"
 """The fate of a field that a server gets as it came; `passed on as NAME` is its chat field."""
@@ -79,7 +80,7 @@ max_tokens, temperature, top_p, top_k | honoured | = |
 stop_sequences | honoured | passed on as stop |
 content[text], content[thinking], content[tool_use], content[tool_result] | honoured | translated |
 content[search_result] | honoured | translated | as text
-content[redacted_thinking] | no effect | no effect | nobody but its maker can read it
+content[redacted_thinking] | no effect | no effect | only its maker can read it
 content[image] | =content[image_url] | passed on as image_url |
 content[document] | =content[file] | passed on as file | as text, where it is one
 content[*] | refused | refused | of tools that a provider runs
@@ -126,6 +127,3 @@ def left_out(dialect: str, asked: Mapping[str, object]) -> list[str]:
     if dialect == "chat":
         return []
     return [key for key, row in TABLES[dialect].rows_in(asked).items() if row is not None and row.fates[1] == NAMED]
-
-
-__all__ = ["HONOURED", "NAMED", "NO_EFFECT", "PASSED_ON", "REFUSED", "TABLES", "left_out", "rows"]
