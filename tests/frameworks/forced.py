@@ -40,7 +40,7 @@ class ForcedEngine(LocalEngine):
         self._scheduler._sampled = self._forced  # type: ignore[method-assign]
 
     def check_request(self, request: Mapping[str, Any]) -> None:
-        """Take every request: the script answers in whatever form it asks for, as a server that constrains decoding does."""
+        """Take every request: the script answers in the form that it asks for, as constrained decoding would."""
 
     def _forced(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         tokens = [self._next_token(request) for request in self._scheduler._live]

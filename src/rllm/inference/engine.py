@@ -228,7 +228,7 @@ class ContinuingEngine(Protocol):
 
 @runtime_checkable
 class DetailedEngine(Protocol):
-    """An engine that knows which request fields change its answers, and the bytes of its tokens. It takes `top_logprobs`."""
+    """An engine that knows which request fields change its answers, and the bytes of its tokens; takes `top_logprobs`."""
 
     def check_request(self, request: Mapping[str, Any]) -> None:
         """Check a chat request for fields without which its answer would be another than the client expects.
@@ -239,8 +239,8 @@ class DetailedEngine(Protocol):
         ...
 
     def ignored(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the fields of a chat request that ask for something and change nothing here, as `rllm.inference.parameters`
-        writes them."""
+        """Return the fields of a chat request that ask for something and change nothing here, as keys of
+        `rllm.inference.parameters`."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Fields of a chat request, and what becomes of each on the embedded engine; the tables of the other dialects are read alike.
+"""Fields of a chat request, and what becomes of each on the embedded engine; tables of other dialects are read alike.
 
-A field has a key: `name`; `name.member` of an object; `name[kind]` of a text, of an object with a `type`, or of one in a list;
-`name[*]` stands for all other kinds. `tools[].member` is a member of any tool. The date at the end of a kind is left out:
-`tools[bash]` is `bash_20250124`.
+A field has a key: `name`; `name.member` of an object; `name[kind]` of a text, of an object with a `type`, or of one in
+a list; `name[*]` stands for all other kinds. `tools[].member` is a member of any tool. The date at the end of a kind is
+left out: `tools[bash]` is `bash_20250124`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ tool_choice[allowed_tools] | honoured | only these tools are shown
 parallel_tool_calls | named | the model may make several calls
 functions, function_call | refused | send `tools` and `tool_choice`
 response_format, response_format[text] | honoured |
-response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM (`model.engine=vllm`), or ask for JSON in the prompt and parse it
+response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM
 modalities, modalities[text] | honoured |
 modalities[audio], audio | refused | answers are text
 web_search_options | refused | there is no search: give one as a tool
@@ -97,10 +97,13 @@ frequency_penalty, presence_penalty, logit_bias | named |
 reasoning_effort | named | `chat_template_kwargs` has the template's own switches
 verbosity, moderation | named |
 metadata, store, user, service_tier, safety_identifier | no effect |
-prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction | no effect | prompts that begin alike are cached in any case
-top_k, stop_token_ids, ignore_eos, chat_template_kwargs, return_token_ids, return_tokens_as_token_ids | honoured | vLLM's
+prompt_cache_key, prompt_cache_options, prompt_cache_retention | no effect | equal beginnings are cached anyway
+prediction | no effect |
+top_k, stop_token_ids, ignore_eos, chat_template_kwargs | honoured | vLLM's
+return_token_ids, return_tokens_as_token_ids | honoured | vLLM's
 min_p, repetition_penalty, length_penalty, min_tokens, bad_words, allowed_token_ids | named | vLLM's
-structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar | refused | vLLM's; decoding is not constrained: sample with vLLM (`model.engine=vllm`)
+structured_outputs, guided_json, guided_regex | refused | decoding is not constrained: sample with vLLM
+guided_choice, guided_grammar | refused | decoding is not constrained: sample with vLLM
 """)
 """Chat completions on the embedded engine: `KEY | FATE | REMARK`. Any other field is named."""
 

@@ -1,7 +1,7 @@
-"""The documented fields of each dialect: what becomes of them with the embedded engine, and with a server that is forwarded to.
+"""Documented fields of each dialect, and what becomes of each with the embedded engine and with a server behind.
 
-`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to, and `=` alone
-that of a chat field of the same name: a server gets it as it came.
+`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A
+server gets a field with the fate `=` as it came.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ content[input_file] | =content[file] | passed on as file |
 max_output_tokens | honoured | passed on as max_tokens |
 temperature, top_p | honoured | = |
 top_logprobs | honoured | = | up to 20, in each `output_text`
-include, include[message.output_text.logprobs], include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
+include, include[message.output_text.logprobs] | honoured | translated |
+include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
 include[*] | named | named | of tools that a provider runs, or of images
-tools, tools[function], tools[custom], tools[namespace] | honoured | translated | a custom tool is a function with one text
-tools[local_shell], tools[computer], tools[computer_use_preview], tools[apply_patch] | refused | refused | give it as a function
+tools, tools[function], tools[namespace] | honoured | translated |
+tools[custom] | honoured | translated | as a function of one text
+tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | give it as a function
+tools[apply_patch] | refused | refused | give it as a function
 tools[shell] | refused | refused | give it as a function; one in a provider's container is named
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
@@ -58,7 +61,8 @@ tool_choice[*] | refused | refused | of tools that a provider runs, or that are 
 parallel_tool_calls | =parallel_tool_calls | = |
 max_tool_calls | no effect | no effect | bounds tools that a provider runs
 text, text.format[text] | honoured | translated |
-text.format, text.format[json_object], text.format[json_schema] | =response_format[json_schema] | passed on as response_format |
+text.format | =response_format[json_schema] | passed on as response_format |
+text.format[json_object], text.format[json_schema] | =response_format[json_schema] | passed on as response_format |
 text.verbosity | =verbosity | passed on as verbosity |
 reasoning | honoured | translated |
 reasoning.effort | =reasoning_effort | passed on as reasoning_effort |
@@ -68,9 +72,11 @@ stream_options, stream_options.include_obfuscation | no effect | no effect |
 truncation, truncation[disabled] | honoured | honoured | a prompt that is too long is refused
 truncation[auto], context_management, image, moderation, access_programs | named | named |
 background, conversation, prompt | refused | refused | send the whole conversation, or `previous_response_id`, and wait
-multi_agent, prompt_cache_options | no effect | no effect | `multi_agent.enabled` and `prompt_cache_options.prewarm` are refused
-metadata, store, user, safety_identifier, service_tier, client_metadata | no effect | no effect | answers are stored in any case
-prompt_cache_key, prompt_cache_retention | no effect | no effect | prompts that begin alike are cached in any case
+multi_agent | no effect | no effect | `multi_agent.enabled` is refused
+prompt_cache_options | no effect | no effect | `prompt_cache_options.prewarm` is refused
+metadata, user, safety_identifier, service_tier, client_metadata | no effect | no effect |
+store | no effect | no effect | answers are stored in any case
+prompt_cache_key, prompt_cache_retention | no effect | no effect | equal beginnings are cached anyway
 """)
 
 MESSAGES = Table("""
@@ -85,8 +91,8 @@ content[image] | =content[image_url] | passed on as image_url |
 content[document] | =content[file] | passed on as file | as text, where it is one
 content[*] | refused | refused | of tools that a provider runs
 tools, tools[custom] | honoured | translated |
-tools[bash], tools[browser_toolset], tools[computer], tools[computer_toolset] | refused | refused | give it with an input_schema
-tools[memory], tools[text_editor] | refused | refused | give it with an input_schema
+tools[bash], tools[browser_toolset], tools[computer] | refused | refused | give it with an input_schema
+tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused | give it with an input_schema
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
 tools[].input_examples, tools[].allowed_callers | named | named |
@@ -94,7 +100,7 @@ tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
 tool_choice[any], tool_choice[tool] | =tool_choice[required] | translated |
 tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as parallel_tool_calls |
 thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
-thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | `chat_template_kwargs` has the template's own switches
+thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | see `chat_template_kwargs`
 output_config | honoured | translated |
 output_config.effort | =reasoning_effort | passed on as reasoning_effort |
 output_config.format, output_format | =response_format[json_schema] | passed on as response_format |
@@ -102,7 +108,7 @@ output_config.task_budget | named | named |
 context_management, container, mcp_servers | named | named |
 compaction, thread | refused | refused | send the whole conversation
 metadata, service_tier, speed, inference_geo, diagnostics, betas | no effect | no effect |
-cache_control | no effect | no effect | prompts that begin alike are cached in any case
+cache_control | no effect | no effect | equal beginnings are cached anyway
 user_profile_id, workspace_id, billing_policy, fallbacks, fallback_credit_token | no effect | no effect |
 """)
 
@@ -113,7 +119,8 @@ def rows(dialect: str) -> Iterator[Row]:
     """Yield the rows of a dialect, each with its fates on the embedded engine and on a server."""
     for row in TABLES[dialect].rows.values():
         if dialect == "chat":
-            yield Row(key=row.key, fates=(*row.fates, PASSED_ON), remark=row.remark)
+            forwarded = "translated" if row.key == "tool_choice[allowed_tools]" else PASSED_ON
+            yield Row(key=row.key, fates=(*row.fates, forwarded), remark=row.remark)
             continue
         embedded, forwarded = row.fates
         source = CHAT.rows[embedded[1:]] if embedded.startswith("=") else None
@@ -123,7 +130,7 @@ def rows(dialect: str) -> Iterator[Row]:
 
 
 def left_out(dialect: str, asked: Mapping[str, object]) -> list[str]:
-    """Return the keys of what a request asks for in vain whichever server answers it, because its dialect leaves it out."""
+    """Return the keys of what a request asks for and its dialect leaves out, whichever server answers it."""
     if dialect == "chat":
         return []
     return [key for key, row in TABLES[dialect].rows_in(asked).items() if row is not None and row.fates[1] == NAMED]

@@ -53,8 +53,8 @@ class Upstream(Protocol):
         ...
 
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
-        """Return the fields of a chat request that are known to change nothing there, as `rllm.inference.parameters` writes
-        them. A server is not known that well."""
+        """Return the fields of a chat request that are known to change nothing there, as keys of
+        `rllm.inference.parameters`; none of a server, which is not known that well."""
         ...
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:

@@ -74,8 +74,8 @@ def sample(
     Greedy rows take the most probable token, and its log-probability in the model's own distribution.
 
     Returns:
-        The tokens, [B]; their log-probabilities in the distributions that they were drawn from, [B]; and these distributions,
-        [B, V], in which the tokens that top-k and top-p rule out have a probability of zero.
+        The tokens, [B]; their log-probabilities in the distributions that they were drawn from, [B]; and these
+        distributions, [B, V], in which the tokens that top-k and top-p rule out have a probability of zero.
     """
     logits = logits.float()
     if settings.scale is not None:
