@@ -71,13 +71,15 @@ _ENVIRONMENT = (
 )
 VARIABLES = {
     "RLLM__SECTION__KEY": "a setting, of any command that takes settings and of `AgentTrainer`",
-    "RLLM_HOME": "where `DatasetRegistry` and `ProxyManager` keep what they keep; `~/.rllm` without it",
+    "RLLM_HOME": "where `DatasetRegistry` and `ProxyManager` keep their files, and the key that marks your own runs; `~/.rllm` without it",
     "RLLM_CACHE": "where the tiny policies of the demo, the examples and `rllm.testing` are kept; `~/.cache/rllm` without it",
     "RLLM_GATEWAY_API_KEY": "`rllm gateway`, `rllm serve` and `rllm run`, as `--api-key`",
     "RLLM_GATEWAY_ADMIN_KEY": "`rllm gateway`, as `--admin-key`",
     "RLLM_UPSTREAM_API_KEY": "`rllm gateway`, as `--upstream-api-key`; the key of the server of `rllm eval --base-url` and `rllm run --base-url`",
     "RLLM_VIEW_TOKEN": "`rllm view`, as `--token`",
     "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
+    "RLLM_TRUSTED_RUNS": "folders of runs to trust as if you had begun them yourself, separated as in `PATH`: these may be resumed, and "
+    "may keep their traces elsewhere",
     "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",
     "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
     "RAY_ADDRESS": "the Ray cluster, where no setting names one",

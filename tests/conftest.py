@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("certificate.pem"))
-_STATE = tempfile.TemporaryDirectory(prefix="rllm-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
+_HOME = tempfile.TemporaryDirectory(prefix="rllm-home-")
+os.environ.setdefault("RLLM_HOME", _HOME.name)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 settings.register_profile(

@@ -50,7 +50,7 @@ def lighthouse(name: str, rng: random.Random) -> dict[str, int | str]:
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
     """Questions about every lighthouse of the corpus but the held-out ones, and about those."""
-    documents = [json.loads(line) for line in CORPUS.read_text().splitlines()]
+    documents = [json.loads(line) for line in CORPUS.read_text().split("\n") if line]
     random.Random(seed).shuffle(documents)
     rows = [
         {"question": question(item["title"], part), "ground_truth": str(item[part])}

@@ -40,7 +40,7 @@ class _Group:
 
 def _groups(root: Path) -> Iterator[_Group]:
     """Those that this process is in, and theirs, as far as they have a limit; of both versions of control groups."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in filter(None, _read(root / "proc/self/cgroup").split("\n")):
         _, kinds, path = line.split(":", 2)
         if kinds == "":
             mounted, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
@@ -60,7 +60,7 @@ def _groups(root: Path) -> Iterator[_Group]:
 
 def _numbers(file: Path) -> dict[str, int]:
     """The first number of each line, by its first word."""
-    rows = (line.split() for line in _read(file).splitlines())
+    rows = (line.split() for line in _read(file).split("\n"))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 

@@ -6,9 +6,9 @@ Like a model, the script sees nothing but the prompt's tokens, as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,6 +39,9 @@ class ForcedEngine(LocalEngine):
         """Every call since the list was last emptied, as the sampler knows it."""
         self._answers: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
         self._scheduler._sampled = self._forced  # type: ignore[method-assign]
+
+    def check_request(self, request: Mapping[str, Any]) -> None:
+        """Take every request: the script answers in the form that it asks for, as constrained decoding would."""
 
     def _forced(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         tokens = [self._next_token(request) for request in self._scheduler._live]

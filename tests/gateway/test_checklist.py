@@ -204,6 +204,9 @@ class SloppyUpstream:
     def prepare(self, request):
         return dict(request)
 
+    def ignored(self, request):
+        return ()
+
     def continued_prompt(self, request, prior):
         return None
 

@@ -372,10 +372,12 @@ def _adds(prompt: str) -> str:
 def test_what_the_prompt_lacks_is_noted_with_the_call_and_the_episode(is_lost: bool) -> None:
     template = TURNS.replace("CONTENT", "m.content")
     engine = ForcedEngine(lambda prompt: "Hm.", template=template if is_lost else with_tools_prompted(template))
+    headers: list[Any] = []
 
     def agent(base_url: str) -> float:
         with OpenAI(base_url=base_url, api_key="x") as client:
-            client.chat.completions.create(model="m", messages=[USER], tools=TOOLS, max_tokens=9)
+            asked: Any = {"model": "m", "messages": [USER], "tools": TOOLS, "max_tokens": 9}
+            headers.append(client.chat.completions.with_raw_response.create(**asked).headers)
         return 0.0
 
     store = MemoryTraceStore()
@@ -387,4 +389,5 @@ def test_what_the_prompt_lacks_is_noted_with_the_call_and_the_episode(is_lost: b
         episode = asyncio.run(rollouts.rollout(Attempt(task={}, task_id="t")))
     [warning] = episode.info.get("warnings", []) or [""]
     assert ("model.tool_prompt=hermes" in warning) == is_lost
+    assert (headers[0].get("x-rllm-ignored") == "prompt.tools") == is_lost
     assert episode.info.get(LOST_KEY) == (["tools"] if is_lost else None)

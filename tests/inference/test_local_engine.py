@@ -14,7 +14,8 @@ from packaging.version import Version
 from transformers import ReformerConfig, ReformerModelWithLMHead
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
-from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, StreamingInferenceEngine
+from rllm.inference import parameters
+from rllm.inference.engine import InferenceEngine, ModelOutput, OutputDelta, ParameterError, StreamingInferenceEngine
 from rllm.inference.local import LocalEngine
 from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.packed import multiplies_bfloat16
@@ -640,9 +641,10 @@ async def test_where_longer_sequences_have_other_positions_the_context_ends_befo
         make_engine("Phi3", model_options=options, max_length=33)
 
 
-async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_something(
-    make_engine: Any, caplog: pytest.LogCaptureFixture
+async def test_what_the_sampler_does_not_have_is_logged_once_or_refused(
+    make_engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(parameters, "_logged", set())
     engine = make_engine()
     neutral = {
         "frequency_penalty": 0,
@@ -658,15 +660,18 @@ async def test_what_the_sampler_does_not_have_is_told_of_where_it_would_change_s
     await engine.complete(prompt_of(4), max_tokens=1, **neutral, response_format={"type": "text"})
     for choice in ("auto", "none"):
         await engine.complete(prompt_of(4), max_tokens=1, tool_choice=choice)
-    assert "has no effect" not in caplog.text
-    for _ in range(2):
-        await engine.complete(prompt_of(4), max_tokens=1, presence_penalty=1.0)
-    assert caplog.text.count("presence_penalty=1.0 has no effect: the embedded sampler does not have it") == 1
-    others = {"min_tokens": 5, "bad_words": ["a"], "allowed_token_ids": [5], "structured_outputs": {"regex": "a"}}
+    assert not caplog.records
+    others = {"presence_penalty": 1.0, "min_tokens": 5, "bad_words": ["a"], "allowed_token_ids": [5]}
     others |= {"tool_choice": "required", "parallel_tool_calls": False}
-    await engine.complete(prompt_of(4), max_tokens=1, **others)
-    for name, value in others.items():
-        assert f"{name}={value!r} has no effect" in caplog.text
+    for _ in range(2):
+        await engine.complete(prompt_of(4), max_tokens=1, **others)
+    assert len(caplog.records) == len(others)
+    for name in others:
+        assert name in caplog.text
+    for name, value in {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}.items():
+        with pytest.raises(ParameterError) as refused:
+            await engine.complete(prompt_of(4), max_tokens=1, **{name: value})
+        assert refused.value.param.startswith(name)
 
 
 def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:

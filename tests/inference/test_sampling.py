@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rllm.inference.engine import SamplingParams
 from rllm.inference.local import sampling
-from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, sample, streams, uniforms
+from rllm.inference.local.sampling import RowSettings, keep_top_k, keep_top_p, likeliest, sample, streams, uniforms
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
 DRAWS = 20_000
@@ -21,7 +21,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens 0, 1, 2, ... of one seeded answer, all from the same distribution."""
     settings = RowSettings.of([params] * draws, [42] * draws, len(logits), logits.device)
-    return sample(logits.expand(draws, -1), settings, np.arange(draws, dtype=np.uint64))
+    return sample(logits.expand(draws, -1), settings, np.arange(draws, dtype=np.uint64))[:2]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_tokens_follow_the_distribution_and_logprobs_are_its_own(
 def test_greedy_rows_report_the_models_own_logprob_among_sampled_rows() -> None:
     rows = [SamplingParams(temperature=0, top_k=1), SamplingParams(temperature=2.0)]
     settings = RowSettings.of(rows, [1, 2], len(LOGITS), LOGITS.device)
-    tokens, logprobs = sample(LOGITS.expand(2, -1), settings, np.zeros(2, dtype=np.uint64))
+    tokens, logprobs, _ = sample(LOGITS.expand(2, -1), settings, np.zeros(2, dtype=np.uint64))
     assert tokens[0] == 0
     assert logprobs[0].item() == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-6)
     assert logprobs[1].item() == pytest.approx((LOGITS / 2).log_softmax(-1)[tokens[1]].item(), abs=1e-6)
@@ -60,9 +60,22 @@ def test_the_coldest_rows_take_the_most_probable_token(temperature: float, limit
     rows = [SamplingParams(temperature=temperature, **limits), SamplingParams()]
     settings = RowSettings.of(rows, [1, 2], 4, torch.device("cpu"))
     logits = torch.tensor([[-2e4, 0.0, 1e4, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
-    tokens, logprobs = sample(logits, settings, np.zeros(2, dtype=np.uint64))
+    tokens, logprobs, _ = sample(logits, settings, np.zeros(2, dtype=np.uint64))
     assert (tokens[0], logprobs[0]) == (2, 0.0)
     assert logprobs[1].exp() == pytest.approx(0.25)
+
+
+def test_the_likeliest_tokens_are_those_of_the_distribution_that_was_drawn_from() -> None:
+    rows = [SamplingParams(temperature=2.0), SamplingParams(top_k=2), SamplingParams(temperature=0)]
+    settings = RowSettings.of(rows, [1, 2, 3], len(LOGITS), LOGITS.device)
+    tokens, logprobs, probabilities = sample(LOGITS.expand(3, -1), settings, np.zeros(3, dtype=np.uint64))
+    warm, few, greedy = likeliest(probabilities, 9)
+    assert [token for token, _ in warm] == [0, 1, 2, 3, 4]
+    assert [value for _, value in warm] == pytest.approx((LOGITS / 2).log_softmax(-1).tolist(), abs=1e-6)
+    assert [token for token, _ in few] == [0, 1], "what top-k rules out is no alternative"
+    assert dict(greedy)[0] == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-6)
+    for top, token, logprob in zip((warm, few, greedy), tokens.tolist(), logprobs.tolist(), strict=True):
+        assert dict(top)[token] == logprob
 
 
 def test_impossible_tokens_are_never_drawn() -> None:

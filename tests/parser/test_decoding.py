@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rllm.parser.decoding import TextDecoder
+from rllm.parser.decoding import TextDecoder, TokenBytes
 
 
 def test_special_tokens_are_left_out_but_for_the_markup() -> None:
@@ -16,3 +17,31 @@ def test_special_tokens_are_left_out_but_for_the_markup() -> None:
     assert TextDecoder(tokenizer, ()).text(ids) == "<think> a b"
     assert TextDecoder(tokenizer, (), ["[ARGS]", "[UNHEARD_OF]"]).text(ids) == "<think> a [ARGS] b"
     assert TextDecoder(tokenizer, [2]).text(ids) == "<think> a"
+
+
+@pytest.mark.parametrize("family", ["byte-level", "sentencepiece"])
+def test_the_bytes_of_tokens_spell_the_text_also_of_parts_of_characters(family: str) -> None:
+    if family == "byte-level":
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        words = Tokenizer(models.BPE({sign: number for number, sign in enumerate(sorted(alphabet))}, []))
+        words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        words.decoder = decoders.ByteLevel()
+    else:
+        pieces = {
+            "<unk>": 0,
+            **{f"<0x{value:02X}>": value + 1 for value in range(256)},
+            "\u2581": 257,
+            "a": 258,
+            "b": 259,
+        }
+        words = Tokenizer(models.BPE(pieces, [], unk_token="<unk>", byte_fallback=True))
+        words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    words.add_tokens(["<tool_call>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    text = "a b\u00e9\U0001f600<tool_call>a<end>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled = [TokenBytes(tokenizer).of(token_id) for token_id in ids]
+    assert b"".join(spelled) == text.encode()
+    assert {b"\xc3", b"<tool_call>"} <= set(spelled)
+    assert TokenBytes(tokenizer).of(len(tokenizer) + 5) == b""

@@ -118,6 +118,20 @@ def test_a_result_that_is_a_text_is_read_as_the_arguments_are(given: Any, expect
     assert judged(tests, "def f(n):\n    return str(n)").reward == reward
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_only_a_newline_ends_a_line(character: str, ascii_only: bool) -> None:
+    text = f"two{character}parts"
+    given = json.dumps(text, ensure_ascii=ascii_only)
+    measured = {"fn_name": "f", "inputs": [f"{given}\r\n3\n"], "outputs": [json.dumps(len(text) + 3)]}
+    assert judged(measured, "def f(text, number):\n    return len(text) + number").reward == 1.0
+    echoed = {"fn_name": "f", "inputs": [given], "outputs": [given]}
+    assert judged(echoed, "def f(text):\n    return text").reward == 1.0
+    if character != "\r":  # which `input` takes for the end of a line
+        printed = {"inputs": [f"{text}\n1\n"], "outputs": [f"{len(text)} 1\n"]}
+        assert judged(printed, "print(len(input()), input())").reward == 1.0
+
+
 def test_arrays_are_read_at_every_depth() -> None:
     arguments = np.empty(2, dtype=object)
     arguments[:] = [np.array([1, 2]), np.array([20, 22])]

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -359,3 +361,98 @@ def test_a_worker_is_kept_however_large_the_process_that_started_it() -> None:
 def test_whatever_is_written_equals_itself(answer: str) -> None:
     assert _quickly_equal(answer, answer) is True
     assert _quickly_equal("4", answer) in (True, False, None)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        # Smaller than the precision of floats, and huge.
+        ("1/2^{99}", "1/2^{98}", False),
+        ("1/2^{99}", "2/2^{100}", True),
+        ("1/2004!", "1/2006!", False),
+        ("1/2004!", r"\frac{2005}{2005!}", True),
+        (r"\frac{2^{2005}+1}{3*2^{2006}}", r"\frac{1}{3*2^{2006}}", False),
+        (r"\frac{2^{2005}+1}{3*2^{2006}}", r"\frac{1}{6}", False),
+        (r"\frac{2^{2005}}{3*2^{2006}}", r"\frac{1}{6}", True),
+        (r"\frac{1}{10000000}", r"\frac{1}{10000001}", False),
+        ("10^{-400}", r"2 \cdot 10^{-400}", False),
+        ("2^{2^{10}}", "2^{1024}", True),
+        ("(2^{10})^{10}", "2^{100}", True),
+        ("100!", "100!+1", False),
+        ("9^{9^{9}}", "9^{9^{8}}", False),
+        ("e^{-1000}", "e^{-1001}", False),
+        # Inside of something else.
+        ("x=1/2^{99}", "x=1/2^{98}", False),
+        ("x<1/2^{99}", "x<1/2^{98}", False),
+        ("(1/2^{99}, 2)", "(1/2^{98}, 2)", False),
+        ("[0, 1/2^{99}]", "[0, 1/2^{98}]", False),
+        (r"\{1/2^{99}, 2\}", r"\{1/2^{98}, 2\}", False),
+        (r"\{1/2^{99}, 2\}", r"\{2, 2/2^{100}\}", True),
+        (r"\begin{pmatrix}1/2^{99}&1\end{pmatrix}", r"\begin{pmatrix}1/2^{98}&1\end{pmatrix}", False),
+        (r"\frac{x}{2^{99}}", r"\frac{x}{2^{98}}", False),
+        # Alike in 12 digits and more.
+        (r"e^{\pi\sqrt{163}}", "640320^3+744", False),
+        (r"\sqrt{2}+10^{-50}", r"\sqrt{2}", False),
+        (r"\pi", r"\frac{245850922}{78256779}", False),
+        (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt{6}}", True),
+        (r"x(\sqrt{2}+\sqrt{3})", r"x\sqrt{5+2\sqrt{6}}", True),
+        (r"\cos(\pi/7)\cos(2\pi/7)\cos(3\pi/7)", "1/8", True),
+        (r"\frac{\pi}{4}", r"4\arctan(1/5)-\arctan(1/239)", True),
+        (r"2\ln 3+\ln 2", r"\ln 18", True),
+        # Decimals may be rounded, to six places and no fewer.
+        (r"\frac{1}{3}", "0.333", False),
+        (r"\frac{1}{3}", "0.333333", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\frac{3}{10}", "0.1+0.2", True),
+        (r"\sqrt{2}", "1.414214", True),
+        (r"\sqrt{2}", "1.4142", False),
+        ("1/2^{99}", "0.0", False),
+        ("0", "0.0000001", False),
+        (r"1.6 \times 10^{-19}", r"\frac{16}{10^{20}}", True),
+        (r"1.6 \times 10^{-19}", r"\frac{17}{10^{20}}", False),
+        (r"\frac{1}{10^7}", "1e-7", True),
+        (r"\frac{1}{10^7}", "2e-7", False),
+        (r"2e+3", r"3+2e", True),
+        ("7/2", "3 1/2", True),
+        ("7/2", "3 1/3", False),
+    ],
+)
+def test_values_are_compared_exactly(gold: str, answer: str, equal: bool) -> None:
+    assert reward_of(gold, answer) == float(equal)
+    assert equal or reward_of(answer, gold) == 0.0
+
+
+def test_a_formula_is_equal_to_itself_written_otherwise() -> None:
+    for gold, answer in (("n!", "n(n-1)!"), (r"\frac{x^2-1}{x-1}", "x+1"), (r"\int_0^1 x dx", "1/2"), ("0.5x", "x/2")):
+        assert reward_of(gold, answer) == 1.0
+
+
+def test_what_cannot_be_proven_equal_is_not_taken_for_equal() -> None:
+    judge = RewardMathFn(RewardConfig(unk_error_reward=-0.5), deadline_s=0.3)
+    verdict = judge({"ground_truth": r"\sin(1)^2+\cos(1)^2+10^{-2000}"}, r"\boxed{1}")
+    assert (verdict.reward, verdict.is_correct) == (-0.5, False)
+
+
+_integers = st.integers(-(10**30), 10**30)
+_positive = st.integers(1, 10**30)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_integers, _positive, _positive, st.sampled_from([0, 0, 1, -1]), st.sampled_from(["/", "frac", "worker"]))
+def test_random_rationals_are_compared_as_fractions(
+    top: int, bottom: int, factor: int, change: int, spelling: str
+) -> None:
+    spell = {"/": "{}/{}", "frac": r"\frac{{{}}}{{{}}}", "worker": r"(\frac{{{}}}{{{}}})^1"}[spelling]
+    one, other = (top, bottom), (top * factor + change, bottom * factor)
+    assert reward_of(spell.format(*one), spell.format(*other)) == float(Fraction(*one) == Fraction(*other))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(-(10**12), 10**12), st.integers(0, 12))
+def test_a_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
+    exact = Fraction(digits, 10**places)
+    decimal = format(Decimal(digits).scaleb(-places), "f")
+    assert reward_of(rf"\frac{{{exact.numerator}}}{{{exact.denominator}}}", decimal) == 1.0
+    assert reward_of(rf"\frac{{{exact.numerator + 1}}}{{{exact.denominator}}}", decimal) == float(
+        round(exact, 6) == round(exact + Fraction(1, exact.denominator), 6) and abs(exact) >= Fraction(1, 10**4)
+    )

@@ -134,17 +134,17 @@ def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkey
         (run / name).write_text(f"{content}# changed\n")
         assert not is_own(run)
         (run / name).write_text(content)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "another user"))
     assert not is_own(run)
     monkeypatch.setenv("RLLM_TRUSTED_RUNS", f"/nowhere:{tmp_path}")
     assert is_own(run)
 
 
 def test_the_key_is_kept_from_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir()
     seal(tmp_path / "run")
-    (key,) = (tmp_path / "rllm").iterdir()
+    (key,) = (tmp_path / "home").iterdir()
     assert key.stat().st_mode & 0o077 == 0
     assert is_own(tmp_path / "run")
 

@@ -35,7 +35,7 @@ def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bo
     """
     if is_own:
         return None
-    if "response_format" in request and _asks_for_title(request["response_format"]):
+    if asks_for_title(request.get("response_format")):
         return TITLE
     if session_has_tools and not request.get("tools") and _begins(request["messages"]):
         return WITHOUT_TOOLS
@@ -84,8 +84,8 @@ def _begins(messages: Sequence[Message]) -> bool:
     return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
 
 
-def _asks_for_title(response_format: Any) -> bool:
-    """Whether the answer is to be an object with a title and nothing else."""
+def asks_for_title(response_format: Any) -> bool:
+    """Return whether the answer is to be an object with a title and nothing else."""
     described = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
     schema = described.get("schema") if isinstance(described, Mapping) else None
     properties = schema.get("properties") if isinstance(schema, Mapping) else None

@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from rllm.data.rows import as_task
 from rllm.data.sources import name_of, rows_of
+from rllm.data.tables import Table, tasks_of
 from rllm.errors import ConfigError, counted, shown
 from rllm.types import Task, task_id_of
 
@@ -40,8 +40,15 @@ class Dataset(Sequence[Task]):
         _check_rows(data)
         self.name, self.split = name, split
         where = f"dataset {name!r}" if name else "the dataset"
-        self._rows = [as_task(row, f"row {index} of {where}") for index, row in enumerate(data)]
+        self._rows = list(tasks_of(data, where))
         self._numbers: Sequence[int] = range(len(self._rows))
+
+    @classmethod
+    def of_tasks(cls, tasks: list[Task], name: str | None = None, split: str | None = None) -> Dataset:
+        """Return a dataset of rows that were read already, and are kept as they are."""
+        made = cls((), name=name, split=split)
+        made._rows, made._numbers = tasks, range(len(tasks))
+        return made
 
     @classmethod
     def load(
@@ -65,7 +72,7 @@ class Dataset(Sequence[Task]):
         rows, name = rows_of(source, split=split, subset=subset), name_of(source)
         if not rows:
             raise ConfigError(f"{name} is empty: {str(source)!r} holds no rows")
-        return cls(rows, name=name, split=split)
+        return cls.of_tasks(rows, name=name, split=split)
 
     @classmethod
     def load_data(cls, path: str | Path) -> Dataset:
@@ -94,7 +101,7 @@ class Dataset(Sequence[Task]):
         for place in places:
             if not -len(self) <= place < len(self):
                 raise ConfigError(f"select: there is no row {place}, the dataset has {len(self)}")
-        chosen = Dataset((self._rows[place] for place in places), name=self.name, split=self.split)
+        chosen = Dataset.of_tasks([dict(self._rows[place]) for place in places], name=self.name, split=self.split)
         chosen._numbers = [self._numbers[place] for place in places]
         return chosen
 
@@ -171,7 +178,7 @@ def _check_rows(data: Any) -> None:
         raise ConfigError(f"Dataset({shown(data)}): give it rows; files and functions are read by Dataset.load")
     if isinstance(data, Mapping):
         raise ConfigError(f"Dataset({shown(data)}): give it a list of rows, each an object")
-    if not isinstance(data, Iterable):
+    if not isinstance(data, Iterable) and Table.of(data) is None:
         raise ConfigError(f"Dataset({shown(data)}): give it a list of rows")
     if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
         raise ConfigError(f"the generator {data.__name__!r} is used up: call its function again, or keep its dataset")

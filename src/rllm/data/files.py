@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rllm.data.rows import as_task
+from rllm.data.tables import Table
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.types import Task
 
@@ -109,7 +110,7 @@ def _ipc_rows(path: Path) -> Iterator[Located]:
 
 
 def _arrow_rows(path: Path, batches: Callable[[Path], Iterable[Any]]) -> Iterator[Located]:
-    """Rows in plain Python types, and maps as dicts."""
+    """Yield rows in plain Python types, maps as dicts, chats without the nulls that a table adds."""
     try:
         import pyarrow
     except ImportError as error:
@@ -119,7 +120,9 @@ def _arrow_rows(path: Path, batches: Callable[[Path], Iterable[Any]]) -> Iterato
     try:
         for batch in batches(path):
             _check_columns(batch.schema.names, f"{path}")
-            for values in batch.to_pylist(maps_as_pydicts="strict"):
+            table = Table.of(batch)
+            assert table is not None
+            for values in table.tasks():
                 yield f"{path}, row {row}", values
                 row += 1
     except ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rllm.data.tables import tasks_of
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.types import Task
 
@@ -13,7 +14,7 @@ _SAVED = ("dataset_dict.json", "state.json")
 
 
 def read_hub(source: str, *, split: str | None, subset: str | None = None, limit: int = 0) -> list[Task]:
-    """The rows of a dataset on the hub or in a folder, in plain Python types; the first `limit` of them, or all for 0.
+    """Return the rows of a dataset on the hub or in a folder, in plain Python types; the first `limit`, or all for 0.
 
     Raises:
         ConfigError: if it cannot be had, or if it has several splits and none is named.
@@ -22,8 +23,7 @@ def read_hub(source: str, *, split: str | None, subset: str | None = None, limit
     loaded = _one_split(_load(source, split, subset), source, split)
     if limit:
         loaded = loaded.select(range(min(limit, len(loaded))))
-    rows: list[Task] = loaded.to_list()
-    return rows
+    return list(tasks_of(loaded, repr(source)))
 
 
 def _load(source: str, split: str | None, subset: str | None) -> Any:

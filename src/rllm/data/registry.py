@@ -113,7 +113,7 @@ class DatasetRegistry:
 
 
 def _stored(rows: list[Task], path: Path, name: str, split: str) -> Dataset:
-    dataset = Dataset(rows, name=name, split=split)
+    dataset = Dataset.of_tasks(rows, name=name, split=split)
     dataset.stored_at = path
     return dataset
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rllm.data.files import READERS, read_file
-from rllm.data.rows import as_task
+from rllm.data.tables import tasks_of
 from rllm.errors import ConfigError, RLLMError, counted
 from rllm.registry import load_object
 from rllm.types import Task
@@ -87,8 +87,8 @@ def _rows_of_function(function: Any) -> list[Task]:
     where = f"data function {name_of(function)!r}"
     rows: list[Task] = []
     try:
-        for row in function():
-            rows.append(as_task(row, f"row {len(rows)} of {where}"))
+        for row in tasks_of(function(), where):
+            rows.append(row)
     except RLLMError:
         raise
     except Exception as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from datetime import date
+from decimal import Decimal
 from pathlib import Path, PurePath
 from typing import Any, Self
 
@@ -145,8 +147,10 @@ def _closest(value: Any) -> Any:
     try:
         if isinstance(value, float):
             return float(value) if is_scored(value) else None
-        if isinstance(value, PurePath):
+        if isinstance(value, PurePath | Decimal):
             return str(value)
+        if isinstance(value, date):  # pandas' times, which orjson does not take for the datetime that they are
+            return value.isoformat()
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, tuple | AbstractSet):

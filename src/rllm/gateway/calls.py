@@ -20,6 +20,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.deadlines import Deadlines
 from rllm.gateway.dialects import Dialect, StreamEncoder
+from rllm.gateway.dialects.parameters import left_out
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import read_body
@@ -33,9 +34,12 @@ from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
 from rllm.gateway.trace_context import trace_context_of
+from rllm.gateway.upstream.base import IGNORED_HEADER
+from rllm.inference.parameters import log_ignored, printable
 from rllm.types import Trace
 
 _CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
+_MAX_NAMED = 40
 _NOTHING_EARLIER: Mapping[str, Trace] = MappingProxyType({})
 
 
@@ -60,11 +64,12 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
-        answer = _Answer(send)
+        answer = _Answer(send, self.dialect.chat_names)
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
             call, asked, attempt = await self._call(scope, receive, answer)
+            answer.ignored = self._ignored(call, asked)
             if self.render_count is not None:
                 mode = "count"
                 async with until_disconnect(receive, self.watched):
@@ -78,7 +83,7 @@ class CallEndpoint:
         except ClientDisconnected:
             answer.status = _CLIENT_LEFT
         except Exception as error:
-            shown = to_gateway_error(error)
+            shown = self._in_own_words(to_gateway_error(error))
             await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
             metrics.in_flight -= 1
@@ -88,6 +93,24 @@ class CallEndpoint:
                 self.sessions.weigh(answer.call.session)
             if self.observers:
                 self._tell(scope, mode, answer, seconds)
+
+    def _in_own_words(self, error: GatewayError) -> GatewayError:
+        """Return an error that names a chat field as the dialect does."""
+        own = self.dialect.chat_names.get(error.param or "")
+        if error.param is None or own is None:
+            return error
+        message = str(error).replace(error.param, own, 1)
+        return GatewayError(error.status, message, code=error.code, param=own.partition("[")[0])
+
+    def _ignored(self, call: ModelCall, asked: Mapping[str, Any]) -> list[str]:
+        """Return what a request asks for in vain, in the words of its dialect; each is logged once."""
+        of_dialect, of_upstream = left_out(self.dialect.name, asked), self.gateway.upstream.ignored(call.asked)
+        if not (of_dialect or of_upstream):
+            return []
+        own_names = self.dialect.chat_names
+        log_ignored(of_dialect)
+        log_ignored(of_upstream, own_names)
+        return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]
 
     def _tell(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
         call = answer.call
@@ -273,10 +296,14 @@ def _check_method(scope: Scope) -> None:
 class _Answer:
     """The ASGI response of one call."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, names: Mapping[str, str]) -> None:
         self._send = send
+        self._names = names
+        """The dialect's own for chat fields."""
         self.call: ModelCall | None = None
         """Whose session its head names, once that is known."""
+        self.ignored: Sequence[str] = ()
+        """What its request asks for in vain."""
         self.status = 500
         self.began = False
 
@@ -298,6 +325,15 @@ class _Answer:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.call is not None:
             headers.append((SESSION_HEADER.encode(), self.call.session.id.encode()))
+            if named := self._named():
+                headers.append((IGNORED_HEADER.encode(), named.encode()))
         self.status = status
         self.began = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _named(self) -> str:
+        """Return what is ignored here and behind, for a header."""
+        assert self.call is not None
+        behind = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
+        lost = (f"prompt.{kind.replace(' ', '_')}" for kind in self.call.lost)
+        return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *behind, *lost]))][:_MAX_NAMED])

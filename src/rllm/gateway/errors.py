@@ -128,7 +128,8 @@ def to_gateway_error(error: Exception) -> GatewayError:
         case InferenceError():
             return GatewayError(error.status_code, str(error), code="upstream_error")
         case ConfigError():
-            return GatewayError(400, str(error))
+            param = getattr(error, "param", None)
+            return GatewayError(400, str(error), param=_if_is(str, param))
         case TokenMismatchError() | CaptureError():
             return GatewayError(502, str(error), code="tokens_unusable")
         case SessionDeletedError():

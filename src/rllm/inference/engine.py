@@ -45,7 +45,7 @@ class SamplingParams:
                 try:
                     values[name] = convert(request[name])
                 except (TypeError, ValueError) as error:
-                    raise ConfigError(f"{name}={request[name]!r}: {error}") from error
+                    raise ParameterError(f"{name}={request[name]!r}: {error}", name) from error
         if (limit := values.pop("max_completion_tokens", None)) is not None:
             values["max_tokens"] = limit
         return cls(**values)
@@ -54,9 +54,17 @@ class SamplingParams:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+class ParameterError(ConfigError):
+    """A field of a request that cannot be what it is; `param` is its key, see `rllm.inference.parameters`."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def _require(holds: bool, name: str, value: object, remedy: str) -> None:
     if not holds:
-        raise ConfigError(f"{name}={value!r}: {remedy}")
+        raise ParameterError(f"{name}={value!r}: {remedy}", name)
 
 
 def _number(value: Any) -> float:
@@ -108,6 +116,8 @@ class ModelOutput:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """One per completion id."""
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Of each completion id, the likeliest ids in its place and their log-probabilities, where these were asked for."""
     logprobs_kind: LogprobsKind = "unknown"
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls` or `abort`."""
@@ -174,6 +184,8 @@ class OutputDelta:
     """New text of its reasoning, which comes before."""
     prompt_ids: Sequence[int] = ()
     """Of the prompt: with the first delta, from an engine that knows them by then, for the record of a stream that is cut."""
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
+    """See `ModelOutput`; of each of the token ids."""
 
 
 @runtime_checkable
@@ -211,6 +223,28 @@ class ContinuingEngine(Protocol):
         Raises:
             ConfigError: if the template refuses the messages, or cannot be rendered append-only here.
         """
+        ...
+
+
+@runtime_checkable
+class DetailedEngine(Protocol):
+    """An engine that knows which request fields change its answers, and the bytes of its tokens; takes `top_logprobs`."""
+
+    def check_request(self, request: Mapping[str, Any]) -> None:
+        """Check a chat request for fields without which its answer would be another than the client expects.
+
+        Raises:
+            ParameterError: naming the first one that this engine refuses.
+        """
+        ...
+
+    def ignored(self, request: Mapping[str, Any]) -> list[str]:
+        """Return the fields of a chat request that ask for something and change nothing here, as keys of
+        `rllm.inference.parameters`."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes in UTF-8, which may be a part of a character."""
         ...
 
 

@@ -1,13 +1,15 @@
-"""Token ids back to the text that parsers read: without special tokens, but for those that mean something."""
+"""Token ids back to text, without special tokens but for those that mean something, and to the bytes of each token."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from rllm.parser.reasoning import CLOSE, OPEN
 
 _MARKUP = (OPEN, CLOSE, "<tool_call>", "</tool_call>")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextDecoder:
@@ -26,3 +28,55 @@ class TextDecoder:
         visible = [token for token in ids if token not in self._hidden]
         text: str = self._tokenizer.decode(visible, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+
+class TokenBytes:
+    """The UTF-8 bytes of each token of a tokenizer, read once; many tokens are only a part of a character."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = repr(getattr(backend, "decoder", None))
+        self._is_byte_level = "ByteLevel" in decoder or hasattr(tokenizer, "byte_decoder")
+        self._added: dict[int, str] | None = None
+        self._known: dict[int, bytes] = {}
+
+    def of(self, token_id: int) -> bytes:
+        """Return a token's bytes; none of an id that the model has and the tokenizer lacks."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._read(token_id)
+        return known
+
+    def _read(self, token_id: int) -> bytes:
+        if self._added is None:
+            self._added = {number: text for text, number in self._tokenizer.get_added_vocab().items()}
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(piece, str):
+            return b""
+        return byte_level_bytes(piece) if self._is_byte_level else metaspace_bytes(piece)
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary, such as GPT-2's."""
+    return b"".join(_BYTES[sign] if sign in _BYTES else sign.encode() for sign in piece)
+
+
+def metaspace_bytes(piece: str) -> bytes:
+    """Return the bytes of a token of a vocabulary in SentencePiece's manner."""
+    if found := _BYTE.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    return piece.replace("▁", " ").encode()
+
+
+def _signs_of_bytes() -> dict[str, bytes]:
+    """Return the printable signs that byte-level tokenizers write for bytes: most are themselves, others from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in plain]
+    signs = {chr(value): bytes([value]) for value in plain}
+    return signs | {chr(256 + place): bytes([value]) for place, value in enumerate(others)}
+
+
+_BYTES = _signs_of_bytes()

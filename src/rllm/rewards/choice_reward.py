@@ -129,7 +129,7 @@ def _whole(text: str, choices: Sequence[str]) -> str | None:
     """A text that is nothing but its choice, or ends in a line which names one and gives its text."""
     if "\n" not in text:
         return _choice_in(text, choices)
-    before, line = [line for line in text.splitlines() if line.strip()][-2:]
+    before, line = [line for line in text.split("\n") if line.strip()][-2:]
     letter, letter_before = _choice_with_text(line, choices), _choice_with_text(before, choices)
     is_listed = letter is not None and letter_before is not None and letter_before < letter
     return None if is_listed else letter

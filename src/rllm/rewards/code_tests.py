@@ -121,9 +121,9 @@ def _text(value: Any) -> str:
 
 
 def _arguments(given: Any) -> list[Any]:
-    """The arguments of a call: a list of them, or a text with the JSON of one on each line."""
+    """Return the arguments of a call: a list of them, or a text with the JSON of one on each line."""
     if isinstance(given, str):
-        return [_value(line) for line in given.splitlines() if line.strip()]
+        return [_value(line.removesuffix("\r")) for line in given.split("\n") if line.strip()]
     if isinstance(given, list | tuple):
         return list(given)
     raise RewardError(f"{NAME} needs the arguments of a call as a list or as lines of JSON, not {given!r:.200}")

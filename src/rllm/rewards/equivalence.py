@@ -110,14 +110,14 @@ class _Worker:
             self.end()
         return reply["equal"]
 
-    def _reply(self) -> dict[str, bool] | None:
+    def _reply(self) -> dict[str, bool | None] | None:
         """The next reply; `None` if the process has died, which its deadline sees to."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self.end()
             return None
-        reply: dict[str, bool] = json.loads(line)
+        reply: dict[str, bool | None] = json.loads(line)
         return reply
 
     def end(self) -> None:

@@ -1,8 +1,11 @@
-r"""The process that compares mathematical answers: a JSON line in, a JSON line out, and death at the deadline.
+r"""Process that compares mathematical answers: a JSON line in, a JSON line out, and death at the deadline.
 
-SymPy can take forever over nine characters (`9^{9^{9^9}}`), in C code that no exception interrupts and no thread can leave.
-So the alarm keeps its default action here, which is to kill the process; whoever asked sees the end of the stream. It is run
-as a program by `rllm.rewards.equivalence`, and imports nothing of ours.
+SymPy can take forever over nine characters (`9^{9^{9^9}}`), in C code that no exception interrupts and no thread can
+leave. So the alarm keeps its default action here, which is to kill the process; the caller sees the end of the stream.
+It is run as a program by `rllm.rewards.equivalence`, and imports nothing of ours.
+
+math-verify reads the answers and takes sets, intervals, equations and matrices apart; values are compared here, because
+it would take all numbers for equal that differ by less than 1e-15, such as `1/2^{99}` and `1/2^{98}`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +30,11 @@ MAX_SLOWDOWN = 10
 MEMORY_BYTES = 4 << 30
 LARGE_BYTES = 512 << 20
 """A process that has grown so large, through SymPy's caches, is replaced."""
+
+MAX_DIGITS = 1000
+"""Precision up to which a difference is searched for, before equality has to be proven."""
+_PLACES = 6
+_SMALL, _CLOSE = Fraction(1, 10**4), Fraction(1, 10**6)
 
 _UNIT = r"\\(?:text|mbox)\{[^{}]*\}(?:\^\{?-?\d\}?|\{\^\d\})?"
 _UNITS = re.compile(rf"{_UNIT}(?:(?:\s|/|\\cdot|\\[, ])*{_UNIT})*$")
@@ -48,7 +58,10 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         _set_alarm(request["deadline_s"])
-        equal = are_equal(request["gold"], request["answer"])
+        try:
+            equal = are_equal(request["gold"], request["answer"])
+        except Undecided:
+            equal = None
         _set_alarm(0)
         _say(answers, equal=equal, last=_resident_bytes() > LARGE_BYTES)
 
@@ -60,6 +73,7 @@ def _set_alarm(cpu_s: float) -> None:
 
 
 def _comparison() -> Any:
+    import math_verify.grader
     import math_verify.parser
     from latex2sympy2_extended import math_normalization
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
@@ -69,6 +83,9 @@ def _comparison() -> Any:
     math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
     # By default `3 \text{ h } 4 \text{ min}` is cut behind the 3, as if all from the first text on were one unit.
     math_normalization.unit_superscript_regex = _UNITS
+    # By default expressions are equal when their difference evaluates to less than 1e-15.
+    math_verify.grader.sympy_numeric_eq = lambda gold, answer, *_: _are_same(gold, answer)
+    math_verify.grader.sympy_symbolic_eq = lambda *_: False
     latex = (LatexExtractionConfig(boxed_match_priority=0),)  # the other kind evaluates text as Python
 
     def are_equal(gold: str, answer: str) -> bool:
@@ -76,6 +93,122 @@ def _comparison() -> Any:
         return bool(verify(*parsed, timeout_seconds=None))
 
     return are_equal
+
+
+class Undecided(BaseException):
+    """Numbers that could be proven neither equal nor different; not an `Exception`, since math-verify catches those."""
+
+
+def _are_same(gold: Any, answer: Any) -> bool:
+    """Return whether two expressions are equal, elementwise for matrices.
+
+    Raises:
+        Undecided: if they are numbers that agree in all digits computed, and no proof of equality was found.
+    """
+    from sympy import Integral, Limit, MatrixBase, Product, Sum
+
+    if isinstance(gold, MatrixBase) or isinstance(answer, MatrixBase):
+        one, other = gold.doit(), answer.doit()
+        return bool(one.shape == other.shape and all(map(_are_same, one.flat(), other.flat())))
+    one, other = _in_fractions(gold), _in_fractions(answer)
+    is_decimal = _is_decimal(gold) or _is_decimal(answer)
+    is_plain = one.is_number and other.is_number and not (one - other).has(Integral, Limit, Product, Sum)
+    if is_plain and not is_decimal and _differ(one - other):
+        return False  # before anything huge, such as 9^{9^9}, is written out
+    one, other = one.doit(), other.doit()
+    if one == other:
+        return True
+    if one.is_finite is False or other.is_finite is False:
+        return False
+    if not (one.is_number and other.is_number):
+        return _is_zero_formula(one - other)
+    return _agree(one, other) if is_decimal else _is_zero(one - other)
+
+
+def _in_fractions(expr: Any) -> Any:
+    """Return the expression with decimals as the fractions that they are written for."""
+    from sympy import Float, Rational
+
+    return expr.xreplace({number: Rational(str(number)) for number in expr.atoms(Float)})
+
+
+def _is_decimal(expr: Any) -> bool:
+    r"""Return whether this is a number in decimals, alone or times a power of ten: `0.5`, `-1.6 \cdot 10^{-19}`."""
+    from sympy import Float, Mul, Number, Pow
+
+    if not isinstance(expr, Mul):
+        return isinstance(expr, Float)
+    factors = [factor for factor in expr.args if not (isinstance(factor, Pow) and factor.base == 10)]
+    return all(isinstance(factor, Number) for factor in factors) and any(map(_is_decimal, factors))
+
+
+def _agree(gold: Any, answer: Any) -> bool:
+    """Return whether a decimal is a rounding of the other number.
+
+    Both have to agree to six places, and below 0.0001 in six digits: `0.333333` is an answer where 1/3 is
+    expected, and `0.333` is not.
+    """
+    from sympy import Rational
+
+    if not (gold.is_extended_real and answer.is_extended_real):
+        return _is_zero(gold - answer)
+    exact = [value if value.is_Rational else Rational(value.evalf(MAX_DIGITS)) for value in (gold, answer)]
+    one, other = (Fraction(int(value.p), int(value.q)) for value in exact)
+    if max(abs(one), abs(other)) < _SMALL:
+        return abs(one - other) <= abs(one) * _CLOSE
+    return round(one, _PLACES) == round(other, _PLACES)
+
+
+def _differ(difference: Any, max_digits: int = MAX_DIGITS) -> bool:
+    """Return whether a difference of numbers has a digit that is not 0 and certain; `False` proves nothing."""
+    if difference.is_Rational:
+        return bool(difference != 0)
+    parts = difference.evalf(15, maxn=max_digits).as_real_imag()
+    return any(part.is_Float and part._prec > 1 and part != 0 for part in parts)
+
+
+def _is_zero(difference: Any) -> bool:
+    """Return whether a difference of numbers is 0, which has to be proven where no digit of it can be found.
+
+    Raises:
+        Undecided: if it could not be proven.
+    """
+    from sympy import Symbol, exp, expand_trig, minimal_polynomial, simplify, sin
+
+    x = Symbol("x")
+    if _differ(difference):
+        return False
+    difference = simplify(difference)
+    if difference.is_Rational:
+        return bool(difference == 0)
+    proofs: tuple[Callable[[], Any], ...] = (
+        lambda: minimal_polynomial(difference, x) == x,
+        lambda: simplify(exp(difference)) == 1,  # of logarithms; it is close to 0, so that this proves it
+        lambda: simplify(expand_trig(sin(difference))) == 0,  # of arcs
+    )
+    for proof in proofs:
+        with contextlib.suppress(Exception):  # NotAlgebraic, NotImplementedError, and others of SymPy's own
+            if proof():
+                return True
+    raise Undecided
+
+
+def _is_zero_formula(difference: Any) -> bool:
+    """Return whether a formula with variables is proven to be 0."""
+    from sympy import Poly, PolynomialError, Rational, fraction, ordered, simplify, together
+
+    symbols = list(ordered(difference.free_symbols))
+    point = {symbol: Rational(12 + 7 * index, 11) for index, symbol in enumerate(symbols)}
+    with contextlib.suppress(Exception):  # where it is not defined
+        somewhere = difference.subs(point)
+        if somewhere.is_number and somewhere.is_finite and _differ(somewhere, 50):
+            return False
+    if simplify(difference) == 0:
+        return True
+    try:
+        return all(map(_is_zero, Poly(fraction(together(difference))[0], *symbols).coeffs()))
+    except PolynomialError:
+        return False
 
 
 def _resident_bytes() -> int:
@@ -86,7 +219,7 @@ def _resident_bytes() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def _say(answers: IO[str], **values: bool) -> None:
+def _say(answers: IO[str], **values: bool | None) -> None:
     answers.write(json.dumps(values) + "\n")
     answers.flush()
 

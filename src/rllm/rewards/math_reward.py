@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +20,7 @@ _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([
 _POWER_OF_TEN = re.compile(
     rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
 )
+_FLOAT = re.compile(rf"(?<![0-9A-Za-z.])({_NUMBER.pattern})[eE]([-+]?[0-9]{{1,3}})(?![0-9A-Za-z.])")
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
 _ASSIGNED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\(([^()]+)\)")
 _AND = re.compile(r"(?:,\s*)?(?:\\text\{\s*and\s*\}|\band\b)")
@@ -49,8 +49,8 @@ _NO_UNIT = re.compile(
     r"\b(?:and|or|not|plus|minus|times|over|(?:hundred|thousand|million|billion|trillion|dozen)s?|half|halves|squared|cubed|mod)\b"
 )
 _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
-_SMALL, _CLOSE = Fraction(1, 10**4), Fraction(1, 10**6)
-"""Of numbers below the first, math-verify's six places are too few; they may differ by the second, relative to the gold."""
+_DECIMAL = re.compile(r"[.eE%]")
+"""Marks of a number that may be a rounding, or of a percentage, which has two values."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
 _BASE = re.compile(r"[0-9A-Za-z]+_\{?([0-9]+)\}?")
 _HALF_OF_DAY = re.compile(r".*[0-9]([AaPp])\.?[Mm]\.?")
@@ -62,9 +62,10 @@ class RewardMathFn:
     """Judges a text by the answer in its last `\\boxed{}`, which must be there.
 
     The task's `ground_truth` is a text, a number, or a list of alternatives of which any will do; a text may be a whole
-    solution with a box of its own. Equality is first that of texts and numbers, then that of math-verify, to which decimals are
-    equal that agree to six places; numbers below 0.0001 must agree in six digits. Percent and degree signs, currencies and
-    units are left out, as graders of the MATH dataset do: `10 cm` is `10`, and also `10 m`.
+    solution with a box of its own. math-verify reads what is not plain text or a number; values are compared exactly,
+    however small or close to each other. Only a decimal may be rounded: it must agree to six places, or below 0.0001 in
+    six digits, so that `0.333333` is 1/3 and `0.333` is not. Percent and degree signs, currencies and units are left out,
+    as graders of the MATH dataset do: `10 cm` is `10`, and also `10 m`.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -88,7 +89,10 @@ class RewardMathFn:
         verdict = self._matches_any(golds, answer)
         metadata = {"extracted": answer, "ground_truth": golds}
         if verdict is None:
-            metadata["reason"] = f"not decided within {self.deadline_s:g} s, or too long to compare"
+            metadata["reason"] = (
+                f"not decided within {self.deadline_s:g} s: too long or too costly to compare, or equal in all digits "
+                "computed and not proven equal"
+            )
             return RewardOutput(self.config.unk_error_reward, metadata, False)
         if not verdict:
             return RewardOutput(self.config.incorrect_reward, metadata, False)
@@ -99,6 +103,7 @@ class RewardMathFn:
         """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
         answer, *golds = [_in_latex(text) for text in (answer, *golds)]
         pairs = [pair for gold in golds for pair in _readings(gold, answer)]
+        pairs = list(dict.fromkeys([*pairs, *((_with_exponent(one), _with_exponent(other)) for one, other in pairs)]))
         quick = [_quickly_equal(*pair) for pair in pairs]
         if any(quick):
             return True
@@ -111,11 +116,14 @@ class RewardMathFn:
         return False
 
 
+def _with_exponent(text: str) -> str:
+    r"""`1e-7` as `1 \cdot 10^{-7}`; it may also be a product with Euler's number."""
+    return _FLOAT.sub(r"\1 \\cdot 10^{\2}", text)
+
+
 def _gold(text: str) -> str:
     boxed = last_boxed(text)
     gold = text.strip() if boxed is None else boxed
-    if re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}", gold):  # a float of Python, such as 1e-07
-        gold = format(Decimal(gold), "f")
     if not gold or (gold.lstrip("+-") in ("nan", "inf")):
         raise RewardError(
             f"{NAME} cannot compare an answer with the ground truth {text!r}: give a finite number or text"
@@ -151,10 +159,10 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
     gold_number, answer_number = _number(plain_gold), _number(plain_answer)
     if gold_number is not None and gold_number == answer_number:
         return True
-    if _is_integer(gold_number) and _is_integer(answer_number):
-        return False
-    if gold_number and answer_number and max(abs(gold_number), abs(answer_number)) < _SMALL:
-        return abs(gold_number - answer_number) <= abs(gold_number) * _CLOSE
+    if gold_number is not None and answer_number is not None:
+        is_rounded = _DECIMAL.search(gold) or _DECIMAL.search(answer)
+        if not is_rounded or (_is_integer(gold_number) and _is_integer(answer_number)):
+            return False
     for kind in (_BASE, _HALF_OF_DAY):  # to math-verify, they are units
         one, other = kind.fullmatch(plain_gold), kind.fullmatch(plain_answer)
         if one and other and one[1].lower() != other[1].lower():

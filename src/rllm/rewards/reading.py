@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Real
 from textwrap import dedent
 from typing import Any
@@ -39,14 +40,14 @@ def field_of(task: Any, *names: str, reward: str) -> Any:
 
 
 def texts_of(truth: Any, reward: str) -> list[str]:
-    """The ground truths of a task as texts: it may be one text or number, or a list of alternatives.
+    """Return the ground truths of a task as texts: it may be one text or number, or a list of alternatives.
 
     Raises:
         RewardError: if it is empty or something else.
     """
     truth = truth.tolist() if hasattr(truth, "tolist") else truth  # NumPy's, from a parquet file
     items = list(truth) if isinstance(truth, list | tuple | set | frozenset) else [truth]
-    if items and all(isinstance(item, str | Real) for item in items):
+    if items and all(isinstance(item, str | Real | Decimal) for item in items):
         return [str(item) for item in items]
     raise RewardError(f"{reward} needs a ground truth that is a text, a number or a list of them, not {truth!r:.200}")
 

@@ -83,7 +83,7 @@ def split_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
 
 
 def _about_arguments(section: str) -> dict[str, str]:
-    lines = [line for line in section.splitlines() if line.strip()]
+    lines = [line for line in section.split("\n") if line.strip()]
     indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
     about: dict[str, str] = {}
     for line in lines:

@@ -133,7 +133,7 @@ def run(code: str, *, show_last_value: bool) -> None:
     program = types.ModuleType("__main__")
     program.__dict__["__file__"] = FILE_NAME
     sys.modules["__main__"], sys.argv = program, [FILE_NAME]
-    linecache.cache[FILE_NAME] = (len(code), None, code.splitlines(keepends=True), FILE_NAME)
+    linecache.cache[FILE_NAME] = (len(code), None, [f"{line}\n" for line in code.split("\n")], FILE_NAME)
     parts: list[types.CodeType] = []
     try:
         parts += compiled(code, show_last_value=show_last_value)

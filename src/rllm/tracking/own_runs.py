@@ -2,7 +2,7 @@
 
 A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store). In a folder
 that somebody else made, they may name nothing outside it. A run is known as the user's own by a seal: an HMAC of both
-files under a key that stays in the user's state folder. `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
+files under a key in `$RLLM_HOME` (`~/.rllm`). `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
 """
 
 from __future__ import annotations
@@ -114,12 +114,11 @@ def _digest(run_dir: Path, *, create_key: bool) -> str | None:
 
 def _key(*, create: bool) -> bytes | None:
     """Return the user's key; `None` if there is none, or it cannot be kept."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-    path = state / "rllm" / "key"
     try:
+        path = Path(os.environ.get("RLLM_HOME") or "~/.rllm").expanduser() / "run-key"
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            new = path.with_name(f"key.{secrets.token_hex(4)}")
+            new = path.with_name(f"run-key.{secrets.token_hex(4)}")
             new.touch(mode=0o600)
             new.write_bytes(secrets.token_bytes(_KEY_BYTES))
             try:

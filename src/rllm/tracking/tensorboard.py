@@ -68,5 +68,5 @@ def _markdown(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value in one line of a table, markup in it as it was written."""
-    return "<br>".join(html.escape(str(value)).replace("|", "&#124;").splitlines())
+    """Return a value in one line of a table, markup in it as it was written."""
+    return "<br>".join(html.escape(str(value)).replace("|", "&#124;").split("\n"))

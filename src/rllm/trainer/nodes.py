@@ -14,7 +14,7 @@ def gpus_of_driver() -> list[str]:
         told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in told.splitlines() if line.strip()]
+    return [line.strip() for line in told.split("\n") if line.strip()]
 
 
 def nearest_folder(folder: str | None) -> Path:

@@ -139,7 +139,7 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
         try:
             answers[node.id] = ray.get(asked[node.id])
         except ray.exceptions.RayError as error:
-            told = str(error).strip().splitlines()[-1]
+            told = str(error).strip().rpartition("\n")[2]
             raise ConfigError(
                 f"node {node.address} cannot run our code ({told}): install there what is installed here, in the environment that "
                 "its `ray start` ran in"

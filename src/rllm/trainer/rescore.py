@@ -187,7 +187,7 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
         ConfigError: if the file is none.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
         rewards = {(row["session_id"], row["trajectory"]): (row["after"], row.get("is_correct")) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"rewards={str(path)!r} is no file of `rllm rescore`: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import orjson
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from rllm.parser.decoding import byte_level_bytes, metaspace_bytes
 
 
 class Vocabulary:
@@ -69,28 +68,7 @@ def _read(path: Path, _changed_at: int) -> Vocabulary:
     vocab = model["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((item[0], number) for number, item in enumerate(vocab))
     is_byte_level = b'"ByteLevel"' in orjson.dumps([told.get("decoder"), told.get("pre_tokenizer")])
-    to_bytes = _byte_level if is_byte_level else _metaspace
+    to_bytes = byte_level_bytes if is_byte_level else metaspace_bytes
     bytes_of = {number: to_bytes(piece) for piece, number in pairs}
     bytes_of.update({item["id"]: item["content"].encode() for item in told.get("added_tokens") or ()})
     return Vocabulary(bytes_of)
-
-
-def _byte_level(piece: str) -> bytes:
-    return b"".join(_BYTES[sign] if sign in _BYTES else sign.encode() for sign in piece)
-
-
-def _metaspace(piece: str) -> bytes:
-    if found := _BYTE.fullmatch(piece):
-        return bytes([int(found[1], 16)])
-    return piece.replace("▁", " ").encode()
-
-
-def _signs_of_bytes() -> dict[str, bytes]:
-    """The printable signs that GPT-2's tokenizer, and all like it, write for bytes: most for themselves, the others from 256 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in plain]
-    signs = {chr(value): bytes([value]) for value in plain}
-    return signs | {chr(256 + place): bytes([value]) for place, value in enumerate(others)}
-
-
-_BYTES = _signs_of_bytes()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from rllm.data.dataset import Dataset
@@ -14,6 +17,7 @@ from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
 from rllm.testing.tiny_policy import train_tokenizer
 from rllm.trainer.config.schema import SFTConfig
+from rllm.trainer.demonstrations.rejection import rows_of_items
 from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
 from rllm.types import Message
 
@@ -64,6 +68,26 @@ def only(of: LoadedTokenizer, row: dict[str, Any], **config: Any) -> Demonstrati
 
 def learned(of: LoadedTokenizer, shown: Demonstration) -> list[str]:
     return [of.tokenizer.decode(part.ids[start:stop]) for part in shown.shown for start, stop in part.spans]
+
+
+def test_rows_of_a_table_are_learned_as_those_of_json_are(of: LoadedTokenizer, tmp_path: Path) -> None:
+    def row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {field: {"type": "string"} for field in arguments}}
+        called = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}]
+        asked = {"role": "assistant", "content": None, "tool_calls": [called]}
+        return {"messages": [SHOP[1], asked, *SHOP[3:5]], "tools": tools}
+
+    rows = [row("price", {"item": "fig"}), row("order", {"fruit": "fig", "number": "2"})]
+    as_text = [{**row, "tools": json.dumps(row["tools"])} for row in rows]
+    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(as_text), tmp_path / "text.parquet")
+    of_json = [task[FIELD] for task in read(of, *Dataset.load(tmp_path / "t.jsonl"))]
+    text = "".join(of.tokenizer.decode(part.ids) for shown in of_json for part in shown.shown)
+    assert ("fig" in text, "null" in text, "None" in text) == (True, False, False)
+    for rows in (Dataset.load(tmp_path / "t.parquet"), Dataset.load(tmp_path / "text.parquet"), rows_of_items(as_text)):
+        assert [task[FIELD] for task in read(of, *rows)] == of_json
 
 
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
@@ -125,6 +149,8 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({}, r"row 0: messages=None: use a list of chat messages, or `steps`.*the row has no fields"),
         ({"question": "?"}, r"the row has 'question'"),
         ({"messages": "hello"}, "messages='hello'"),
+        ({"messages": SHOP, "tools": "price"}, "row 0: tools='price'"),
+        ({"messages": SHOP, "tools": ["price"]}, r"row 0: tools=\['price'\]"),
         ({"messages": []}, "row 0: no message is an assistant's: there is nothing to learn"),
         ({"messages": SHOP[:2]}, "no message is an assistant's: there is nothing to learn"),
         (

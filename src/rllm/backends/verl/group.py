@@ -162,5 +162,5 @@ def _node_of(error: Exception) -> str:
 
 def _told(text: str) -> str:
     """The line of a traceback that says what was wrong: its last one that is not empty."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
     return lines[-1][:500] if lines else "no reason given"

@@ -40,6 +40,10 @@ class Dialect(Protocol):
 
     id_prefix: str
     """How the ids of its answers begin."""
+    name: str
+    """The dialect's name in logs, metrics and `parameters.TABLES`."""
+    chat_names: Mapping[str, str]
+    """By key of a chat field, its own name for it, where that is another; see `rllm.inference.parameters`."""
     continues_answers: bool
     """Whether a request may name an earlier answer instead of repeating the conversation."""
 

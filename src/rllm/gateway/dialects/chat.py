@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.capture import strip_chunk
 from rllm.gateway.dialects.base import COMMENT, WholeConversations
-from rllm.gateway.dialects.fields import check_chat, parse_object
+from rllm.gateway.dialects.fields import check_chat, field, invalid, named_in, objects, parse_object
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace
@@ -20,13 +21,15 @@ class ChatDialect(WholeConversations):
     """Requests are checked for what the gateway itself relies on; the rest is the upstream's business."""
 
     id_prefix = "chatcmpl-"
+    name = "chat"
+    chat_names: Mapping[str, str] = MappingProxyType({})
 
     def parse(self, body: bytes) -> dict[str, Any]:
         return parse_object(body, needs="'model' and 'messages'")
 
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         check_chat(asked)
-        return asked
+        return _with_allowed_tools(asked)
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
         _complete_head(response, "chat.completion")
@@ -38,6 +41,20 @@ class ChatDialect(WholeConversations):
 
     def render_error(self, error: GatewayError) -> bytes:
         return orjson.dumps(error.to_dict())
+
+
+def _with_allowed_tools(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a request that has only the tools which its choice allows, as few servers know this choice."""
+    choice = asked.get("tool_choice")
+    if not (isinstance(choice, dict) and choice.get("type") == "allowed_tools"):
+        return asked
+    allowed = field(choice, "allowed_tools", dict, "tool_choice")
+    where = "tool_choice.allowed_tools.tools"
+    names = [named_in(tool) for tool in objects(allowed.get("tools"), where)]
+    tools = [tool for tool in asked["tools"] if named_in(tool) in names and named_in(tool) is not None]
+    if not tools:
+        raise invalid(f"{where}: none of them is in 'tools': name some of these", "tool_choice")
+    return {**asked, "tools": tools, "tool_choice": allowed.get("mode") or "auto"}
 
 
 class ChatStreamEncoder:

@@ -6,13 +6,16 @@ the bare prompt continued, as a base model does it, send its ids; so does anothe
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.gateway.dialects.base import COMMENT, WholeConversations, created_at
 from rllm.gateway.dialects.fields import check_chat, check_options, invalid, parse_object
+from rllm.gateway.dialects.responses_logprobs import bytes_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace, text_of
@@ -24,6 +27,8 @@ class CompletionsDialect(WholeConversations):
     """OpenAI's `/v1/completions`."""
 
     id_prefix = "cmpl-"
+    name = "completions"
+    chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
 
     def parse(self, body: bytes) -> dict[str, Any]:
         return parse_object(body, needs="'model' and 'prompt'")
@@ -60,7 +65,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("logprobs") is not None:
         if asked.get("echo"):
             raise invalid("echo with logprobs: log-probabilities of a prompt are not to be had here", "echo")
-        if type(asked["logprobs"]) is not int:
+        if type(asked["logprobs"]) is not int or asked["logprobs"] < 0:
             raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
         chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
     prompt = _prompt(asked)
@@ -88,9 +93,12 @@ def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
 
 def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The completion of a chat completion, choice for choice."""
-    ids = _prompt_ids(response, asked)
+    ids, echoed = _prompt_ids(response, asked), _echoed(asked)
     choices = [
-        {**_choice(choice, position, _echoed(asked) + text_of(choice.get("message") or {}), asked), **ids}
+        {
+            **_choice(choice, position, echoed + text_of(choice.get("message") or {}), asked, _Offsets(len(echoed))),
+            **ids,
+        }
         for position, choice in enumerate(response.get("choices") or ())
     ]
     return {**_head(response), "choices": choices, "usage": response.get("usage"), **_facts(response, asked)}
@@ -110,13 +118,15 @@ def _head(response: Mapping[str, Any]) -> dict[str, Any]:
     return {**head, "model": response.get("model") or ""}
 
 
-def _choice(choice: Mapping[str, Any], position: int, text: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(
+    choice: Mapping[str, Any], position: int, text: str, asked: Mapping[str, Any], offsets: _Offsets
+) -> dict[str, Any]:
     reason = choice.get("finish_reason")
     ids = {"token_ids": choice.get("token_ids")} if asked.get("return_token_ids") else {}
     return {
         "index": choice.get("index", position),
         "text": text,
-        "logprobs": _logprobs(choice, len(_echoed(asked))) if asked.get("logprobs") is not None else None,
+        "logprobs": _logprobs(choice, offsets) if asked.get("logprobs") is not None else None,
         "finish_reason": "stop" if reason == "tool_calls" else reason,
         "stop_reason": choice.get("stop_reason"),
         **ids,
@@ -127,20 +137,29 @@ def _echoed(asked: Mapping[str, Any]) -> str:
     return str(_prompt(asked)) if asked.get("echo") else ""
 
 
-def _logprobs(choice: Mapping[str, Any], offset: int) -> dict[str, Any] | None:
+class _Offsets:
+    """Places in a text of the tokens that spell it."""
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def of(self, entry: Mapping[str, Any]) -> int:
+        """Return where the next token begins; one within a character is behind it."""
+        at = self._at
+        self._at += len(self._decoder.decode(bytes_of(entry)))
+        return at
+
+
+def _logprobs(choice: Mapping[str, Any], offsets: _Offsets) -> dict[str, Any] | None:
     entries = (choice.get("logprobs") or {}).get("content")
     if entries is None:
         return None
-    tokens = [entry.get("token") or "" for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return {
-        "tokens": tokens,
+        "tokens": [entry.get("token") or "" for entry in entries],
         "token_logprobs": [entry.get("logprob") for entry in entries],
         "top_logprobs": [_alternatives(entry.get("top_logprobs") or ()) for entry in entries],
-        "text_offset": offsets,
+        "text_offset": [offsets.of(entry) for entry in entries],
     }
 
 
@@ -158,8 +177,7 @@ class CompletionsStreamEncoder:
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         self._endings: list[dict[str, Any]] = []
         self._usage: list[dict[str, Any]] = []
-        self._offsets: dict[int, int] = {}
-        """How long each choice's text is so far."""
+        self._offsets: dict[int, _Offsets] = {}
 
     def feed(self, chunks: list[dict[str, Any]]) -> bytes:
         events = []
@@ -188,13 +206,10 @@ class CompletionsStreamEncoder:
         index = choice.get("index", 0)
         text = text_of(choice.get("delta") or {})
         if index not in self._offsets:
-            self._offsets[index] = 0
-            text = _echoed(self._asked) + text
-        piece = _choice(choice, index, text, {**self._asked, "echo": False})
-        if piece["logprobs"]:
-            piece["logprobs"]["text_offset"] = [at + self._offsets[index] for at in piece["logprobs"]["text_offset"]]
-        self._offsets[index] += len(text)
-        return piece
+            echoed = _echoed(self._asked)
+            self._offsets[index] = _Offsets(len(echoed))
+            text = echoed + text
+        return _choice(choice, index, text, self._asked, self._offsets[index])
 
 
 def _data(value: Mapping[str, Any]) -> bytes:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
 from rllm.gateway.errors import GatewayError
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -117,6 +113,31 @@ def check_options(request: Mapping[str, Any]) -> None:
     for name, types in _TYPES.items():
         if request.get(name) is not None and not isinstance(request[name], types):
             raise invalid(f"{name}={repr(request[name])[:80]}: its type is wrong", name)
+    if request.get("top_logprobs") and not request.get("logprobs"):
+        raise invalid(f"top_logprobs={request['top_logprobs']!r:.80}: send logprobs=true with it", "top_logprobs")
+    _check_choice(request.get("tool_choice"), request.get("tools") or ())
+
+
+def _check_choice(choice: Any, tools: Sequence[Any]) -> None:
+    """Check that a choice of a tool is one that can be made."""
+    if choice in (None, "auto", "none"):
+        return
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in ("required", "function", "custom", "allowed_tools"):
+        raise invalid(f"tool_choice={choice!r:.80}: use auto, none, required or an object of a tool", "tool_choice")
+    names = [name for tool in tools if (name := named_in(tool)) is not None]
+    if kind in ("function", "custom") and named_in(choice) not in names:
+        raise invalid(f"tool_choice={choice!r:.80}: 'tools' has {', '.join(names)[:200] or 'none'}", "tool_choice")
+    if not tools:
+        raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
+
+
+def named_in(tool: Any) -> str | None:
+    """Return the name of a function or custom tool, or the one that a choice names."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    described = tool.get(kind) if kind in ("function", "custom") else None
+    name = described.get("name") if isinstance(described, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def check_single_chat(request: Mapping[str, Any], remedy: str) -> None:
@@ -158,12 +179,6 @@ def objects(values: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(value, dict):
             raise invalid(f"{where}[{position}]={repr(value)[:80]}: send a JSON object", f"{where}[{position}]")
     return values
-
-
-@lru_cache(maxsize=64)
-def note_left_out(tool_type: str) -> None:
-    """Say once that a tool is left out which only the servers of a provider can run; there are few types, and clients send any."""
-    logger.warning("tools of type %.80r run on their provider's servers; the model is not told of them", tool_type)
 
 
 def invalid(message: str, param: str | None = None, *, code: str | None = None) -> GatewayError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.gateway.dialects.base import WholeConversations
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, note_left_out, objects, parse_object
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects, parse_object
 from rllm.gateway.dialects.messages_output import RAW_ARGUMENTS, MessagesStreamEncoder, error_to_dict, from_chat
 from rllm.gateway.errors import DeclinedError, GatewayError
 from rllm.types import Message, Trace
@@ -20,7 +21,7 @@ _OURS = frozenset(
     "messages system stop_sequences tools tool_choice output_config output_format thread "
     # Without a meaning for a chat completion, or for any model but Anthropic's own.
     "cache_control container context_management diagnostics inference_geo mcp_servers metadata service_tier speed "
-    "thinking user_profile_id workspace_id betas fallbacks".split()
+    "thinking user_profile_id workspace_id betas fallbacks billing_policy fallback_credit_token".split()
 )
 _RUN_BY_CLIENTS = ("bash_", "browser_", "computer_", "memory_", "text_editor_")
 """How the types of tools begin that a client runs itself, and whose description only Anthropic's models know."""
@@ -31,6 +32,17 @@ class MessagesDialect(WholeConversations):
     """Anthropic's `/v1/messages`."""
 
     id_prefix = "msg_"
+    name = "messages"
+    chat_names: Mapping[str, str] = MappingProxyType(
+        {
+            "stop": "stop_sequences",
+            "reasoning_effort": "output_config.effort",
+            "response_format[json_schema]": "output_config.format",
+            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+            "tool_choice[required]": "tool_choice[any]",
+            "tool_choice[function]": "tool_choice[tool]",
+        }
+    )
 
     def parse(self, body: bytes) -> dict[str, Any]:
         return parse_object(body, needs="'model' and 'messages'")
@@ -75,6 +87,10 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     choice = _tool_choice(asked)
     if tools := [found for tool in objects(asked.get("tools") or [], "tools") if (found := _tool(tool))]:
         chat |= {"tools": tools, **choice}
+    elif not asked.get("tools") and choice.get("tool_choice") not in (None, "auto", "none"):
+        raise invalid(
+            f"tool_choice={asked['tool_choice']!r:.80}: there are no tools: send 'tools' with it", "tool_choice"
+        )
     chat |= _output(asked)
     check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat
@@ -225,7 +241,6 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind not in (None, "custom"):
         if str(kind).startswith(_RUN_BY_CLIENTS):
             raise _undescribed(str(kind), tool.get("name") or kind)
-        note_left_out(str(kind))
         return None
     function = {"name": field(tool, "name", str, "tools[]")}
     function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}

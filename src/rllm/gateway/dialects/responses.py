@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -54,6 +55,16 @@ class ResponsesDialect:
     """OpenAI's `/v1/responses`. The conversation that a client leaves on the server is read from the store's traces."""
 
     id_prefix = "resp_"
+    name = "responses"
+    chat_names: Mapping[str, str] = MappingProxyType(
+        {
+            "max_tokens": "max_output_tokens",
+            "reasoning_effort": "reasoning.effort",
+            "verbosity": "text.verbosity",
+            "response_format[json_object]": "text.format[json_object]",
+            "response_format[json_schema]": "text.format[json_schema]",
+        }
+    )
     continues_answers = True
 
     def parse(self, body: bytes) -> dict[str, Any]:
@@ -329,7 +340,7 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not wants_logprobs(asked) and asked.get("top_logprobs") is None:
+    if not wants_logprobs(asked):
         return {}
     return {"logprobs": True, **_present(asked, "top_logprobs")}
 

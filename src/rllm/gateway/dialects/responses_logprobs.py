@@ -60,7 +60,7 @@ def entries_of(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _where_spelled(text: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     """From where to where the entries stand whose tokens first spell a text, also if they spell a little around it."""
-    tokens = [_bytes_of(entry) for entry in entries]
+    tokens = [bytes_of(entry) for entry in entries]
     start = b"".join(tokens).find(text.encode())
     if start < 0 or not text:
         return None
@@ -68,7 +68,8 @@ def _where_spelled(text: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int
     return bisect_right(ends, start), bisect_left(ends, start + len(text.encode())) + 1
 
 
-def _bytes_of(entry: Mapping[str, Any]) -> bytes:
+def bytes_of(entry: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an entry's token, or of its text where nothing better is known."""
     known = entry.get("bytes")
     return bytes(known) if known is not None else str(entry.get("token") or "").encode()
 

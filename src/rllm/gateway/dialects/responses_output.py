@@ -80,9 +80,11 @@ def _cut_off(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def wants_logprobs(asked: Mapping[str, Any]) -> bool:
-    """Whether a request wants the log probabilities of the text, which are left out otherwise."""
+    """Return whether a request wants the log probabilities of the text, which are left out otherwise."""
     included = asked.get("include")
-    return isinstance(included, list) and "message.output_text.logprobs" in included
+    return bool(asked.get("top_logprobs")) or (
+        isinstance(included, list) and "message.output_text.logprobs" in included
+    )
 
 
 def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

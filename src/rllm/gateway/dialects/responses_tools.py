@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.fields import field, invalid, note_left_out, objects
+from rllm.gateway.dialects.fields import field, invalid, objects
 
 CUSTOM_INPUT = "input"
 """A custom tool takes plain text; the model is told of a function with this one argument."""
@@ -40,7 +40,9 @@ class Tools:
     """The tools of a request, and the names that a chat knows them by."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
-        self._tools = [tool for given in _given(asked) for tool in _unfolded(given)]
+        given = list(_given(asked))
+        self._any_given = bool(given)
+        self._tools = [tool for each in given for tool in _unfolded(each)]
         self._chat_names = _chat_names(self._tools)
         self._by_chat_name = {self.chat_name(tool.name, tool.namespace): tool for tool in self._tools}
 
@@ -74,6 +76,8 @@ class Tools:
             else:
                 raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
         if not tools:
+            if choice not in (None, "auto", "none") and not self._any_given:
+                raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
             return {}
         shown = [{"type": "function", "function": self._function(tool)} for tool in tools]
         return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
@@ -161,9 +165,8 @@ def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
         case "namespace":
             for inner in objects(tool.get("tools"), "tools[].tools"):
                 yield from _unfolded(inner, _name(tool))
-        case other:
+        case _:
             _check_left_out(tool)
-            note_left_out(str(other))
 
 
 def _check_left_out(tool: Mapping[str, Any]) -> None:

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from rllm.capture import Prior
 from rllm.gateway.upstream.route import Route
 
+IGNORED_HEADER = "x-rllm-ignored"
+"""Of an answer: the fields of its request that ask for something and change nothing, separated by commas."""
+
 FACTS_KEY = "rllm"
 """A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind", "sampling"}`, as
 far as they are known; `weight_updates` has an entry for each choice, and `sampling` is what was really used.
@@ -42,11 +45,16 @@ class Upstream(Protocol):
     """Answers chat requests in the shape of vLLM's chat completions, token fields included."""
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The request that will really be sent: sampling parameters explicit, token fields asked for.
+        """Return the request that will really be sent: sampling parameters explicit, token fields asked for.
 
         Raises:
-            ConfigError: if a parameter is of the wrong type or out of range.
+            ConfigError: if a parameter is of the wrong type or out of range, or if the upstream refuses it.
         """
+        ...
+
+    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+        """Return the fields of a chat request that are known to change nothing there, as keys of
+        `rllm.inference.parameters`; none of a server, which is not known that well."""
         ...
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:

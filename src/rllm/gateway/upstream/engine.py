@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 from rllm.capture import SAMPLING_FIELDS, Prior
@@ -16,12 +17,14 @@ from rllm.gateway.upstream.roles import for_template
 from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import (
     ContinuingEngine,
+    DetailedEngine,
     InferenceEngine,
     ModelOutput,
     OutputDelta,
     SamplingParams,
     StreamingInferenceEngine,
 )
+from rllm.inference.parameters import field_of, log_ignored
 from rllm.types import Message
 
 
@@ -31,12 +34,25 @@ class EngineUpstream:
     def __init__(self, engine: InferenceEngine, model_name: str) -> None:
         self.engine = engine
         self.model_name = model_name
+        self._detailed = engine if isinstance(engine, DetailedEngine) else None
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._detailed is not None:
+            self._detailed.check_request(request)
+        ignored = self.ignored(request)
+        log_ignored(ignored)  # what a session imposes, since the client's own is logged by then
+        left_out = {field_of(key) for key in ignored} - {"tools"}
         sampling = SamplingParams.from_request(request).to_dict()
-        sent = {name: value for name, value in {**request, **_present(sampling)}.items() if value is not None}
+        sent = {
+            name: value
+            for name, value in {**request, **_present(sampling)}.items()
+            if value is not None and name not in left_out
+        }
         sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
         return {**sent, "model": self.model_name}
+
+    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+        return () if self._detailed is None else self._detailed.ignored(request)
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         messages = for_template(request["messages"])
@@ -49,13 +65,14 @@ class EngineUpstream:
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         self._check(call)
-        outputs = await self._outputs(call.request, call.prompt_ids)
+        outputs = await self._outputs(call)
+        describe = self._describe(call)
         call.route.queue_s += _queued(outputs)
         choices = [
             {
                 "index": index,
                 "message": output.to_message(),
-                "logprobs": logprobs_of(output.completion_ids, output.logprobs),
+                "logprobs": describe(output.completion_ids, output.logprobs, alternatives=output.top_logprobs),
                 "finish_reason": output.finish_reason,
                 "token_ids": output.completion_ids,
                 **({"stop_reason": output.stop_string} if output.stop_string else {}),
@@ -69,8 +86,9 @@ class EngineUpstream:
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         self._check(call)
         head = self._head(call.id, "chat.completion.chunk")
-        choices = [_ChoiceChunks(index) for index in range(_num_choices(call.request))]
-        said = [self._pieces(call.request, choice.index, call.prompt_ids) for choice in choices]
+        describe = self._describe(call)
+        choices = [_ChoiceChunks(index, describe) for index in range(_num_choices(call.request))]
+        said = [self._pieces(call, choice.index) for choice in choices]
         told: set[int] = set()  # the choices that have said what the prompt is
         async with aclosing(_interleaved(said)) as pieces:
             async for index, piece in pieces:
@@ -96,14 +114,31 @@ class EngineUpstream:
         if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
             raise ConfigError(f"prompt: {type(self.engine).__name__} takes no token ids: send messages, or a text")
 
+    def _describe(self, call: UpstreamCall) -> Callable[..., dict[str, Any]]:
+        """Return what writes log-probabilities, with the texts and alternatives of the tokens where they are wanted."""
+        if self._detailed is None or not call.logprob_details or call.request.get("return_tokens_as_token_ids"):
+            return logprobs_of
+        return partial(logprobs_of, bytes_of=self._detailed.token_bytes)
+
+    def _params(self, call: UpstreamCall, index: int) -> dict[str, Any]:
+        """Return the sampling fields for one choice: equal seeds would give `n` equal answers."""
+        params = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request and name != "n"}
+        if "seed" in params:
+            params["seed"] += index
+        if call.prompt_ids is not None:
+            params["prompt_token_ids"] = call.prompt_ids
+        if self._detailed is not None and call.logprob_details and call.request.get("top_logprobs"):
+            params["top_logprobs"] = call.request["top_logprobs"]
+        return params
+
     def _head(self, call_id: str, object: str) -> dict[str, Any]:
         return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}
 
-    async def _outputs(self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None) -> list[ModelOutput]:
-        messages = for_template(request["messages"])
+    async def _outputs(self, call: UpstreamCall) -> list[ModelOutput]:
+        messages = for_template(call.request["messages"])
         calls = [
-            self._output(messages, tools=request.get("tools"), **_params(request, index, prompt_ids))
-            for index in range(_num_choices(request))
+            self._output(messages, tools=call.request.get("tools"), **self._params(call, index))
+            for index in range(_num_choices(call.request))
         ]
         if len(calls) == 1:
             return [await calls[0]]
@@ -119,11 +154,11 @@ class EngineUpstream:
             return await self.engine.get_model_response(messages, **params)
 
     async def _pieces(
-        self, request: Mapping[str, Any], index: int, prompt_ids: Sequence[int] | None
+        self, call: UpstreamCall, index: int
     ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
-        """What the engine says for one choice, in one piece if it cannot stream."""
-        messages, tools = for_template(request["messages"]), request.get("tools")
-        params = _params(request, index, prompt_ids)
+        """Yield the engine's answer for one choice, in one piece if it cannot stream."""
+        messages, tools = for_template(call.request["messages"]), call.request.get("tools")
+        params = self._params(call, index)
         if not isinstance(self.engine, StreamingInferenceEngine):
             yield index, await self._output(messages, tools=tools, **params)
             return
@@ -160,8 +195,9 @@ def _engine_at_work() -> Iterator[None]:
 class _ChoiceChunks:
     """One choice's share of a stream; remembers what was said, so that the whole answer adds only what was not."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, describe: Callable[..., dict[str, Any]]) -> None:
         self.index = index
+        self._describe = describe
         self.output: ModelOutput | None = None
         self._reasoning = ""
         self._text = ""
@@ -174,12 +210,13 @@ class _ChoiceChunks:
         self._began = True
         if isinstance(piece, OutputDelta):
             reasoning, text, reason, stop_string = piece.reasoning, piece.text, None, None
-            token_ids, logprobs = piece.token_ids, piece.logprobs
+            token_ids, logprobs, others = piece.token_ids, piece.logprobs, piece.top_logprobs
         else:
             self.output = piece
             reasoning, text = _unsaid(piece.reasoning, self._reasoning), _unsaid(piece.content, self._text)
             reason, stop_string = piece.finish_reason, piece.stop_string
             token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
+            others = piece.top_logprobs[self._num_ids :]
             if piece.tool_calls:
                 delta["tool_calls"] = [{"index": position, **call} for position, call in enumerate(piece.tool_calls)]
         if reasoning:
@@ -192,7 +229,7 @@ class _ChoiceChunks:
         return {
             "index": self.index,
             "delta": delta,
-            "logprobs": logprobs_of(token_ids, logprobs),
+            "logprobs": self._describe(token_ids, logprobs, alternatives=others),
             "finish_reason": reason,
             "token_ids": list(token_ids),
             **({"stop_reason": stop_string} if stop_string else {}),
@@ -243,16 +280,6 @@ async def _interleaved(
 
 def _num_choices(request: Mapping[str, Any]) -> int:
     return request.get("n") or 1
-
-
-def _params(request: Mapping[str, Any], index: int, prompt_ids: Sequence[int] | None) -> dict[str, Any]:
-    """The sampling fields for one choice: equal seeds would give `n` equal answers."""
-    params = {name: request[name] for name in SAMPLING_FIELDS if name in request and name != "n"}
-    if "seed" in params:
-        params["seed"] += index
-    if prompt_ids is not None:
-        params["prompt_token_ids"] = prompt_ids
-    return params
 
 
 def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rllm.capture.stream import split_lines
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
-from rllm.gateway.upstream.base import UpstreamCall
+from rllm.gateway.upstream.base import IGNORED_HEADER, UpstreamCall
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     Connection,
@@ -106,6 +106,9 @@ class HTTPUpstream:
             sent["model"] = self._model
         return sent
 
+    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+        return ()
+
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
@@ -120,6 +123,7 @@ class HTTPUpstream:
     async def _complete(self, call: UpstreamCall) -> dict[str, Any]:
         async with self._chat(call) as answer:
             body = await self._body_of(answer)
+            call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self._complete(shorter)
         if (
@@ -144,6 +148,7 @@ class HTTPUpstream:
         with self._told():
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
+                call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
                 while not is_done and (received := await answer.read_some()):
                     events = decoder.feed(received)
                     if is_done := _DONE in events:

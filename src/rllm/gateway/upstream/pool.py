@@ -54,6 +54,9 @@ class UpstreamPool:
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return self._any.prepare(request)
 
+    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+        return self._any.ignored(request)
+
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return self._any.continued_prompt(request, prior)
 

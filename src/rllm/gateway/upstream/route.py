@@ -33,6 +33,8 @@ class Route:
     """How long the call was held in all."""
     retries: list[dict[str, Any]] = field(default_factory=list)
     """Attempts that gave no answer: `{"replica", "status", "error", "lost_s"}` each."""
+    ignored: str = ""
+    """Fields of the request that have no effect there, as another gateway names them in its header."""
 
     def timings(self) -> Mapping[str, float]:
         """What to add to the trace's timings."""

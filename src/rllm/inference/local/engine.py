@@ -24,11 +24,12 @@ from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.loading import context_length
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
+from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
 from rllm.main_memory import total_memory
 from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
-from rllm.parser.decoding import TextDecoder
+from rllm.parser.decoding import TextDecoder, TokenBytes
 from rllm.parser.tool_parser import chosen_format, parser_of_answer
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
 from rllm.types import Message
@@ -37,21 +38,6 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
 """The context length of a model that does not state one."""
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True,),
-}
-"""Parameters that there are not here, and with which values that changes nothing. No call of a tool can be forced."""
 
 
 class LocalEngine:
@@ -97,6 +83,7 @@ class LocalEngine:
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
         self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
         self._seeds = random.Random(seed)
+        self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
         self._packed = PackedModel(self.model, autocast=autocast) if can_pack(self.model) else None
         decoder = choose_decoder(
@@ -115,6 +102,18 @@ class LocalEngine:
     @property
     def weight_version(self) -> int:
         return self._scheduler.weight_version
+
+    def check_request(self, request: Mapping[str, Any]) -> None:
+        """See `DetailedEngine`."""
+        check_request(request)
+
+    def ignored(self, request: Mapping[str, Any]) -> list[str]:
+        """See `DetailedEngine`."""
+        return ignored(request)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `DetailedEngine`."""
+        return self._bytes.of(token_id)
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
@@ -143,14 +142,14 @@ class LocalEngine:
                 ids, logprobs = request.completion_ids[seen:], request.logprobs[seen:]
                 if ids and not request.done:
                     ids = ids[: len(logprobs)]
-                    delta = _delta(call.reader.show(ids), ids, logprobs[: len(ids)])
+                    delta = _delta(call.reader.show(ids), request, seen, seen + len(ids))
                     yield delta if seen else replace(delta, prompt_ids=request.prompt_ids)
                     seen += len(ids)
         finally:
             self._thread.release(request)
         output = self._output(call)
         rest = call.reader.rest(Shown(output.reasoning, output.content))
-        yield _delta(rest, request.completion_ids[seen:], request.logprobs[seen:])
+        yield _delta(rest, request, seen, len(request.completion_ids))
         yield output
 
     def continued_prompt(
@@ -216,7 +215,8 @@ class LocalEngine:
         plain: bool,
         streaming: bool,
     ) -> Call:
-        _warn_unsupported(params)
+        self.check_request(params)
+        log_ignored(key for key in self.ignored(params) if key in CHAT.rows)
         sampling = SamplingParams.from_request(params)
         max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
         if max_tokens < 1:
@@ -235,6 +235,7 @@ class LocalEngine:
             seed=seed % 2**64,
             wake=news.announce,
             streaming=streaming,
+            num_top=params.get("top_logprobs") or 0,
         )
         self._thread.submit(request)
         parser = parser_of_answer(self._tool_parser, tools, params.get("tool_choice"))
@@ -295,6 +296,7 @@ class LocalEngine:
             prompt_ids=request.prompt_ids,
             completion_ids=request.completion_ids,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             logprobs_kind="raw" if request.sampling.temperature == 0 else "processed",
             finish_reason=finish,
             stop_string=answer.stop_string,
@@ -306,8 +308,15 @@ class LocalEngine:
         )
 
 
-def _delta(shown: Shown, token_ids: list[int], logprobs: list[float]) -> OutputDelta:
-    return OutputDelta(shown.content, token_ids, logprobs, shown.reasoning)
+def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
+    """Return what is shown of an answer, with the tokens from `start` to `end`."""
+    return OutputDelta(
+        shown.content,
+        request.completion_ids[start:end],
+        request.logprobs[start:end],
+        shown.reasoning,
+        top_logprobs=request.top_logprobs[start:end],
+    )
 
 
 def _checked_length(model: Any, wanted: int | None) -> int:
@@ -346,13 +355,3 @@ def _default_cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.4)
     return total_memory() // 4
-
-
-_warned: set[str] = set()
-
-
-def _warn_unsupported(params: Mapping[str, Any]) -> None:
-    for name, neutral in _UNSUPPORTED.items():
-        if params.get(name) not in (None, *neutral) and name not in _warned:
-            _warned.add(name)
-            logger.warning("%s=%r has no effect: the embedded sampler does not have it", name, params[name])

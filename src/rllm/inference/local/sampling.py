@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -67,10 +68,14 @@ def sample(
     logits: torch.Tensor,  # [B, V], any float type
     settings: RowSettings,
     num_sampled: NDArray[np.uint64],  # [B]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row, [B], and its log-probability in the distribution it was drawn from, [B].
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw one token per row.
 
     Greedy rows take the most probable token, and its log-probability in the model's own distribution.
+
+    Returns:
+        The tokens, [B]; their log-probabilities in the distributions that they were drawn from, [B]; and these
+        distributions, [B, V], in which the tokens that top-k and top-p rule out have a probability of zero.
     """
     logits = logits.float()
     if settings.scale is not None:
@@ -86,7 +91,14 @@ def sample(
         tokens = draw(probabilities, uniforms(settings.streams, num_sampled))
         if settings.greedy is not None:
             tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
-    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log(), probabilities
+
+
+def likeliest(probabilities: torch.Tensor, number: int) -> list[list[tuple[int, float]]]:
+    """Return the most probable tokens of each row, with their log-probabilities; fewer where fewer are possible."""
+    best = probabilities.topk(min(number, probabilities.shape[1]), dim=-1)
+    rows = zip(best.indices.tolist(), best.values.log().tolist(), strict=True)
+    return [[(token, value) for token, value in zip(*row, strict=True) if value > -inf] for row in rows]
 
 
 def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Tensor:

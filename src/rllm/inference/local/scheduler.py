@@ -17,7 +17,7 @@ import torch
 from rllm.errors import InferenceError
 from rllm.inference.engine import SamplingParams
 from rllm.inference.local.decoder import Decoder
-from rllm.inference.local.sampling import RowSettings, sample
+from rllm.inference.local.sampling import RowSettings, likeliest, sample
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.incremental_text import IncrementalText, first_stop
 
@@ -35,9 +35,13 @@ class Request:
     wake: Callable[[Request], None]
     """Called when there is news: the end of the answer, and for `streaming` requests each token."""
     streaming: bool = False
+    num_top: int = 0
+    """Alternatives to keep of each token."""
 
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Empty where no alternatives are asked for; else never shorter than `logprobs`."""
     finish_reason: str | None = None
     error: Exception | None = None
     cancelled: bool = False
@@ -228,13 +232,16 @@ class Scheduler:
         if self._settings is None:
             self._settings = self._new_settings(logits)
         counts = np.array([len(item.completion_ids) for item in self._live], dtype=np.uint64)
-        tokens, logprobs = sample(logits, self._settings, counts)
+        tokens, logprobs, probabilities = sample(logits, self._settings, counts)
         numbers = logprobs.tolist()
         if not all(map(isfinite, numbers)):
             raise InferenceError(
                 f"the model gave logits that are no numbers (weight version {self.weight_version}): its weights are not finite, "
                 "or its states overflow; load weights that are, or use dtype=float32"
             )
+        for number, request in enumerate(self._live):
+            if request.num_top:
+                request.top_logprobs += likeliest(probabilities[number : number + 1], request.num_top)
         return tokens.tolist(), numbers
 
     def _new_settings(self, logits: torch.Tensor) -> RowSettings:

@@ -86,7 +86,7 @@ class ServerProcess:
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             said = file.read().decode(errors="replace")
-        errors = [line for line in said.splitlines() if _ERROR.search(line) and not _FOLLOWS.search(line)]
+        errors = [line for line in said.split("\n") if _ERROR.search(line) and not _FOLLOWS.search(line)]
         known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
         helps = f"{known}. " if known else ""
         first = "".join(f"It said: {line.strip()[-_LINE_CHARS:]}\n" for line in errors[:2])

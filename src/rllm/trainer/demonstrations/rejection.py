@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rllm.capture.side_calls import side_calls
+from rllm.data.dataset import Dataset
+from rllm.data.tables import Table, given_task
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, counted
@@ -168,15 +170,18 @@ def _judged(traces: Sequence[Trace], reward: float | None, task_id: str) -> list
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:
-    """Rows of whatever a user has: rows, trajectories, episodes, or either of these as `to_dict` gives them.
+    """Return rows of whatever a user has: rows, a table, trajectories, episodes, or the latter as `to_dict` gives them.
 
     Raises:
         ConfigError: naming what is none of them.
     """
-    return [row for number, item in enumerate(items) for row in _rows_of_item(item, number)]
+    if Table.of(items) is not None:
+        items = Dataset(items, name="demonstrations")
+    is_read = isinstance(items, Dataset)
+    return [row for number, item in enumerate(items) for row in _rows_of_item(item, number, is_read=is_read)]
 
 
-def _rows_of_item(item: Any, number: int) -> list[Row]:
+def _rows_of_item(item: Any, number: int, *, is_read: bool) -> list[Row]:
     if isinstance(item, Trajectory):
         return [row_of(item)] if item.trainable else []
     if isinstance(item, Episode):
@@ -186,8 +191,8 @@ def _rows_of_item(item: Any, number: int) -> list[Row]:
     if "trajectories" in item:
         return rows_of_episode(_parsed(Episode, item, f"row {number} has trajectories, and is no episode"))
     if "trainable" in item and "steps" in item:
-        return _rows_of_item(_parsed(Trajectory, item, f"row {number} is no trajectory"), number)
-    return [dict(item)]
+        return _rows_of_item(_parsed(Trajectory, item, f"row {number} is no trajectory"), number, is_read=True)
+    return [dict(item) if is_read else given_task(item, f"row {number}")]
 
 
 def _parsed(kind: type[T], item: Mapping[str, Any], problem: str) -> T:

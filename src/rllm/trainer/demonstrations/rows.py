@@ -160,6 +160,10 @@ class _Reader:
                 f"messages={messages!r:.80}: use a list of chat messages, or `steps` with prompt_ids and response_ids "
                 f"(the row has {', '.join(map(repr, row)) or 'no fields'})"
             )
+        if tools is not None and not (
+            isinstance(tools, list | tuple) and all(isinstance(item, Mapping) for item in tools)
+        ):
+            raise ConfigError(f"tools={tools!r:.80}: use a list of tools, each an object, or the JSON text of one")
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)

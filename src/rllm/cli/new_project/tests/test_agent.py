@@ -11,7 +11,10 @@ from rllm.testing import scripted_gateway
 
 ROOT = Path(__file__).parents[1]
 TASKS = [
-    json.loads(line) for file in ("tasks.jsonl", "held_out.jsonl") for line in (ROOT / file).read_text().splitlines()
+    json.loads(line)
+    for file in ("tasks.jsonl", "held_out.jsonl")
+    for line in (ROOT / file).read_text().split("\n")
+    if line
 ]
 
 

@@ -1,0 +1,136 @@
+"""Documented fields of each dialect, and what becomes of each with the embedded engine and with a server behind.
+
+`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A
+server gets a field with the fate `=` as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rllm.inference.parameters import CHAT, NAMED, Row, Table
+
+PASSED_ON = "passed on"
+"""The fate of a field that a server gets as it came; `passed on as NAME` is its chat field."""
+
+COMPLETIONS = Table("""
+prompt | honoured | translated | one text, which is a user's message, or its token ids
+model | =model | =model |
+max_tokens, n, seed, stop, stream, temperature, top_p | honoured | = |
+logprobs | =top_logprobs | passed on as top_logprobs | up to 20
+frequency_penalty | =frequency_penalty | = |
+presence_penalty | =presence_penalty | = |
+logit_bias | =logit_bias | = |
+stream_options, stream_options.include_usage | honoured | = |
+stream_options.include_obfuscation | no effect | no effect |
+user | no effect | = |
+echo | honoured | translated | of a text, without `logprobs`; else refused
+best_of | refused | refused | ask for `n` answers and choose among them
+suffix | refused | refused | put both texts into the prompt
+""")
+
+RESPONSES = Table("""
+input, instructions, previous_response_id, stream | honoured | translated |
+model | =model | =model |
+input[message], input[reasoning], input[function_call], input[function_call_output] | honoured | translated |
+input[custom_tool_call], input[custom_tool_call_output], input[item_reference] | honoured | translated |
+input[additional_tools], input[configuration_update] | honoured | translated |
+input[mcp_list_tools] | no effect | no effect |
+input[compaction_trigger] | refused | refused | as the last item; else there is nothing to do
+input[*] | refused | refused | of tools that a provider runs, or that are no functions
+content[input_text], content[output_text], content[refusal], content[summary_text] | honoured | translated |
+content[input_image] | =content[image_url] | passed on as image_url |
+content[input_file] | =content[file] | passed on as file |
+max_output_tokens | honoured | passed on as max_tokens |
+temperature, top_p | honoured | = |
+top_logprobs | honoured | = | up to 20, in each `output_text`
+include, include[message.output_text.logprobs] | honoured | translated |
+include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
+include[*] | named | named | of tools that a provider runs, or of images
+tools, tools[function], tools[namespace] | honoured | translated |
+tools[custom] | honoured | translated | as a function of one text
+tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | give it as a function
+tools[apply_patch] | refused | refused | give it as a function
+tools[shell] | refused | refused | give it as a function; one in a provider's container is named
+tools[*] | named | named | a provider would run it; the model does not see it
+tools[].strict | =tools[].strict | passed on |
+tools[].format, tools[].allowed_callers | named | named |
+tool_choice, tool_choice[auto], tool_choice[none], tool_choice[allowed_tools] | honoured | translated |
+tool_choice[required], tool_choice[function], tool_choice[custom] | =tool_choice[required] | translated |
+tool_choice[*] | refused | refused | of tools that a provider runs, or that are no functions
+parallel_tool_calls | =parallel_tool_calls | = |
+max_tool_calls | no effect | no effect | bounds tools that a provider runs
+text, text.format[text] | honoured | translated |
+text.format | =response_format[json_schema] | passed on as response_format |
+text.format[json_object], text.format[json_schema] | =response_format[json_schema] | passed on as response_format |
+text.verbosity | =verbosity | passed on as verbosity |
+reasoning | honoured | translated |
+reasoning.effort | =reasoning_effort | passed on as reasoning_effort |
+reasoning.summary, reasoning.generate_summary | named | named | reasoning is given as it was sampled
+reasoning.context, reasoning.mode | named | named |
+stream_options, stream_options.include_obfuscation | no effect | no effect |
+truncation, truncation[disabled] | honoured | honoured | a prompt that is too long is refused
+truncation[auto], context_management, image, moderation, access_programs | named | named |
+background, conversation, prompt | refused | refused | send the whole conversation, or `previous_response_id`, and wait
+multi_agent | no effect | no effect | `multi_agent.enabled` is refused
+prompt_cache_options | no effect | no effect | `prompt_cache_options.prewarm` is refused
+metadata, user, safety_identifier, service_tier, client_metadata | no effect | no effect |
+store | no effect | no effect | answers are stored in any case
+prompt_cache_key, prompt_cache_retention | no effect | no effect | equal beginnings are cached anyway
+""")
+
+MESSAGES = Table("""
+messages, system, stream | honoured | translated |
+model | =model | =model |
+max_tokens, temperature, top_p, top_k | honoured | = |
+stop_sequences | honoured | passed on as stop |
+content[text], content[thinking], content[tool_use], content[tool_result] | honoured | translated |
+content[search_result] | honoured | translated | as text
+content[redacted_thinking] | no effect | no effect | only its maker can read it
+content[image] | =content[image_url] | passed on as image_url |
+content[document] | =content[file] | passed on as file | as text, where it is one
+content[*] | refused | refused | of tools that a provider runs
+tools, tools[custom] | honoured | translated |
+tools[bash], tools[browser_toolset], tools[computer] | refused | refused | give it with an input_schema
+tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused | give it with an input_schema
+tools[*] | named | named | a provider would run it; the model does not see it
+tools[].strict | =tools[].strict | passed on |
+tools[].input_examples, tools[].allowed_callers | named | named |
+tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
+tool_choice[any], tool_choice[tool] | =tool_choice[required] | translated |
+tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as parallel_tool_calls |
+thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
+thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | see `chat_template_kwargs`
+output_config | honoured | translated |
+output_config.effort | =reasoning_effort | passed on as reasoning_effort |
+output_config.format, output_format | =response_format[json_schema] | passed on as response_format |
+output_config.task_budget | named | named |
+context_management, container, mcp_servers | named | named |
+compaction, thread | refused | refused | send the whole conversation
+metadata, service_tier, speed, inference_geo, diagnostics, betas | no effect | no effect |
+cache_control | no effect | no effect | equal beginnings are cached anyway
+user_profile_id, workspace_id, billing_policy, fallbacks, fallback_credit_token | no effect | no effect |
+""")
+
+TABLES: Mapping[str, Table] = {"chat": CHAT, "completions": COMPLETIONS, "responses": RESPONSES, "messages": MESSAGES}
+
+
+def rows(dialect: str) -> Iterator[Row]:
+    """Yield the rows of a dialect, each with its fates on the embedded engine and on a server."""
+    for row in TABLES[dialect].rows.values():
+        if dialect == "chat":
+            forwarded = "translated" if row.key == "tool_choice[allowed_tools]" else PASSED_ON
+            yield Row(key=row.key, fates=(*row.fates, forwarded), remark=row.remark)
+            continue
+        embedded, forwarded = row.fates
+        source = CHAT.rows[embedded[1:]] if embedded.startswith("=") else None
+        forwarded = PASSED_ON if forwarded.startswith("=") else forwarded
+        remark = row.remark or (source.remark if source else "")
+        yield Row(key=row.key, fates=(source.fates[0] if source else embedded, forwarded), remark=remark)
+
+
+def left_out(dialect: str, asked: Mapping[str, object]) -> list[str]:
+    """Return the keys of what a request asks for and its dialect leaves out, whichever server answers it."""
+    if dialect == "chat":
+        return []
+    return [key for key, row in TABLES[dialect].rows_in(asked).items() if row is not None and row.fates[1] == NAMED]

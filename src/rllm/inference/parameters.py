@@ -1,0 +1,204 @@
+"""Fields of a chat request, and what becomes of each on the embedded engine; tables of other dialects are read alike.
+
+A field has a key: `name`; `name.member` of an object; `name[kind]` of a text, of an object with a `type`, or of one in
+a list; `name[*]` stands for all other kinds. `tools[].member` is a member of any tool. The date at the end of a kind is
+left out: `tools[bash]` is `bash_20250124`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rllm.capture.side_calls import asks_for_title
+from rllm.inference.engine import ParameterError
+
+logger = logging.getLogger(__name__)
+
+HONOURED, NO_EFFECT, NAMED, REFUSED = "honoured", "no effect", "named", "refused"
+"""Fates. A field that is named asks for something that is not done; `no effect` changes no answer by its meaning."""
+
+MAX_TOP_LOGPROBS = 20
+_DATE = re.compile(r"_20\d\d_?\d\d_?\d\d\Z")
+_INNER = re.compile(r"[.\[]")
+_TRANSLATED = frozenset({"messages", "input", "content"})
+"""Fields whose kinds are checked where they are translated."""
+_LONGEST_KIND = 80
+_MAX_LOGGED = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One documented field."""
+
+    key: str
+    fates: tuple[str, ...]
+    """A fate for each column of the table."""
+    remark: str
+    """Printed in the documentation; of a refused field, the remedy in the error message."""
+
+
+class Table:
+    """The documented fields of a dialect, by key."""
+
+    def __init__(self, text: str) -> None:
+        """Read lines such as `KEY, KEY | FATE | FATE | REMARK`."""
+        self.rows: dict[str, Row] = {}
+        for line in filter(None, map(str.strip, text.splitlines())):
+            keys, *fates, remark = (cell.strip() for cell in line.split("|"))
+            self.rows |= {key: Row(key=key, fates=tuple(fates), remark=remark) for key in keys.split(", ")}
+        self._nested = {key[: match.start()] for key in self.rows if (match := _INNER.search(key))} - _TRANSLATED
+
+    def row_of(self, key: str) -> Row | None:
+        """Return the row of a key, or of all other kinds of its field, if there is one."""
+        others = None if "[]" in key else f"{key.partition('[')[0]}[*]"
+        return self.rows.get(key) or self.rows.get(others or key)
+
+    def rows_in(self, request: Mapping[str, Any]) -> dict[str, Row | None]:
+        """Return the rows of all that a request asks for, by key; `None` for a field that has none."""
+        rows: dict[str, Row | None] = {}
+        for name, value in request.items():
+            if value is not None and value not in NEUTRAL.get(name, ()):
+                rows[name] = self.rows.get(name)
+                if name in self._nested:
+                    rows |= {key: row for key in _inner_keys(name, value) if (row := self.row_of(key)) is not None}
+        return rows
+
+
+CHAT = Table("""
+messages, stream, seed, temperature, top_p, stop, logprobs | honoured |
+model | no effect | there is one model, under any name
+n | honoured | each answer with a seed of its own
+max_tokens, max_completion_tokens | honoured | never more than the context has room for
+top_logprobs | honoured | up to 20, with `logprobs`
+messages[system], messages[developer], messages[user], messages[assistant], messages[tool] | honoured |
+messages[function] | honoured | as far as the chat template prints it
+content[text], content[refusal] | honoured |
+content[image_url], content[input_audio], content[file] | refused | send texts; a model that sees is served elsewhere
+tools, tools[function], tool_choice, tool_choice[auto], tool_choice[none] | honoured |
+tools[custom], tools[*] | refused | give it as a function
+tools[].strict | named | arguments are not held to the schema
+tool_choice[required], tool_choice[function] | named | the model may answer without a call
+tool_choice[custom] | refused | give the tool as a function
+tool_choice[allowed_tools] | honoured | only these tools are shown
+parallel_tool_calls | named | the model may make several calls
+functions, function_call | refused | send `tools` and `tool_choice`
+response_format, response_format[text] | honoured |
+response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM
+modalities, modalities[text] | honoured |
+modalities[audio], audio | refused | answers are text
+web_search_options | refused | there is no search: give one as a tool
+stream_options, stream_options.include_usage | honoured |
+stream_options.include_obfuscation | no effect |
+frequency_penalty, presence_penalty, logit_bias | named |
+reasoning_effort | named | `chat_template_kwargs` has the template's own switches
+verbosity, moderation | named |
+metadata, store, user, service_tier, safety_identifier | no effect |
+prompt_cache_key, prompt_cache_options, prompt_cache_retention | no effect | equal beginnings are cached anyway
+prediction | no effect |
+top_k, stop_token_ids, ignore_eos, chat_template_kwargs | honoured | vLLM's
+return_token_ids, return_tokens_as_token_ids | honoured | vLLM's
+min_p, repetition_penalty, length_penalty, min_tokens, bad_words, allowed_token_ids | named | vLLM's
+structured_outputs, guided_json, guided_regex | refused | decoding is not constrained: sample with vLLM
+guided_choice, guided_grammar | refused | decoding is not constrained: sample with vLLM
+""")
+"""Chat completions on the embedded engine: `KEY | FATE | REMARK`. Any other field is named."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "function_call": ("auto", "none"),
+    "functions": ([],),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "include": ([],),
+    "background": (False,),
+    "echo": (False,),
+}
+"""Values of fields that ask for nothing, besides `null`."""
+
+
+def _inner_keys(name: str, value: Any) -> Iterator[str]:
+    """Yield the keys of the kinds and members of a field."""
+    values = value if isinstance(value, list) else [value]
+    for kind in filter(None, map(_kind, values)):
+        yield f"{name}[{_DATE.sub('', kind)}]"
+    if isinstance(value, dict):
+        for member, inner in value.items():
+            if inner is not None and member != "type":
+                yield f"{name}.{member}"
+                if isinstance(inner, dict) and (inner_kind := _kind(inner)):
+                    yield f"{name}.{member}[{inner_kind}]"
+    elif name == "tools":
+        for tool in values:
+            described = {**_object(tool), **_object(_object(tool).get("function"))}
+            yield from (f"tools[].{member}" for member, inner in described.items() if inner not in (None, False, []))
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else value
+    return kind[:_LONGEST_KIND] if isinstance(kind, str) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def field_of(key: str) -> str:
+    """Return the name of a key's field."""
+    return _INNER.split(key)[0]
+
+
+def ignored(request: Mapping[str, Any]) -> list[str]:
+    """Return the keys of what a chat request asks of the embedded engine in vain."""
+    rows = CHAT.rows_in(request)
+    named = [key for key, row in rows.items() if row is None or NAMED in row.fates]
+    title = ["response_format[json_schema]"] if asks_for_title(request.get("response_format")) else []
+    return named + title
+
+
+def check_request(request: Mapping[str, Any]) -> None:
+    """Check a chat request for what the embedded engine refuses.
+
+    A title that a program asks for beside its task, as Claude Code and opencode do, may come in any form.
+
+    Raises:
+        ParameterError: naming the field and the remedy.
+    """
+    title = asks_for_title(request.get("response_format"))
+    for key, row in CHAT.rows_in(request).items():
+        if row is not None and REFUSED in row.fates and not (title and key.startswith("response_format")):
+            raise ParameterError(f"{key} is not supported by the embedded engine: {row.remark}", key)
+    top = request.get("top_logprobs")
+    if top is not None and not (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS):
+        raise ParameterError(
+            f"top_logprobs={top!r:.80}: use a whole number from 0 to {MAX_TOP_LOGPROBS}", "top_logprobs"
+        )
+
+
+_logged: set[str] = set()
+
+
+def log_ignored(keys: Iterable[str], shown: Mapping[str, str] | None = None) -> None:
+    """Log each key once in the life of this process, under the name that `shown` has for it; a few hundred at most."""
+    for key in keys:
+        if key not in _logged and len(_logged) < _MAX_LOGGED:
+            _logged.add(key)
+            logger.warning(
+                "%s has no effect (logged once; the gateway names it in the header x-rllm-ignored of each answer)",
+                printable((shown or {}).get(key, key)),
+            )
+
+
+def printable(key: str) -> str:
+    """Return a key without what may not stand in a header or a log line: clients write any."""
+    return re.sub(r"[^\w.\[\]-]", "?", key, flags=re.ASCII)[:80]
