@@ -1,4 +1,4 @@
-"""All that a request carries is in the prompt, or is named; looked at here by markers, and not by the code that chooses forms."""
+"""All that a request carries is in the prompt, or is named; checked by markers, not by the code that chooses forms."""
 
 from __future__ import annotations
 

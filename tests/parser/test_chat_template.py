@@ -177,8 +177,8 @@ SHAPES = {
     # Calls of answers without content only, as DeepSeek R1's distilled models have it.
     "null": printing("{% if m.content is not none %}" + TURN + "{% else %}", last="{% endif %}"),
     "absent": printing("{% if m.content is defined %}" + TURN + "{% else %}", last="{% endif %}"),
-    # Arguments that are concatenated (DeepSeek V3); only of mappings (Qwen3-Coder); strings as they are, and mappings as the
-    # model writes them; as Python prints them.
+    # Arguments that are concatenated (DeepSeek V3); only of mappings (Qwen3-Coder); strings as they are, and mappings
+    # as the model writes them; as Python prints them.
     "strings": printing(TURN, "{{ '' + c.function.arguments }}"),
     "mapping": printing(TURN, "{% if c.function.arguments is mapping %}" + PAIRS + "{% endif %}"),
     "tags": printing(

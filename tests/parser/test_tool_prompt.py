@@ -29,7 +29,10 @@ OTHERS = {
     "own calls": TEMPLATES["qwen3_coder"],
 }
 TOOL = {"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}
-ANSWER = 'Wait.\n<tool_call>\n{"name": "f", "arguments": {"b":  7}}\n</tool_call>\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+ANSWER = (
+    'Wait.\n<tool_call>\n{"name": "f", "arguments": {"b":  7}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+)
 
 
 def chosen(text: str | None, **choice: Any) -> ChatTemplate:

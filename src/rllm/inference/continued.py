@@ -45,7 +45,7 @@ def continued_prompt(
 def lost_in_prompt(
     engine: object, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
 ) -> tuple[str, ...]:
-    """Return the kinds of content that the chat template of an engine, or of a gateway's upstream, leaves out of the prompt.
+    """Return the kinds of content that the chat template of an engine or upstream leaves out of the prompt.
 
     Empty for one that renders nothing here: it has no method `lost`.
     """

@@ -35,9 +35,9 @@ _REMEDIES = {
 class ChatTemplate:
     """Renders what real clients send: text parts, null contents, the `developer` role, arguments as JSON strings.
 
-    Messages are put into the form that the template reads (`TemplateShape`). Tool call arguments stay the exact string that
-    the model wrote where the template prints strings as they are, so that a re-rendered turn equals the sampled one; other
-    templates get the parsed object. Malformed arguments always stay a string.
+    Messages are put into the form that the template reads (`TemplateShape`). Tool call arguments stay the exact string
+    that the model wrote where the template prints strings as they are, so that a re-rendered turn equals the sampled
+    one; other templates get the parsed object. Malformed arguments always stay a string.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -64,8 +64,8 @@ class ChatTemplate:
         if shape.lost.get(USER) == "":
             name = getattr(self._tokenizer, "name_or_path", "") or "<in memory>"
             raise ConfigError(
-                f"tokenizer={name!r}: its chat template prints no text of user messages, neither as a string nor as a list of "
-                f"parts: {_NAME_OF_CHOICE}"
+                f"tokenizer={name!r}: its chat template prints no text of user messages, neither as a string nor as "
+                f"a list of parts: {_NAME_OF_CHOICE}"
             )
         return shape
 

@@ -1,7 +1,8 @@
 """Form of messages that a chat template reads, found by rendering probes.
 
-Templates disagree about content (text or parts), arguments (string or object) and much else, and most print nothing of a form
-that they do not know. A probe is a short conversation whose texts are markers: a form is right if its markers are printed.
+Templates disagree about content (text or parts), arguments (string or object) and much else, and most print nothing of
+a form that they do not know. A probe is a short conversation whose texts are markers: a form is right if its markers
+are printed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TemplateShape:
     parts: frozenset[str] = frozenset()
     """Roles whose content is a list of parts."""
     argument_strings: bool = True
-    """Arguments of tool calls stay the string that the model wrote. Else they are an object, where they are valid JSON."""
+    """Arguments of tool calls stay the string that the model wrote. Else they are an object, where that is JSON."""
     no_content: Literal["", "null", "absent"] = ""
     """Content of an answer that has tool calls only."""
     only_calls: bool = False
@@ -143,6 +144,7 @@ _KEY, _VALUE, _CALL_ID = (
     "rllm6c1f0",
 )  # Mistral's templates insist on ids of 9 characters
 _ARGUMENTS = f'{{"{_KEY}":  "{_VALUE}"}}'  # spaced as no serialiser does
+_CALL_MARKS = (_NAME, _KEY, _VALUE)
 _ASK: Message = {"role": "user", "content": "rllmask2a9b"}
 _CALL: Message = {
     "role": "assistant",
@@ -187,37 +189,39 @@ def _with_content(render: Render, shape: TemplateShape) -> TemplateShape:
 
 
 def _with_calls(render: Render, shape: TemplateShape) -> TemplateShape:
-    """Find how tool calls are read.
-
-    A string is printed as it is by many templates that print an object otherwise than as JSON (as Qwen3-Coder's tags): there
-    the object is right, since the model writes what that gives.
-    """
+    """Find how tool calls are read."""
     tools = None if TOOLS in shape.lost else [_TOOL]
-    marks = (_NAME, _KEY, _VALUE)
     for chat in ([_ASK, _CALL], [_ASK, _CALL, _RESULT]):
         for no_content in ("", "null", "absent"):
             tried = replace(shape, no_content=no_content)
             as_string, as_object = (
                 _text(render, replace(tried, argument_strings=strings), chat, tools) for strings in (True, False)
             )
-            object_survives = all(mark in as_object for mark in marks)
-            if (
-                _NAME in as_string
-                and _ARGUMENTS in as_string
-                and (not object_survives or _squeezed(as_string) == _squeezed(as_object))
-            ):
-                return _with_text_beside(render, replace(tried, argument_strings=True), chat, tools)
-            if object_survives:
-                return _with_text_beside(render, replace(tried, argument_strings=False), chat, tools)
-            if all(mark in as_string for mark in marks):  # quoted, and nothing else is printed
-                return _with_text_beside(render, tried, chat, tools)
-    return _first(render, replace(shape, argument_strings=False), CALLS, [{}], [_ASK, _CALL], marks, tools)
+            strings = _prefers_strings(as_string, as_object)
+            if strings is not None:
+                return _with_text_beside(render, replace(tried, argument_strings=strings), chat, tools)
+    return _first(render, replace(shape, argument_strings=False), CALLS, [{}], [_ASK, _CALL], _CALL_MARKS, tools)
+
+
+def _prefers_strings(as_string: str, as_object: str) -> bool | None:
+    """Return whether arguments are best given as a string, by what is printed of either form; None if neither survives.
+
+    Many templates print a string as it is, and an object otherwise than as JSON, as in Qwen3-Coder's tags. There the
+    object is right: the model writes what that gives.
+    """
+    object_survives = all(mark in as_object for mark in _CALL_MARKS)
+    is_verbatim = _NAME in as_string and _ARGUMENTS in as_string
+    if is_verbatim and (not object_survives or _squeezed(as_string) == _squeezed(as_object)):
+        return True
+    if object_survives:
+        return False
+    return True if all(mark in as_string for mark in _CALL_MARKS) else None  # quoted once more
 
 
 def _with_text_beside(
     render: Render, shape: TemplateShape, chat: Sequence[Message], tools: Tools | None
 ) -> TemplateShape:
-    """Find out whether an answer's text survives beside its calls, and if not, whether the calls survive beside the text."""
+    """Find out if an answer's text survives beside its calls, and if not, if the calls survive beside the text."""
     chat = [message if message is not _CALL else {**_CALL, "content": _MORE} for message in chat]
     found = _first(render, shape, BESIDE_CALLS, [{}], chat, (_MORE, _NAME, _VALUE), tools)
     calls_survive = BESIDE_CALLS not in found.lost or _VALUE in _text(render, shape, chat, tools)

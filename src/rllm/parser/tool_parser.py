@@ -94,7 +94,7 @@ def parser_of_answer(
 
 
 def tool_format_of_template(template: str) -> str | None:
-    """Return the name of the format whose marks this chat template prints, or None if it prints those of none that is known.
+    """Return the name of the known format whose marks this chat template prints, or None.
 
     A tool prompt in front of a template decides it, whatever the template prints (see `tool_prompt`).
     """

@@ -1,8 +1,8 @@
-"""Chat templates other than the model's own: one that the user names, and one that teaches tools to a model without them.
+"""Chat templates other than the model's own: a user's file, and one that teaches tools to a model without them.
 
-`model.tool_prompt=hermes` is a chat template, too: a prelude that puts tools, calls and results into messages of roles that
-the model knows, in front of the model's own template. So whatever renders messages (this process, a server, an export) prints
-the same, and answers go on from sampled tokens as with any other template.
+`model.tool_prompt=hermes` is a chat template, too: a prelude that puts tools, calls and results into messages of roles
+that the model knows, in front of the model's own template. So whatever renders messages (this process, a server, an
+export) prints the same, and later turns continue sampled tokens as with any other template.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _PRELUDE = (
 {%- set tools = none -%}
 {{- "" }}"""
 )
-"""Results that follow each other are one turn, and a user's message after them joins it: many templates want roles to alternate."""
+"""Consecutive results are one turn, and a user's message after them joins it, as roles must alternate in many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +105,8 @@ class TemplateChoice:
         """
         if model.tool_prompt is not None and model.tool_parser not in (None, model.tool_prompt):
             raise ConfigError(
-                f"model.tool_parser={model.tool_parser!r}: model.tool_prompt={model.tool_prompt} teaches calls in its own format, "
-                "which is also how they are read: leave model.tool_parser out"
+                f"model.tool_parser={model.tool_parser!r}: model.tool_prompt={model.tool_prompt} teaches calls in "
+                "its own format, which is also how they are read: leave model.tool_parser out"
             )
         return cls(chat_template=model.chat_template, tool_prompt=model.tool_prompt)
 
@@ -134,8 +134,8 @@ class TemplateChoice:
         """Give the tokenizer the chosen template, which is then saved with it.
 
         Raises:
-            ConfigError: if the file cannot be read, or what it holds prints no messages; or if there is no template to put a tool
-                prompt in front of.
+            ConfigError: if the file cannot be read, or what it holds prints no messages; or if there is no template to
+                put a tool prompt in front of.
         """
         if (text := self.read()) is not None:
             tokenizer.chat_template = text
@@ -145,7 +145,7 @@ class TemplateChoice:
 
 
 def with_tool_prompt(tokenizer: Any) -> str:
-    """Return the text of the tokenizer's chat template with the tool prompt in front; unchanged if it has one already."""
+    """Return the tokenizer's chat template with the tool prompt in front; unchanged if it has one already."""
     template = ChatTemplate(tokenizer)
     if template.text.startswith(_MARK):
         return template.text

@@ -16,9 +16,11 @@ from rllm.trainer.checkup.model import (
 
 from ...parser.conftest import TEMPLATES, _trained
 
-PLAIN = """{{- tools -}}{%- for m in messages -%}{{ "<|im_start|>" + m.role + "\n" + m.content }}{{ m.tool_calls }}{{ "<|im_end|>\n" }}{%- endfor -%}
+PLAIN = """{{- tools -}}
+{%- for m in messages -%}{{ "<|im_start|>" + m.role + "\n" + m.content }}{{ m.tool_calls }}{{ "<|im_end|>\n" }}{%- endfor -%}
 {%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}"""
-LAST_FIRST = """{{- tools -}}{%- for m in messages | reverse -%}{{ m.role + ":" + m.content + "\n" }}{{ m.tool_calls }}{%- endfor -%}"""
+LAST_FIRST = """{{- tools -}}
+{%- for m in messages | reverse -%}{{ m.role + ":" + m.content + "\n" }}{{ m.tool_calls }}{%- endfor -%}"""
 NO_TOOLS = PLAIN.replace("{{- tools -}}", "").replace("{{ m.tool_calls }}", "")
 NO_SYSTEM = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system role') }}{%- endif -%}" + PLAIN
 

@@ -248,7 +248,8 @@ def test_text_beside_calls_that_is_not_learned_is_counted(
 ) -> None:
     tokenizer = deepcopy(of.tokenizer)
     tokenizer.chat_template = (
-        "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}{{ m.tool_calls if m.tool_calls else m.content }}<|im_end|>"
+        "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{{ m.tool_calls if m.tool_calls else m.content }}<|im_end|>"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
     )
     other = LoadedTokenizer(tokenizer=tokenizer, num_ids=of.num_ids, context_length=None)

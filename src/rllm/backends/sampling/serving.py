@@ -172,7 +172,7 @@ def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) 
 
 
 def with_template_file(options: ServeOptions, config: Any, tokenizer: Any, folder: Path) -> ServeOptions:
-    """Return the options with the chosen chat template, if one is chosen, as a file in this folder, which the server reads."""
+    """Return the options with the chosen chat template, if any, as a file in this folder, which the server reads."""
     if not TemplateChoice.of(config.model):
         return options
     file = folder / "chat_template.jinja"

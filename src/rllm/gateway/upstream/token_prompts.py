@@ -46,7 +46,7 @@ class TokenPrompts:
 
     @classmethod
     def load(cls, path: str, chat_template: Path | None = None) -> TokenPrompts:
-        """With the tokenizer of a model folder or hub id, and the template that the server was started with, if not its own.
+        """Load the tokenizer of a model folder or hub id; `chat_template` is the server's, if not the model's own.
 
         Raises:
             ConfigError: if there is none there, or it has no chat template, or the named one cannot be used.

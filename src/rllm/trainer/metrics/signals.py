@@ -23,7 +23,10 @@ MAX_SAMPLER_GAP = 0.05
 """Mean difference of log-probabilities between sampler and trainer; float32 gives about 1e-6, bfloat16 about 1e-2."""
 
 
-_OTHER_TASKS = "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise rollout.resample_rounds"
+_OTHER_TASKS = (
+    "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise "
+    "rollout.resample_rounds"
+)
 
 
 def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, str]:
