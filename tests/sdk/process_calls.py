@@ -136,23 +136,30 @@ async def in_async_curl(text: str) -> str:
     return str(json.loads(printed)["choices"][0]["message"]["content"])
 
 
+def ask_by_each_client(text: str) -> str:
+    (answer,) = {client(text) for client in (ask, ask_raw, ask_openai, ask_ours, ask_async_openai)}
+    return answer
+
+
+CLIENTS = 5
+"""Calls of `ask_by_each_client`."""
 METHODS = sorted(multiprocessing.get_all_start_methods())
 WAYS: dict[str, Callable[[str], Any]] = {
+    **{f"in_process by {method}": partial(in_process, ask_by_each_client, method=method) for method in METHODS},
     **{
         f"{way.__name__} by {method}": partial(way, ask, method=method)
-        for way in (in_process, in_pool, in_executor, in_process_of_thread, in_grandchild)
+        for way in (in_pool, in_executor, in_process_of_thread, in_grandchild)
         for method in METHODS
     },
-    **{
-        f"{function.__name__} in_process by {method}": partial(in_process, function, method=method)
-        for function in (ask_raw, ask_openai, ask_ours, ask_async_openai, ask_anthropic)
-        for method in METHODS
-    },
+    **{f"ask_anthropic by {method}": partial(in_process, ask_anthropic, method=method) for method in METHODS},
     "in_curl": in_curl,
     "in_async_curl": in_async_curl,
-    **(
-        {"ask in_fork": partial(in_fork, ask), "ask_raw in_fork": partial(in_fork, ask_raw)}
-        if "fork" in METHODS
-        else {}
-    ),
+    **({"in_fork": partial(in_fork, ask), "in_fork raw": partial(in_fork, ask_raw)} if "fork" in METHODS else {}),
 }
+
+
+def work(jobs: Any, answers: Any) -> None:
+    """Be a worker that lives longer than a rollout."""
+    while (job := jobs.get()) is not None:
+        function, text = job
+        answers.put(function(text))

@@ -124,6 +124,10 @@ class GatewayServer(ServerThread):
             app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s, limits=config
         )
 
+    def take_unnamed(self, session_id: str) -> None:
+        """File calls that name no session under this one."""
+        self._sessions.unattributed.default = session_id
+
     @property
     def num_unattributed_calls(self) -> int:
         """Calls so far that named no session while rollouts were under way."""

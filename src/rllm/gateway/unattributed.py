@@ -33,6 +33,8 @@ class Unattributed:
     def __init__(self) -> None:
         self.session_id: str | None = None
         """Session that keeps them; `None` while no rollout has begun, when calls need no session."""
+        self.default: str | None = None
+        """Session of all calls that name none, for a gateway that serves only one."""
         self.num_calls = 0
         self._processes: dict[str, str] = {}
         """Processes at the other end of the first connections."""
@@ -44,8 +46,10 @@ class Unattributed:
             self.session_id = unattributed_session(metadata.get("run_id"))
 
     def attributed(self, named: str | None, path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
-        """Return the session that a call names; during rollouts not one that its client made up for itself."""
-        is_clients_own = named is not None and not openly_named(path, headers) and named == own_session(headers)
+        """Return the session of a call, given the one that it names; during rollouts not one that its client made up."""
+        if named is None:
+            return self.default
+        is_clients_own = not openly_named(path, headers) and named == own_session(headers)
         return None if self.session_id is not None and is_clients_own else named
 
     def note(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> dict[str, Any]:
