@@ -152,13 +152,17 @@ class AgentFunctionEngine:
             problem += f" (it called {', '.join(session.elsewhere)})"
         if session.programs:
             problem += f", nor did {', '.join(session.programs)}, which it started"
+        to_processes = (
+            "pass `base_url`, or functions bound with rllm.sdk.bind, to processes that are older than the rollout"
+        )
         remedies = [
+            *([to_processes] if unattributed else []),
             *hints_for(programs=session.programs),
             f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made before that "
             "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
             f"`base_url`, here {session.base_url}",
             *([] if session.programs else ["start programs with rllm.sdk.run_program"]),
-            "pass `base_url`, or functions bound with rllm.sdk.bind, to processes that were started before the rollout",
+            *([] if unattributed else [to_processes]),
             "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
         ]
         return f"{problem}: {'; '.join(remedies)}"
