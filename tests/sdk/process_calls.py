@@ -1,4 +1,4 @@
-"""Agents of `test_processes.py`: how they ask a model, and in which process. Imported by its own name, as child processes do."""
+"""Agents of `test_processes.py`: how they ask a model, and in which process; child processes import it by this name."""
 
 from __future__ import annotations
 

@@ -111,8 +111,11 @@ class AgentFunctionEngine:
             raise
 
     def _note_processes(self, session: Session, earlier: Mapping[Any, str]) -> None:
-        """Note processes of `multiprocessing` that outlive their rollout. One that was left `earlier` and still runs at the end of
-        a later rollout may work for that, although its calls belong to the rollout that started it: warn of it, once."""
+        """Note processes of `multiprocessing` that outlive their rollout.
+
+        One that was left `earlier` and still runs at the end of a later rollout may work for that, although its calls
+        belong to the rollout that started it: warn of it, once.
+        """
         alive = {process: label for process, label in earlier.items() if _runs(process)}
         for process in earlier.keys() - alive.keys():
             self._left.pop(process, None)
@@ -122,8 +125,8 @@ class AgentFunctionEngine:
         if alive and not self._warned_of_processes:
             self._warned_of_processes = True
             logger.warning(
-                "%s started processes that still run after their rollout (%s): the calls that they make belong to it, and not to "
-                "the rollout that they may work for now. Start them before the rollouts, and send them functions "
+                "%s started processes that still run after their rollout (%s): the calls that they make belong to it, "
+                "and not to the rollout that they may work for now. Start them before the rollouts, and send them functions "
                 "that were bound with rllm.sdk.bind, or use a ProcessPoolExecutor",
                 self.name,
                 "; ".join(alive.values()),
@@ -142,8 +145,8 @@ class AgentFunctionEngine:
         if unattributed:
             clients = dict.fromkeys(str(trace.metadata.get(CLIENT_KEY)) for trace in unattributed)
             problem = (
-                f"{self.name} made no model call in its session, but while it ran {counted(len(unattributed), 'call')} reached the "
-                f"gateway without a session, from {'; '.join(list(clients)[:_MAX_CLIENTS])} (stored in the session "
+                f"{self.name} made no model call in its session, but while it ran "
+                f"{counted(len(unattributed), 'call')} reached the gateway without a session, from {'; '.join(list(clients)[:_MAX_CLIENTS])} (stored in the session "
                 f"{unattributed[0].session_id!r})"
             )
         if left := [label for item, label in self._left.items() if item not in session.processes and _runs(item)]:

@@ -1,7 +1,7 @@
 """Calls that name no session while rollouts are under way: stored together, counted and logged once.
 
-Such a call comes from a process or a client that has no session, and so belongs to no rollout, although it may have been
-made in one.
+Such a call comes from a process or a client that has no session, and so belongs to no rollout, although it may have
+been made in one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Unattributed:
             self.session_id = unattributed_session(metadata.get("run_id"))
 
     def attributed(self, named: str | None, path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
-        """Return the session of a call, given the one that it names; during rollouts not one that its client made up."""
+        """Return the session of a call from the one it names; during rollouts not one that its client made up."""
         if named is None:
             return self.default
         is_clients_own = not openly_named(path, headers) and named == own_session(headers)
@@ -61,9 +61,9 @@ class Unattributed:
         if self._warned_of != self.session_id:
             self._warned_of = self.session_id
             logger.warning(
-                "a model call came without a session while rollouts are under way, from %s: it belongs to no rollout and is not "
-                "trained on. Such calls are stored in the session %r and counted as dropped/unattributed_call. Pass the "
-                "agent's base_url, or rllm.sdk.bind(function), to the process that makes them",
+                "a model call came without a session while rollouts are under way, from %s: it belongs to no rollout "
+                "and is not trained on. Such calls are stored in the session %r and counted as dropped/unattributed_call. "
+                "Pass the agent's base_url, or rllm.sdk.bind(function), to the process that makes them",
                 client,
                 self.session_id,
             )
@@ -83,8 +83,7 @@ class Unattributed:
 
 
 def _process_behind(port: int) -> str:
-    """Return the process on this machine that has a connection from this port, as `process 12: python agent.py`; empty where
-    it cannot be found."""
+    """Return the process on this machine with a connection from this port, as `process 12: python agent.py`; else ""."""
     with suppress(OSError, IndexError, ValueError):
         inode = _inode_of(port)
         for link in Path("/proc").glob("[0-9]*/fd/*"):

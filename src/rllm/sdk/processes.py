@@ -1,7 +1,7 @@
-"""Sessions in other processes of a program: those of `multiprocessing` and of its pools, forks, and functions sent to a worker.
+"""Sessions in other processes of a program: of `multiprocessing` and its pools, forks, and functions sent to a worker.
 
-A process that is started in a session makes its calls there, and so do those that it starts in turn. Workers of pools serve
-several sessions and belong to none: each job is sent together with the session that it is submitted in.
+A process that is started in a session makes its calls there, and so do those that it starts in turn. Workers of pools
+serve several sessions and belong to none: each job is sent together with the session that it is submitted in.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _here() -> Place | None:
 def bind(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as one that runs in the current session, in whichever process or thread it is called.
 
-    For workers that outlive a rollout and receive functions, by a queue for example, and for pools of other libraries such
-    as joblib. Jobs of `ProcessPoolExecutor` and `multiprocessing.Pool` are bound already. The result can be pickled if the
-    function can. Outside of a session with a gateway it is the function itself.
+    For workers that outlive a rollout and receive functions, by a queue for example, and for pools of other libraries
+    such as joblib. Jobs of `ProcessPoolExecutor` and `multiprocessing.Pool` are bound already. The result can be
+    pickled if the function can. Outside of a session with a gateway it is the function itself.
 
     Raises:
         ConfigError: if the function is async.
@@ -95,7 +95,7 @@ def submitting(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]
 
 
 def starting(start: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `multiprocessing.Process.start` so that the process is in the session of its starter, whatever the start method."""
+    """Wrap `multiprocessing.Process.start` so that the process is in the session of its starter."""
 
     def start_with_session(self: Any) -> None:
         place = _here()

@@ -1,8 +1,8 @@
 """Attribute the calls of agents that know nothing of us: they use a plain `openai.OpenAI()` or any other client.
 
 In our process, `installed()` patches the HTTP libraries, so that a request that goes to the active session's gateway says
-which session it belongs to; and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes and jobs
-are led to their session. For other ways to start one, `environment(url)` gives the variables that do so.
+which session it belongs to; and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes
+and jobs are led to their session. For other ways to start one, `environment(url)` gives the variables that do so.
 """
 
 from __future__ import annotations
