@@ -22,6 +22,7 @@ from rllm.engine.garbage import THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
 from rllm.threads import in_thread
+from rllm.tracking.about import run_id_of
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import damage_of, read_state
 from rllm.trainer.config import TrainConfig
@@ -376,6 +377,20 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert "6 x AgentError: run_trainer.run.echo raised LookupError: no such word" in text
     assert "6 x CaptureError: run_trainer.run.echo made no model call that reached the gateway" in text
     assert text.splitlines()[-1] == f"Where each of them ended: rllm explain {run.trainer.run_dir}"
+
+
+def test_calls_without_a_session_are_counted(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        if word == min(step_words(0)):
+            ask(f"{base_url.partition('/sessions/')[0]}/v1", "lost")
+        return 1.0
+
+    run = run_trainer({"num_steps": 2}, agent=agent)
+    assert [line.get("dropped/unattributed_call") for line in run.lines] == [3, None]
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        assert len(store.by_session(f"unattributed-{run_id_of(run.trainer.run_dir)}")) == 3
+    assert len([line for line in caplog.messages if "without a session" in line]) == 1
 
 
 def test_an_evaluation_in_which_all_fails_costs_no_run(

@@ -286,6 +286,7 @@ class AgentTrainer:
             checkpoints=self._checkpoints,
             train_data=self.train_data,
             val_data=self.val_data,
+            num_unattributed_calls=lambda: gateway.num_unattributed_calls,
             run_id=kept_run_id(self.run_dir),
             identity=self._identity,
             steps_done=start.steps_done,
