@@ -69,6 +69,45 @@ def test_the_launch_scripts_need_no_plus_but_for_the_servers_own_settings() -> N
     assert (config.tasks_per_step, config.optim.num_minibatches, config.optim.lr) == (32, 2, 1e-6)
 
 
+EXAMPLES = """
++actor_rollout_ref.actor.fsdp_config.model_dtype=bf16 +actor_rollout_ref.ref.fsdp_config.model_dtype=bf16
++actor_rollout_ref.ref.fsdp_config.optimizer_offload=False actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
+actor_rollout_ref.ref.fsdp_config.dtype=bfloat16 actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
+actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=16
+actor_rollout_ref.model.target_modules=all-linear actor_rollout_ref.rollout.load_format=safetensors
+actor_rollout_ref.rollout.calculate_log_probs=True actor_rollout_ref.rollout.dtype=bfloat16
+actor_rollout_ref.rollout.val_kwargs.temperature=0 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
+actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True +trainer.n_training_gpus_per_node=4
+trainer.max_actor_ckpt_to_keep=2 trainer.default_local_dir=checkpoints trainer.total_training_steps=100
+trainer.use_legacy_worker_impl=disable trainer.save_freq=-1 data.filter_overlong_prompts=True
+data.filter_overlong_prompts_workers=32 algorithm.norm_adv_by_std_in_grpo=true rllm.agent.overlong_filter=True
+rllm.agent.trajectory_timeout=5400 rllm.env.name=swe rllm.agent.name=sweagent rllm.workflow.n_parallel_tasks=256
+rllm.workflow.retry_limit=1 rllm.compact_filtering.enable=True ray_init.num_cpus=64 trainer.log_episodes=True
+""".split()
+"""What the example programs of version 0.2.1 set beside the keys of the tutorials, as their launch scripts write it."""
+NOT_HERE = [
+    "fireworks.deployment_id=d",
+    "actor_rollout_ref.actor.fsdp_config.dtype=float16",
+    "rllm.distill.enable=True",
+    "data.return_multi_modal_inputs=True",
+]
+
+
+def test_the_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(composed(*LAUNCH_SCRIPTS, *EXAMPLES))
+    assert (config.model.dtype, config.model.lora_rank, config.rollout.timeout_s) == ("bfloat16", 8, 5400.0)
+    assert config.algorithm["fixed_length"] == config.rollout.max_tokens == 1024
+    [ignored] = [line for line in caplog.messages if line.startswith("ignored")]
+    assert "actor_rollout_ref.ref.fsdp_config.model_dtype" in ignored
+
+
+@pytest.mark.parametrize("override", NOT_HERE)
+def test_what_an_example_asks_for_in_vain_is_refused_by_name(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(composed(override))
+    assert str(caught.value).startswith(override.partition("=")[0])
+
+
 @pytest.mark.parametrize("override", ["data.train_batch_sizes=3", f"{VLLM}.tool_call_parser=hermes", "optim.lr=1"])
 def test_hydra_refuses_a_key_that_is_not_published(override: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
