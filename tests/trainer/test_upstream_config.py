@@ -78,7 +78,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "rollout": {"temperature": 0.7, "max_tokens": 6144, "max_steps": 10},
         "eval": {"at_start": False, "num_rollouts": 2, "temperature": 0.5, "top_p": 0.8, "top_k": 20},
         "algorithm": {"aggregation": "seq-mean-token-sum", "clip_high": 0.28},
-        "optim": {"num_minibatches": 2, "micro_batch_tokens": 24000},
+        "optim": {"lr": 1e-6, "num_minibatches": 2, "micro_batch_tokens": 24000},
         "gateway": {"port": 4000},
     }
     assert [record.getMessage() for record in caplog.records] == [

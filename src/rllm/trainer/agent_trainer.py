@@ -47,6 +47,7 @@ from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig
+from rllm.trainer.config.by_size import noted, settle_rate
 from rllm.trainer.config.load import from_layers, layers_of, naming_places
 from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
@@ -145,6 +146,7 @@ class AgentTrainer:
             workflow_args=workflow_args,
             door=door,
         )
+        self._resume = resume
         with naming_places(layers):
             self._check_settings()
         run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -159,7 +161,6 @@ class AgentTrainer:
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
         )
-        self._resume = resume
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         self._start = self._starting_point()
         self._settings = self.config.model_dump(mode="json")
@@ -187,11 +188,20 @@ class AgentTrainer:
                     self.door.check(data)
         _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
+        self.rate_origin = settle_rate(
+            self.config, demonstrates=self.door.demonstrates, begun=self._begun_settings() if self._resume else ""
+        )
+        """Where `optim.lr` is from, if the user did not set it."""
         fit_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
+
+    def _begun_settings(self) -> str:
+        """Return the text of the `config.yaml` of the run that is resumed; empty where there is none."""
+        path = (self.config.run_dir or Path()) / "config.yaml"
+        return path.read_text(encoding="utf-8") if self.config.run_dir and path.is_file() else ""
 
     @property
     def under_way(self) -> UnderWay:
@@ -319,7 +329,8 @@ class AgentTrainer:
     def _write_settings(self) -> None:
         """Put what the run is now in the place of what its folder tells of lost steps, and of earlier settings."""
         self._start.forget_metrics(self.run_dir)
-        replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
+        settings = noted(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
+        replace_text(self.run_dir / "config.yaml", settings)
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)
         seal(self.run_dir)
