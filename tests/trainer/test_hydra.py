@@ -14,7 +14,10 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from rllm.errors import ConfigError
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.config import TrainConfig, load_config
+
+from ..ports import free_port
 
 VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
@@ -199,6 +202,47 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     ignored, few_tasks = log
     assert ignored.endswith("the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size")
     assert "tasks_per_step=32 is more than the 1 there is" in few_tasks
+
+
+TRAINING = """
+import hydra
+from rllm.rewards.reward_fn import RewardInput, math_reward_fn
+from rllm.sdk.shortcuts import get_chat_client
+from rllm.trainer.agent_trainer import AgentTrainer
+
+def rollout(question, ground_truth):
+    client = get_chat_client(base_url="http://localhost:4000/v1", api_key="EMPTY")
+    response = client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+    return math_reward_fn({"ground_truth": ground_truth}, response.choices[0].message.content).reward
+
+@hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)
+def main(config):
+    rows = [{"question": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(4)]
+    AgentTrainer(config=config, train_dataset=rows, val_dataset=rows, agent_run_func=rollout).train()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_a_tutorial_trains_and_its_log_has_no_line_for_each_call(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    recipe = TinyPolicyRecipe(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32)
+    new_model(tokenizer, recipe).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    port = free_port()
+    lengths = ["data.max_prompt_length=100", "data.max_response_length=16"]
+    script = TRAINING.replace("4000", str(port))
+    run = ["actor_rollout_ref.model.path=model", "data.train_batch_size=4", "trainer.total_epochs=1"]
+    done = run_script(tmp_path, script, *run, *lengths, f"rllm.sdk.proxy.port={port}", "trainer.project_name=p")
+    assert done.returncode == 0, done.stderr
+    log = done.stdout + done.stderr
+    assert "step 1: reward" in log
+    assert not any(name in log for name in ("httpx", "httpcore", "openai.", "uvicorn"))
+    refused = run_script(tmp_path, script, *run, "data.max_prompt_length=9999", "data.max_response_length=16")
+    assert refused.returncode == 1
+    assert "data.max_prompt_length, here model.max_length=10015" in refused.stderr
 
 
 def test_the_resolver_is_there_whoever_is_imported_first(tmp_path: Path) -> None:

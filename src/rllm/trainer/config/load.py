@@ -266,7 +266,7 @@ def naming_places(layers: Sequence[Layer]) -> Iterator[None]:
         if layer is None or isinstance(_at(layer.values, key), Mapping):  # a section has many places
             raise
         also = "" if key == setting else f"{key}, here "
-        raise ConfigError(f"{_place(key, layers)}{also}{error}") from error
+        raise ConfigError(f"{_place(key, layers)}{also}{error}") from error.__cause__
 
 
 def setter_of(key: str, layers: Sequence[Layer]) -> Layer | None:
