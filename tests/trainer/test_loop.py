@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
@@ -522,6 +523,32 @@ def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict
     with pytest.raises(ConfigError, match=told):
         AgentTrainer(**{**settings, **change})
     assert list(tmp_path.iterdir()) == []
+
+
+LENGTHS = ["data.max_prompt_length=60", "data.max_response_length=40"]
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (["model.max_length=100"], r"model\.max_length=100: .* context of 64 tokens; use 2 to 64"),
+        (LENGTHS, r"data\.max_prompt_length, here model\.max_length=100: .* context of 64 tokens"),
+        ({"data": {"max_prompt_length": 60, "max_response_length": 40}}, r"data\.max_prompt_length, here model\.max_"),
+        (["actor_rollout_ref.rollout.max_model_len=99"], r"max_model_len, here model\.max_length=99: "),
+        (["actor_rollout_ref.rollout.n=1"], r"actor_rollout_ref\.rollout\.n, here rollout\.group_size=1"),
+    ],
+)
+def test_a_mistake_with_a_published_key_names_it(tmp_path: Path, config: Any, named: str) -> None:
+    model = tmp_path / "model"
+    Qwen3Config(max_position_embeddings=64).save_pretrained(model)
+    own = {"model": {"path": str(model)}, "run_dir": str(tmp_path / "run")}
+    source = {**own, **config} if isinstance(config, dict) else [f"model.path={model}", *config]
+
+    def agent(word: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=named):
+        AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=source)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:

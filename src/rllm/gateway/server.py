@@ -207,6 +207,7 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfi
         lifespan="on",
         access_log=False,
         log_config=None,
+        log_level="warning",
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=300,
