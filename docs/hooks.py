@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages written by hand: those made from code, and links that lead out of this folder as mere text."""
+"""Hooks of mkdocs: the pages made from code, links to these, and links out of this folder as mere text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _OUTWARDS = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|examples|tests|benchmarks|[A-Z]+\.md)[^)]*\)")
+_REFERENCE = re.compile(r"\]\(((?:\.\./)*)reference\.md#([\w-]+)\)")
+GENERATED = {
+    "settings": "reference/settings.md",
+    "commands": "reference/commands.md",
+    "algorithms-and-backends": "reference/capabilities.md",
+    "python": "reference/api.md",
+}
+"""The pages made from code, by the section of reference.md that stands for each of them in a clone."""
 
 
 def on_config(config: Any) -> Any:
@@ -30,8 +38,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs shows a page. What lies beside this folder in the repository is not on the site."""
-    return _OUTWARDS.sub(r"\1", markdown)
+    """Adapt the links of a page: files beside this folder are not on the site, and the pages made from code are."""
+    inward = _REFERENCE.sub(lambda found: f"]({found[1]}{GENERATED[found[2]]})", markdown)
+    return _OUTWARDS.sub(r"\1", inward)
 
 
 def generated_pages() -> Mapping[str, str]:

@@ -15,6 +15,7 @@ _CALLS = "every call is in the store (rllm.store.open_store) and in session(...)
 _GATEWAY = "`rllm gateway` stands in its place; for a LiteLLM proxy of your own there is rllm.integrations.litellm"
 _FUNCTION_ENGINE = "use AgentTrainer(agent_run_func=...), with backend='verl' for verl"
 _WORKFLOW_ENGINE = "use AgentWorkflowEngine, whose results are in the order of the tasks"
+_COMPLETER = "use OpenAIEngine, or a RolloutEngine of your own"
 _BACKENDS = "the backends are local and verl: AgentTrainer(backend=...)"
 _TRAINER = "use rllm.trainer.AgentTrainer"
 _MCP = "give ToolAgent and ToolEnvironment the tools of rllm.tools.mcp_tool.mcp_tools"
@@ -43,6 +44,9 @@ GONE = {
     "rllm.sdk.data_process": "the steps of a session have their tokens: session(...).steps, Step.from_trace",
     "rllm.sdk.proxy.metadata_slug": _GATEWAY,
     "rllm.sdk.proxy.middleware": _GATEWAY,
+    "rllm.sdk.proxy.MetadataRoutingMiddleware": _GATEWAY,
+    "rllm.sdk.proxy.SamplingParametersCallback": _GATEWAY,
+    "rllm.sdk.proxy.TracingCallback": _GATEWAY,
     "rllm.sdk.proxy.litellm_callbacks": _GATEWAY,
     "rllm.sdk.proxy.litellm_server": _GATEWAY,
     "rllm.sdk.proxy.VerlProxyManager": _GATEWAY,
@@ -54,7 +58,10 @@ GONE = {
     "rllm.engine.rollout.verl_engine": _FUNCTION_ENGINE,
     "rllm.engine.rollout.TinkerEngine": _BACKENDS,
     "rllm.engine.rollout.tinker_engine": _BACKENDS,
-    "rllm.engine.rollout.completer": "use OpenAIEngine, or a RolloutEngine of your own",
+    "rllm.engine.TinkerEngine": _BACKENDS,
+    "rllm.engine.rollout.Completer": _COMPLETER,
+    "rllm.engine.rollout.TITOCompleter": _COMPLETER,
+    "rllm.engine.rollout.completer": _COMPLETER,
     "rllm.engine.UnifiedWorkflowEngine": _WORKFLOW_ENGINE,
     "rllm.engine.unified_workflow_engine": _WORKFLOW_ENGINE,
     "rllm.patches": "vLLM tells token ids since 0.10.2, without a patch",
@@ -109,6 +116,7 @@ GONE = {
     "rllm.trainer.distill": "use algorithm.name=distill with teacher.path",
     "rllm.trainer.algorithms": "an algorithm of your own is algorithm.name=package.module:Name",
     "rllm.trainer.unified_trainer": _TRAINER,
+    "rllm.data.prepare_hendrycks_math": "run python -m rllm.data.prepare_math",
     "rllm.data.utils": _DATASET,
     "rllm.data.dataset_types": _DATASET,
     "rllm.data.TrainDataset": _DATASET,

@@ -59,6 +59,9 @@ LOST_KEY = "rllm.not_in_prompt"
 """Kinds of content of a request that its prompt lacks, in the metadata of a trace and the info of an episode."""
 """Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
 
+CLIENT_KEY = "rllm.client"
+"""Where the metadata of a trace without a session of its own keeps which client and process made the call."""
+
 SIDE_CALL_KEY = "rllm.side_call"
 """Where the metadata of a trace keeps why the call is none of its task's, such as one that asks for a title."""
 NUM_SIDE_CALLS_KEY = "num_side_calls"

@@ -41,6 +41,18 @@ def with_model(arguments, policy):
     ]
 
 
+def test_the_first_lines_name_the_project_the_install_and_the_hardware():
+    head = " ".join(README.split("```")[0].split())
+    for fact in (
+        "independent implementation",
+        "from this repository",
+        "PyPI",
+        "docs/models-by-size.md",
+        "GPU of 80 GB",
+    ):
+        assert fact in head
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["my_agent.py:agent", "roles.py:agent"])
 def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):

@@ -125,6 +125,15 @@ def test_a_program_that_calls_nothing_fails_with_what_it_was_given(run):
     assert "0 calls" in done.stderr
 
 
+def test_a_call_that_has_lost_its_session_is_the_programs(run):
+    """The program knows the gateway's address only, as one that makes its URL of host and port does."""
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    url = "$(echo $OPENAI_BASE_URL | cut -d/ -f1-3)/v1/chat/completions"
+    done = run("--session", "mine", "--", "sh", "-c", f"curl -s {url} -H 'content-type: application/json' -d '{body}'")
+    assert done.returncode == 0, done.stderr
+    assert "1 call in session mine" in done.stderr
+
+
 def test_what_is_no_text_is_passed_on_as_it_is(server, work):
     printed = "import sys; sys.stdout.buffer.write(b'caf\\xe9 \\xff\\x00\\r\\n\\xe2\\x82')"
     run = ["run", "--base-url", server.base_url, "--allow-no-calls", "--out", "e.json", "--"]

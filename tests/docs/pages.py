@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +23,8 @@ _FENCE = re.compile(
 )
 _TITLE = re.compile(r'title="([^"]+)"')
 MODELS = re.compile(r"Qwen/[\w.\-]+|\$MODEL\b")
+_LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 SMALL = ["tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=8"]
 
 
@@ -70,3 +74,42 @@ def steps_done(words: list[str]) -> int:
         return 0
     checkpoints = Path(words[words.index("--resume") + 1], "checkpoints").glob("step-*")
     return max(int(folder.name.removeprefix("step-")) for folder in checkpoints)
+
+
+@cache
+def _clone() -> frozenset[Path]:
+    """The files of the repository, committed or about to be, and their folders; without git, all there are."""
+    if not (ROOT / ".git").exists():
+        return frozenset(ROOT.rglob("*"))
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    files = [ROOT / name for name in listed if name and (ROOT / name).exists()]
+    return frozenset([*files, *(folder for file in files for folder in file.parents)])
+
+
+def is_in_clone(path: Path) -> bool:
+    return path in _clone()
+
+
+MARKDOWN = sorted(path for path in _clone() if path.suffix == ".md")
+
+
+def links(page: Path) -> list[str]:
+    """The links and images of a Markdown file that lead to other files or headings of the repository."""
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    found = [*_LINK.findall(text), *re.findall(r'(?:src|href)="([^"]+)"', text)]
+    return [link for link in found if not re.match(r"[a-z][a-z+.-]*:", link)]
+
+
+@cache
+def headings(page: Path) -> frozenset[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    seen: dict[str, int] = {}
+    found = set()
+    for title in _HEADING.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("*", "").lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        number = seen.setdefault(slug, 0)
+        seen[slug] += 1
+        found.add(f"{slug}-{number}" if number else slug)
+    return frozenset(found)

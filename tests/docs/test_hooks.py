@@ -10,7 +10,7 @@ import pytest
 
 from rllm.trainer.config import TrainConfig
 
-from .pages import DOCS
+from .pages import DOCS, headings
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,16 @@ def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        ("[them](../reference.md#settings)", "[them](../reference/settings.md)"),
+        ("[all](reference.md#algorithms-and-backends), [b](x.md)", "[all](reference/capabilities.md), [b](x.md)"),
         ("[`loop.py`](../src/rllm/trainer/loop.py)", "`loop.py`"),
         ("[code](../../examples/frameworks/openai/agent.py) and [page](gateway.md)", "code and [page](gateway.md)"),
     ],
 )
-def test_links_out_of_the_site_become_text(hooks: Any, text: str, shown: str) -> None:
+def test_links_of_a_clone_become_those_of_the_site(hooks: Any, text: str, shown: str) -> None:
     assert hooks.on_page_markdown(text) == shown
+
+
+def test_each_generated_page_has_a_section_in_a_clone(hooks: Any, pages: dict[str, str]) -> None:
+    assert set(hooks.GENERATED.values()) == pages.keys()
+    assert hooks.GENERATED.keys() <= headings(DOCS / "reference.md")

@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from .pages import DOCS, MODELS, ROOT, Fence, commands, fences, on_small_machine
+from .pages import (
+    DOCS,
+    MARKDOWN,
+    MODELS,
+    ROOT,
+    Fence,
+    commands,
+    fences,
+    headings,
+    is_in_clone,
+    links,
+    on_small_machine,
+)
 
 FOLDERS = ("tutorials", "concepts", "howto")
 """Pages elsewhere have tests of their own, beside the code that they tell of."""
@@ -59,6 +71,23 @@ def test_every_command_of_make_is_one(page: Path) -> None:
         re.findall(r"^make ([a-z-]+)", page.read_text(), re.MULTILINE)
     )
     assert named <= targets
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_of_a_clone(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not is_in_clone(target) or (heading and target.suffix == ".md" and heading not in headings(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r"docs/[\w/-]+\.md", source)}
+    assert [name for name in sorted(named) if not is_in_clone(ROOT / name)] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -236,6 +236,29 @@ def test_what_makes_no_rollouts_is_refused() -> None:
         RolloutRunner(lambda attempt: None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("root", "own", "expected"),
+    [
+        (logging.INFO, logging.NOTSET, logging.WARNING),
+        (logging.INFO, logging.INFO, logging.INFO),
+        (logging.DEBUG, logging.NOTSET, logging.DEBUG),
+        (logging.WARNING, logging.NOTSET, logging.WARNING),
+    ],
+)
+async def test_http_clients_write_no_line_for_each_request(root: int, own: int, expected: int) -> None:
+    loggers = [logging.getLogger(name) for name in ("", *runner_module.HTTP_CLIENTS)]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(own)
+        loggers[0].setLevel(root)
+        await RolloutRunner(Scripted()).run(attempts({}))
+        assert {logger.getEffectiveLevel() for logger in loggers[1:]} == {expected}
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
 async def test_no_attempts_no_episodes() -> None:
     assert await RolloutRunner(Scripted()).run([]) == []
 

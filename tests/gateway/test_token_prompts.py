@@ -175,7 +175,7 @@ def test_a_streamed_answer_says_what_a_whole_one_does(two: Two, n: int) -> None:
         ({"prompt": [5, 287]}, "287 is no token of this model: its ids are 0 to 286"),
         ({"prompt": [5, 2**31]}, "2147483648 is no token"),
         ({"prompt": [5] * 512}, "maximum context length"),
-        ({"prompt": [5] * 600}, "the prompt has 600 tokens, and the context of 512"),
+        ({"prompt": [5] * 600}, "the prompt has 600 tokens, and model.max_length=512"),
     ],
 )
 def test_a_wrong_prompt_is_refused_and_nobody_else_suffers(two: Two, asked: Any, named: str) -> None:

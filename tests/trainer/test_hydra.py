@@ -14,7 +14,10 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from rllm.errors import ConfigError
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.config import TrainConfig, load_config
+
+from ..ports import free_port
 
 VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
@@ -67,6 +70,45 @@ def test_the_launch_scripts_need_no_plus_but_for_the_servers_own_settings() -> N
     config = load_config(composed(*LAUNCH_SCRIPTS, *plus))
     assert config == load_config([*LAUNCH_SCRIPTS, *plus])
     assert (config.tasks_per_step, config.optim.num_minibatches, config.optim.lr) == (32, 2, 1e-6)
+
+
+EXAMPLES = """
++actor_rollout_ref.actor.fsdp_config.model_dtype=bf16 +actor_rollout_ref.ref.fsdp_config.model_dtype=bf16
++actor_rollout_ref.ref.fsdp_config.optimizer_offload=False actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
+actor_rollout_ref.ref.fsdp_config.dtype=bfloat16 actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
+actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=16
+actor_rollout_ref.model.target_modules=all-linear actor_rollout_ref.rollout.load_format=safetensors
+actor_rollout_ref.rollout.calculate_log_probs=True actor_rollout_ref.rollout.dtype=bfloat16
+actor_rollout_ref.rollout.val_kwargs.temperature=0 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
+actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True +trainer.n_training_gpus_per_node=4
+trainer.max_actor_ckpt_to_keep=2 trainer.default_local_dir=checkpoints trainer.total_training_steps=100
+trainer.use_legacy_worker_impl=disable trainer.save_freq=-1 data.filter_overlong_prompts=True
+data.filter_overlong_prompts_workers=32 algorithm.norm_adv_by_std_in_grpo=true rllm.agent.overlong_filter=True
+rllm.agent.trajectory_timeout=5400 rllm.env.name=swe rllm.agent.name=sweagent rllm.workflow.n_parallel_tasks=256
+rllm.workflow.retry_limit=1 rllm.compact_filtering.enable=True ray_init.num_cpus=64 trainer.log_episodes=True
+""".split()
+"""What the example programs of version 0.2.1 set beside the keys of the tutorials, as their launch scripts write it."""
+NOT_HERE = [
+    "fireworks.deployment_id=d",
+    "actor_rollout_ref.actor.fsdp_config.dtype=float16",
+    "rllm.distill.enable=True",
+    "data.return_multi_modal_inputs=True",
+]
+
+
+def test_the_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(composed(*LAUNCH_SCRIPTS, *EXAMPLES))
+    assert (config.model.dtype, config.model.lora_rank, config.rollout.timeout_s) == ("bfloat16", 8, 5400.0)
+    assert config.algorithm["fixed_length"] == config.rollout.max_tokens == 1024
+    [ignored] = [line for line in caplog.messages if line.startswith("ignored")]
+    assert "actor_rollout_ref.ref.fsdp_config.model_dtype" in ignored
+
+
+@pytest.mark.parametrize("override", NOT_HERE)
+def test_what_an_example_asks_for_in_vain_is_refused_by_name(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(composed(override))
+    assert str(caught.value).startswith(override.partition("=")[0])
 
 
 @pytest.mark.parametrize("override", ["data.train_batch_sizes=3", f"{VLLM}.tool_call_parser=hermes", "optim.lr=1"])
@@ -157,9 +199,51 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     generated, config = json.loads(told)
     assert generated == config["tasks_per_step"] == 32
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
-    ignored, few_tasks = log
-    assert ignored.endswith("the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size")
-    assert "tasks_per_step=32 is more than the 1 there is" in few_tasks
+    logged = "\n".join(log)
+    assert "the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size\n" in logged
+    assert "tasks_per_step=32 is more than the 1 there is" in logged
+    assert "optim.lr=1e-06, by model size" in logged
+
+
+TRAINING = """
+import hydra
+from rllm.rewards.reward_fn import RewardInput, math_reward_fn
+from rllm.sdk.shortcuts import get_chat_client
+from rllm.trainer.agent_trainer import AgentTrainer
+
+def rollout(question, ground_truth):
+    client = get_chat_client(base_url="http://localhost:4000/v1", api_key="EMPTY")
+    response = client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+    return math_reward_fn({"ground_truth": ground_truth}, response.choices[0].message.content).reward
+
+@hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)
+def main(config):
+    rows = [{"question": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(4)]
+    AgentTrainer(config=config, train_dataset=rows, val_dataset=rows, agent_run_func=rollout).train()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_a_tutorial_trains_and_its_log_has_no_line_for_each_call(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a fig"], vocab_size=300)
+    recipe = TinyPolicyRecipe(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32)
+    new_model(tokenizer, recipe).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    port = free_port()
+    lengths = ["data.max_prompt_length=100", "data.max_response_length=16"]
+    script = TRAINING.replace("4000", str(port))
+    run = ["actor_rollout_ref.model.path=model", "data.train_batch_size=4", "trainer.total_epochs=1"]
+    done = run_script(tmp_path, script, *run, *lengths, f"rllm.sdk.proxy.port={port}", "trainer.project_name=p")
+    assert done.returncode == 0, done.stderr
+    log = done.stdout + done.stderr
+    assert "step 1: reward" in log
+    assert not any(name in log for name in ("httpx", "httpcore", "openai.", "uvicorn"))
+    refused = run_script(tmp_path, script, *run, "data.max_prompt_length=9999", "data.max_response_length=16")
+    assert refused.returncode == 1
+    assert "data.max_prompt_length, here model.max_length=10015" in refused.stderr
 
 
 def test_the_resolver_is_there_whoever_is_imported_first(tmp_path: Path) -> None:

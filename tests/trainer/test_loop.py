@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
@@ -22,6 +23,7 @@ from rllm.engine.garbage import THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
 from rllm.threads import in_thread
+from rllm.tracking.about import run_id_of
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import damage_of, read_state
 from rllm.trainer.config import TrainConfig
@@ -378,6 +380,20 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert text.splitlines()[-1] == f"Where each of them ended: rllm explain {run.trainer.run_dir}"
 
 
+def test_calls_without_a_session_are_counted(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    def agent(word: str, base_url: str) -> float:
+        ask(base_url, word)
+        if word == min(step_words(0)):
+            ask(f"{base_url.partition('/sessions/')[0]}/v1", "lost")
+        return 1.0
+
+    run = run_trainer({"num_steps": 2}, agent=agent)
+    assert [line.get("dropped/unattributed_call") for line in run.lines] == [3, None]
+    with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
+        assert len(store.by_session(f"unattributed-{run_id_of(run.trainer.run_dir)}")) == 3
+    assert len([line for line in caplog.messages if "without a session" in line]) == 1
+
+
 def test_an_evaluation_in_which_all_fails_costs_no_run(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,6 +523,32 @@ def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict
     with pytest.raises(ConfigError, match=told):
         AgentTrainer(**{**settings, **change})
     assert list(tmp_path.iterdir()) == []
+
+
+LENGTHS = ["data.max_prompt_length=60", "data.max_response_length=40"]
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (["model.max_length=100"], r"model\.max_length=100: .* context of 64 tokens; use 2 to 64"),
+        (LENGTHS, r"data\.max_prompt_length, here model\.max_length=100: .* context of 64 tokens"),
+        ({"data": {"max_prompt_length": 60, "max_response_length": 40}}, r"data\.max_prompt_length, here model\.max_"),
+        (["actor_rollout_ref.rollout.max_model_len=99"], r"max_model_len, here model\.max_length=99: "),
+        (["actor_rollout_ref.rollout.n=1"], r"actor_rollout_ref\.rollout\.n, here rollout\.group_size=1"),
+    ],
+)
+def test_a_mistake_with_a_published_key_names_it(tmp_path: Path, config: Any, named: str) -> None:
+    model = tmp_path / "model"
+    Qwen3Config(max_position_embeddings=64).save_pretrained(model)
+    own = {"model": {"path": str(model)}, "run_dir": str(tmp_path / "run")}
+    source = {**own, **config} if isinstance(config, dict) else [f"model.path={model}", *config]
+
+    def agent(word: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=named):
+        AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=source)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:

@@ -78,7 +78,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "rollout": {"temperature": 0.7, "max_tokens": 6144, "max_steps": 10},
         "eval": {"at_start": False, "num_rollouts": 2, "temperature": 0.5, "top_p": 0.8, "top_k": 20},
         "algorithm": {"aggregation": "seq-mean-token-sum", "clip_high": 0.28},
-        "optim": {"num_minibatches": 2, "micro_batch_tokens": 24000},
+        "optim": {"lr": 1e-6, "num_minibatches": 2, "micro_batch_tokens": 24000},
         "gateway": {"port": 4000},
     }
     assert [record.getMessage() for record in caplog.records] == [
@@ -161,6 +161,13 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[str]:
         (["data.train_batch_size=8", "data.gen_batch_size=8"], "tasks_per_step", 8),
         ([f"{VLLM}.tool_call_parser=hermes"], "model.tool_parser", "hermes"),
         (["actor_rollout_ref.model.path=123"], "model.path", "123"),
+        (["actor_rollout_ref.actor.fsdp_config.dtype=bfloat16"], "model.dtype", "bfloat16"),
+        (["actor_rollout_ref.actor.fsdp_config.dtype=torch.float32"], "model.dtype", "float32"),
+        (["actor_rollout_ref.rollout.max_model_len=99"], "model.max_length", 99),
+        (["critic.optim.lr=1e-4", "critic.warmup_steps=2"], "critic.lr", 1e-4),
+        (["critic.optim.lr=1e-4", "critic.warmup_steps=2"], "critic.warmup_steps", 2),
+        (["actor_rollout_ref.model.path=m", "critic.model.path=m"], "model.path", "m"),
+        (["actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "optim.schedule", "cosine"),
     ],
 )
 def test_a_published_key_is_a_setting_of_ours(overrides: list[str], setting: str, value: Any) -> None:
@@ -191,6 +198,12 @@ LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_tur
             {"kl_in": "loss", "kl_coef": 0.1, "kl_estimator": "k3"},
         ),
         ([f"{ACTOR}.entropy_coeff=0.01"], {"entropy_coef": 0.01}),
+        ([f"{ACTOR}.clip_ratio=0.1", f"{ACTOR}.clip_ratio_high=0.3"], {"clip_low": 0.1, "clip_high": 0.3}),
+        ([f"{ACTOR}.clip_ratio=0.1"], {"clip_low": 0.1, "clip_high": 0.1}),
+        (
+            [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=64"],
+            {"aggregation": "fixed-length", "fixed_length": 64},
+        ),
         ([f"{STEPWISE}.enable=true", f"{STEPWISE}.mode=per_step"], {"level": "step"}),
         ([f"{STEPWISE}.enable=false", f"{STEPWISE}.mode=per_step"], {}),
         ([f"{STEPWISE}.enable=true"], {}),
@@ -249,6 +262,12 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
         ("rllm.sdk.processing.traj_name_key=role", "='role': name trajectories with @trajectory(name=...)"),
         ("data.max_prompt_length=9", "=9: a prompt and its answer share one limit here: set data.max_response_length"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=9", "=9: it divides data.train_batch_size, which is not set"),
+        ("actor_rollout_ref.actor.fsdp_config.dtype=float16", "='float16': use bfloat16 or float32"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "='seq-mean-token-sum-norm': it divides by"),
+        ("critic.model.path=other", "='other': the critic begins as the policy does"),
+        ("data.return_multi_modal_inputs=true", "=True: only text is read"),
+        ("fireworks.deployment_id=mine", "='mine': the backends are local and verl"),
+        ("rllm.distill.enable=true", "=True: use algorithm.name=distill"),
         ("trainer.test_freq=often", "='often': use a whole number"),
         ("trainer.test_freq=.inf", "=inf: use a whole number"),
     ],
@@ -278,7 +297,7 @@ def test_what_cannot_be_done_here_is_refused(override: str, told: str) -> None:
         (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: this setting is neither"),
         (["actor_rollout_ref.rollout.m=4"], "m is not a setting; did you mean 'actor_rollout_ref.rollout.n'?"),
         (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; known here: rllm.sdk.proxy.host"),
-        (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, ray_init, rllm, trainer"),
+        (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, fireworks, ray_init, rllm, "),
     ],
 )
 def test_a_mistake_is_named_as_it_was_written(overrides: list[str], told: str) -> None:

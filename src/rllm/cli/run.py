@@ -230,6 +230,7 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
         GatewayServer(traces, upstream, GatewayConfig(shutdown_timeout_s=LAST_CALLS_S)) as gateway,
     ):
         base_url = gateway.open_session(name, metadata=metadata)
+        gateway.take_unnamed(name)  # the program is the only one that knows the gateway
         yield OpenSession(name=name, base_url=base_url, key=None, store=traces, settle=lambda _: gateway.stop())
 
 

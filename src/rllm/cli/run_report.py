@@ -90,4 +90,5 @@ def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> 
         f"({base_url.removesuffix('/v1')}), which it was given",
         "--allow-no-calls if it rightly calls no model",
     ]
-    return f"{command[0]} {_ending(done)} and made no model call that reached the gateway: {'; '.join(remedies)}"
+    problem = f"{command[0]} {_ending(done)} and made no model call that reached the gateway in its session"
+    return f"{problem}: {'; '.join(remedies)}"

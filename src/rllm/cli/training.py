@@ -19,6 +19,7 @@ from rllm.errors import USER_CODE_ERRORS, ConfigError
 from rllm.files import from_here
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
+from rllm.trainer.config.by_size import rate_in_words
 from rllm.trainer.config.describe import described
 from rllm.trainer.config.load import Layer, from_layers, layers_of
 from rllm.trainer.config.sizes import in_words
@@ -133,12 +134,14 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
 
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
-    settings = described(trainer.config, layers, trainer.algorithm.settings())
+    from rllm.trainer.memory import training_memory
+
+    settings = described(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
     widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]
     for item in settings:
         print(f"{item.key:<{widths[0]}}  {item.value!s:<{min(widths[1], 40)}}  {item.origin}")
     print()
-    for sentence in in_words(trainer.config, len(trainer.train_data)):
+    for sentence in [*in_words(trainer.config, len(trainer.train_data)), *training_memory(trainer.config)]:
         print(sentence)
 
 
@@ -150,11 +153,12 @@ def _adapter(trainer: AgentTrainer) -> list[str]:
 
 
 def _preflight(trainer: AgentTrainer) -> list[str]:
-    """The plan of a run on a cluster that is there already, whose nodes have been asked."""
+    """Return the plan of a run: a remark on its learning rate, and on a cluster what its nodes answered."""
     from rllm.trainer.preflight import preflight
     from rllm.trainer.rollouts import uses_a_cluster
 
-    return preflight(trainer.config, len(trainer.train_data)) if uses_a_cluster(trainer.config) else []
+    rate = rate_in_words(trainer.config, trainer.rate_origin, demonstrates=trainer.door.demonstrates)
+    return rate + (preflight(trainer.config, len(trainer.train_data)) if uses_a_cluster(trainer.config) else [])
 
 
 def lead_to_gateway(config: TrainConfig) -> int:

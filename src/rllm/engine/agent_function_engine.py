@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -14,13 +15,16 @@ from rllm.engine.join import awaited_ids
 from rllm.engine.returned import episode_from
 from rllm.engine.runner import Attempt
 from rllm.engine.signature import arguments_for, name_of, parameters_of
-from rllm.errors import AgentError, CaptureError, ConfigError, boundary
+from rllm.errors import AgentError, CaptureError, ConfigError, boundary, counted
 from rllm.sdk.context import Session
 from rllm.sdk.frameworks import hints_for
 from rllm.threads import in_thread
-from rllm.types import Episode
+from rllm.types import CLIENT_KEY, Episode, Trace
 
 logger = logging.getLogger(__name__)
+
+_MAX_CLIENTS = 3
+"""Clients without a session that a message names."""
 
 
 class AgentFunctionEngine:
@@ -37,6 +41,9 @@ class AgentFunctionEngine:
         self.agent_run_func = agent_run_func
         self.name = name_of(agent_run_func)
         self._parameters = parameters_of(agent_run_func)
+        self._left: dict[Any, str] = {}
+        """Processes that have outlived their rollouts."""
+        self._warned_of_processes = False
         self._told = False
         """Whether it was told of an answer of which no episode can be made."""
         self._gateway = gateway
@@ -66,18 +73,22 @@ class AgentFunctionEngine:
             CaptureError: if it called no model although what it returns is to be learned from, or its calls hold no usable
                 tokens.
         """
+        started_at = time.time()
+        earlier = self._left.copy()
         async with self._capture.session(attempt) as session:
             try:
                 returned = await self._call(attempt, session.base_url or "")
             except AgentError as error:
-                await self._check_where_it_called(session, error)
+                await self._check_where_it_called(session, error, await self._capture.unattributed(attempt, started_at))
                 raise
             finally:
                 attempt.trajectories.extend(session.trajectories)
+                self._note_processes(session, earlier)
         episode = self._understood(returned)
         traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         if not traces and _learns(episode):
-            raise CaptureError(self._why_nothing_was_captured(session))
+            unattributed = await self._capture.unattributed(attempt, started_at)
+            raise CaptureError(self._why_nothing_was_captured(session, unattributed))
         return complete(episode, attempt, traces, seen=session.llm_calls)
 
     async def _call(self, attempt: Attempt, base_url: str) -> Any:
@@ -99,27 +110,73 @@ class AgentFunctionEngine:
                 logger.warning("%s", error)
             raise
 
-    async def _check_where_it_called(self, session: Session, error: AgentError) -> None:
-        """Say of an agent that failed, having called models, that it has called none of ours: that may be why."""
-        if (session.elsewhere or session.programs) and not await self._capture.traces(session, set()):
-            raise CaptureError(f"{self._why_nothing_was_captured(session)}. In the end {error}") from error
+    def _note_processes(self, session: Session, earlier: Mapping[Any, str]) -> None:
+        """Note processes of `multiprocessing` that outlive their rollout.
 
-    def _why_nothing_was_captured(self, session: Session) -> str:
+        One that was left `earlier` and still runs at the end of a later rollout may work for that, although its calls
+        belong to the rollout that started it: warn of it, once.
+        """
+        alive = {process: label for process, label in earlier.items() if _runs(process)}
+        for process in earlier.keys() - alive.keys():
+            self._left.pop(process, None)
+        self._left.update(
+            {process: f"{process.name}, pid {process.pid}" for process in session.processes if _runs(process)}
+        )
+        if alive and not self._warned_of_processes:
+            self._warned_of_processes = True
+            logger.warning(
+                "%s started processes that still run after their rollout (%s): the calls that they make belong to it, "
+                "and not to the rollout that they may work for now. Start them before the rollouts, and send them functions "
+                "that were bound with rllm.sdk.bind, or use a ProcessPoolExecutor",
+                self.name,
+                "; ".join(alive.values()),
+            )
+
+    async def _check_where_it_called(self, session: Session, error: AgentError, unattributed: Sequence[Trace]) -> None:
+        """Raise a `CaptureError` for an agent that failed, having called models, if no call is in its session."""
+        called = session.elsewhere or session.programs or unattributed
+        if called and not await self._capture.traces(session, set()):
+            raise CaptureError(
+                f"{self._why_nothing_was_captured(session, unattributed)}. In the end {error}"
+            ) from error
+
+    def _why_nothing_was_captured(self, session: Session, unattributed: Sequence[Trace]) -> str:
         problem = f"{self.name} made no model call that reached the gateway"
+        if unattributed:
+            clients = dict.fromkeys(str(trace.metadata.get(CLIENT_KEY)) for trace in unattributed)
+            problem = (
+                f"{self.name} made no model call in its session, but while it ran "
+                f"{counted(len(unattributed), 'call')} reached the gateway without a session, from {'; '.join(list(clients)[:_MAX_CLIENTS])} (stored in the session "
+                f"{unattributed[0].session_id!r})"
+            )
+        if left := [label for item, label in self._left.items() if item not in session.processes and _runs(item)]:
+            problem += f" (processes of earlier rollouts still run, and their calls belong to those: {'; '.join(left)})"
         if session.elsewhere:
             problem += f" (it called {', '.join(session.elsewhere)})"
         if session.programs:
             problem += f", nor did {', '.join(session.programs)}, which it started"
+        to_processes = (
+            "pass `base_url`, or functions bound with rllm.sdk.bind, to processes that are older than the rollout"
+        )
         remedies = [
+            *([to_processes] if unattributed else []),
             *hints_for(programs=session.programs),
             f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made before that "
             "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
             f"`base_url`, here {session.base_url}",
             *([] if session.programs else ["start programs with rllm.sdk.run_program"]),
-            "hand `base_url` to processes of multiprocessing (those of a ProcessPoolExecutor know it)",
+            *([] if unattributed else [to_processes]),
             "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
         ]
         return f"{problem}: {'; '.join(remedies)}"
+
+
+def _runs(process: Any) -> bool:
+    """Return whether a process of `multiprocessing` is known to be alive."""
+    try:
+        return bool(process.is_alive())
+    except (ValueError, AssertionError):  # closed, or started by a process that this one was forked from
+        return False
 
 
 def _learns(episode: Episode) -> bool:

@@ -7,19 +7,18 @@ over HTTP, from any client, and finds all of them in the store.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from rllm.engine.recorded import imposed
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
+from rllm.gateway.unattributed import unattributed_session
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
-from rllm.sdk.variables import beside_own_keys, gateway_variables
+from rllm.sdk.variables import led_to
 from rllm.threads import in_thread
 from rllm.types import Trace
 
@@ -114,7 +113,7 @@ class GatewayCapture:
     def __enter__(self) -> Self:
         if self._num_inside == 0:
             self._changes.enter_context(installed())
-            self._changes.enter_context(_environment_of(self.gateway.url))
+            self._changes.enter_context(led_to(self.gateway.url))
         self._num_inside += 1
         return self
 
@@ -150,41 +149,13 @@ class GatewayCapture:
                 return sorted(traces, key=lambda trace: trace.started_at)
             await asyncio.sleep(0.05)
 
+    async def unattributed(self, attempt: Attempt, since: float) -> list[Trace]:
+        """Return the calls that have named no session since this Unix time; any of them may be those of the attempt."""
+        read = partial(self.store.by_session, unattributed_session(attempt.run_id))
+        traces = await _asked(read, "rllm read session", at_once=self.store.is_local)
+        return [trace for trace in traces if trace.started_at >= since]
+
 
 async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
     """What gateway or store answer. To have a thread ask what is answered at once costs several times that."""
     return question() if at_once else await in_thread(question, name=name)
-
-
-_inside: list[str] = []
-"""The URLs of the gateways that this process is led to; those of several engines overlap as these come and go."""
-_own: dict[str, str | None] = {}
-"""What the variables that lead there were before."""
-_changing = threading.Lock()
-
-
-@contextmanager
-def _environment_of(url: str) -> Iterator[None]:
-    """The gateway's variables in this process. Of several gateways, those of the one that came last of all that are still there."""
-    with _changing:
-        _inside.append(url)
-        _lead()
-    try:
-        yield
-    finally:
-        with _changing:
-            _inside.remove(url)
-            _lead()
-
-
-def _lead() -> None:
-    own = {name: value for name, value in {**os.environ, **_own}.items() if value is not None}
-    led = beside_own_keys(gateway_variables(_inside[-1], inherited=own), own) if _inside else {}
-    for name in {*_own, *led}:
-        value = led.get(name, own.get(name))
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    _own.clear()
-    _own.update({name: own.get(name) for name in led})

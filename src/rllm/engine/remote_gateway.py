@@ -60,12 +60,17 @@ class RemoteGateway:
         return f"{self.url}/sessions/{quote(session_id, safe='')}/v1", answer.get("api_key")
 
     def by_session(self, session_id: str) -> list[Trace]:
-        """The calls of a session.
+        """Return the calls of a session, none for one that has not begun.
 
         Raises:
             InferenceError: if the gateway cannot be reached, or refuses.
         """
-        answer = self._ask("GET", f"/sessions/{quote(session_id, safe='')}/traces")
+        try:
+            answer = self._ask("GET", f"/sessions/{quote(session_id, safe='')}/traces")
+        except InferenceError as error:
+            if error.status_code != 404:
+                raise
+            return []
         return [Trace.from_dict(trace) for trace in answer["traces"]]
 
     def check(self) -> None:

@@ -35,8 +35,26 @@ logger = logging.getLogger(__name__)
 _OURS = Path(__file__).parents[1]
 """The package, whose lines say nothing about what an agent waits for."""
 
+HTTP_CLIENTS = (
+    *("httpx", "httpx2", "httpcore", "httpcore2", "openai", "anthropic", "urllib3", "requests", "niquests"),
+    *("aiohttp", "LiteLLM"),
+)
+"""Loggers of libraries that write a line or more for each call of a model."""
+
 CANCEL_GRACE_S = 5.0
 """How long a cancelled rollout may take to clean up; after that it is left behind, with a warning."""
+
+
+def quiet_http_clients() -> None:
+    """Keep the line for each request of the HTTP clients out of a log that shows INFO.
+
+    A program that configures the root logger, as `hydra.main` does, would have hundreds of them a step. A logger that has
+    a level of its own keeps it, and a root logger at DEBUG shows everything.
+    """
+    for name in HTTP_CLIENTS:
+        client = logging.getLogger(name)
+        if client.level == logging.NOTSET and client.getEffectiveLevel() == logging.INFO:
+            client.setLevel(logging.WARNING)
 
 
 def new_session_id() -> str:
@@ -151,6 +169,7 @@ class RolloutRunner:
             on_episode: hears of each episode as it ends.
             rank: of several calls at the same time, those of lower rank go first.
         """
+        quiet_http_clients()
         if self._num_runs == 0:
             self._turns = Turns(self.max_concurrent)  # of this event loop
         pending = list(attempts)

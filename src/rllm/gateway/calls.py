@@ -140,6 +140,7 @@ class CallEndpoint:
         _check_method(scope)
         headers, path = headers_of(scope), scope["path_params"].get("session_id")
         named = session_named(path, headers, await caller_of(path, headers, self.config, self.sessions))
+        named = self.sessions.unattributed.attributed(named, path, headers)
         if self.limits is not None:
             await self.limits.admit_call(named)
         asked: dict[str, Any] = {}
@@ -147,6 +148,8 @@ class CallEndpoint:
         try:
             body = await read_body(scope, receive, self.config)
             metadata = metadata_of(headers)
+            if named is None and self.render_count is None:
+                metadata |= self.sessions.unattributed.note(scope, headers)
             asked = self.dialect.parse(body)
             check_one_named(path, headers)
             call = answer.call = await self._understood(asked, named, headers, metadata)

@@ -124,6 +124,15 @@ class GatewayServer(ServerThread):
             app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s, limits=config
         )
 
+    def take_unnamed(self, session_id: str) -> None:
+        """File calls that name no session under this one."""
+        self._sessions.unattributed.default = session_id
+
+    @property
+    def num_unattributed_calls(self) -> int:
+        """Calls so far that named no session while rollouts were under way."""
+        return self._sessions.unattributed.num_calls
+
     def session_url(self, session_id: str) -> str:
         """The base URL that an agent of this session uses, up to and including `/v1`."""
         return f"{self.url}/sessions/{quote(session_id, safe='')}/v1"
@@ -198,6 +207,7 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfi
         lifespan="on",
         access_log=False,
         log_config=None,
+        log_level="warning",
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=300,

@@ -22,6 +22,7 @@ from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.lineage import Lineage
+from rllm.gateway.unattributed import Unattributed
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
 from rllm.registry import did_you_mean
@@ -121,10 +122,12 @@ class Sessions:
         self._readings: set[_Reading] = set()
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """The sessions of answers whose calls named none, by the answer's id."""
+        self.unattributed = Unattributed()
 
     def fresh(self) -> Session:
-        """A session for a call that names none. Nothing continues it, so it is not kept."""
-        return Session(new_session_id(), lineage=None, conversations=None)
+        """Return a session for a call that names none: during rollouts the one that keeps all of these, else a new one.
+        Nothing continues it, so it is not kept in memory."""
+        return Session(self.unattributed.session_id or new_session_id(), lineage=None, conversations=None)
 
     async def get(self, session_id: str) -> Session:
         """The session of this id, whether or not it has been seen before.
@@ -162,6 +165,7 @@ class Sessions:
         """
         check_session_id(session_id)
         _check_metadata(metadata or {})
+        self.unattributed.expect_sessions(metadata or {})
         session = self._known.get(session_id)
         if session is not None:
             check_not_deleted(session)

@@ -15,6 +15,7 @@ from typing import Any
 from rllm.rewards.code_tests import CallTests, InputTests, ProgramTests, Tests, read_tests
 from rllm.rewards.reading import after_thinking, python_blocks, text_of_action
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm.rewards.reward_types import RewardType as RewardType
 from rllm.tools.sandbox import SandboxResult, run_python
 from rllm.types import Task
 

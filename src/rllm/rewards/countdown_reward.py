@@ -10,6 +10,8 @@ from typing import Any
 
 from rllm.errors import RewardError
 from rllm.rewards.reading import after_thinking, field_of, last_tagged, text_of_action, texts_of
+from rllm.rewards.reward_types import RewardConfig as RewardConfig
+from rllm.rewards.reward_types import RewardInput as RewardInput
 from rllm.rewards.reward_types import RewardOutput
 from rllm.tools.calculator import evaluate
 from rllm.types import Task

@@ -11,6 +11,7 @@ from rllm.errors import RewardError
 from rllm.rewards.equivalence import are_equivalent, check_installed
 from rllm.rewards.reading import after_thinking, field_of, last_boxed, text_of_action, texts_of
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm.rewards.reward_types import RewardType as RewardType
 from rllm.types import Task
 
 NAME = "the math reward"

@@ -12,13 +12,20 @@ from rllm.rewards.choice_reward import RewardChoiceFn
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.math_reward import RewardMathFn
 from rllm.rewards.reading import after_thinking, field_of, text_of_action, texts_of
-from rllm.rewards.reward_types import RewardOutput
+from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.rewards.scoring import as_reward_output
 from rllm.rewards.search_reward import RewardSearchFn, f1_score
 from rllm.types import Action, Task
 
 __all__ = [
+    "Action",
+    "RewardCodeFn",
+    "RewardConfig",
     "RewardFunction",
+    "RewardInput",
+    "RewardMathFn",
+    "RewardOutput",
+    "RewardSearchFn",
     "as_reward_output",
     "code_reward_fn",
     "f1_reward_fn",

@@ -20,6 +20,7 @@ from rllm.rewards.reading import (
     texts_of,
 )
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm.rewards.reward_types import RewardType as RewardType
 from rllm.types import Task
 
 __all__ = ["RewardConfig", "RewardInput", "RewardSearchFn", "exact_match", "f1_score", "normalize"]

@@ -25,6 +25,7 @@ from rllm.types import Trace
 if TYPE_CHECKING:
     from rllm.sdk.client import get_chat_client as get_chat_client
     from rllm.sdk.client import get_chat_client_async as get_chat_client_async
+    from rllm.sdk.processes import bind as bind
     from rllm.sdk.programs import run_program as run_program
     from rllm.sdk.programs import run_program_async as run_program_async
     from rllm.sdk.propagation import environment as environment
@@ -41,6 +42,7 @@ __all__ = [
     "StepView",
     "Trace",
     "TrajectoryView",
+    "bind",
     "environment",
     "get_active_session_uids",
     "get_chat_client",
@@ -58,6 +60,7 @@ __getattr__, _ = lazy_names(
     __name__,
     {
         "ProgramResult": "rllm.sdk.supervised",
+        "bind": "rllm.sdk.processes",
         "environment": "rllm.sdk.propagation",
         "get_chat_client": "rllm.sdk.client",
         "get_chat_client_async": "rllm.sdk.client",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -51,6 +52,8 @@ class Session:
         """URLs of model calls that were made here and went to another server than `base_url`; kept to explain."""
         self.programs: list[str] = []
         """Programs that `run_program` has started here; likewise."""
+        self.processes: list[Any] = []
+        """Processes of `multiprocessing` that were started here, except workers of pools; likewise."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
         self._uids = [*uids_around, self._uid]
         self._session_uid_chain = self._uids
@@ -175,6 +178,11 @@ class Frame:
             if name not in session.programs:
                 session.programs.append(name)
 
+    def note_process(self, process: Any) -> None:
+        """Remember, for error messages, a process that makes its calls in this session."""
+        for session in self.sessions:
+            session.processes.append(process)
+
 
 def _without(session: Session, frame: Frame | None) -> Frame | None:
     """The chain without the innermost entry of a session; what was entered inside of it stays what it is."""
@@ -196,6 +204,16 @@ def current_frame() -> Frame | None:
     while frame is not None and not frame.session.is_open:
         frame = frame.parent
     return frame
+
+
+@contextmanager
+def in_no_session() -> Iterator[None]:
+    """Leave all sessions meanwhile."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def has_outlived_rollout() -> bool:

@@ -1,8 +1,8 @@
 """Attribute the calls of agents that know nothing of us: they use a plain `openai.OpenAI()` or any other client.
 
 In our process, `installed()` patches the HTTP libraries, so that a request that goes to the active session's gateway says
-which session it belongs to; and `subprocess` and `ProcessPoolExecutor`, so that programs and jobs are led to their session. For
-other ways to start one, `environment(url)` gives the variables that do so.
+which session it belongs to; and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes
+and jobs are led to their session. For other ways to start one, `environment(url)` gives the variables that do so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rllm.sdk.certificates import sharing
 from rllm.sdk.context import Frame, current_frame
 from rllm.sdk.frameworks import is_known_program
 from rllm.sdk.patching import Patch, Replacement
-from rllm.sdk.processes import submitting
+from rllm.sdk.processes import starting, submitting
 from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
 from rllm.sdk.variables import beside_own_keys, gateway_variables, without_operators_keys
 
@@ -44,6 +44,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Replacement(subprocess.Popen, "__init__", _starting)
     if processes := _import("concurrent.futures.process"):  # not where semaphores are missing
         yield Replacement(processes.ProcessPoolExecutor, "submit", submitting)
+    if processes := _import("multiprocessing.process"):
+        yield Replacement(processes.BaseProcess, "start", starting)
 
 
 _http = Patch(_replacements)

@@ -41,12 +41,14 @@ def _submit_with_context(submit: Callable[..., Future[Any]]) -> Callable[..., Fu
 
 
 def _give_with_context(give: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `multiprocessing.pool.Pool` that takes a function first; its threads, and not its processes, are ours to mind."""
+    """Wrap a method of `multiprocessing.pool.Pool` that takes a function first."""
     from multiprocessing.pool import ThreadPool
 
     def give_with_context(self: Any, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if not isinstance(self, ThreadPool):
-            return give(self, func, *args, **options)
+            from rllm.sdk.processes import bind  # which imports this module
+
+            return give(self, bind(func), *args, **options)
         context = copy_context()
 
         def run(*items: Any, **named: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import unquote, urlsplit
 
 from rllm.errors import ConfigError
+from rllm.forks import no_fork_meanwhile
 
 SESSION_KEY_PREFIX = "rllm.session."
 """How the keys begin that a gateway gives for one session; they name it themselves."""
@@ -100,3 +103,36 @@ def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) 
         for name, value in variables.items()
         if not (name.endswith(("_API_KEY", "_AUTH_TOKEN")) and inherited.get(name))
     }
+
+
+_inside: list[str] = []
+"""The URLs of the gateways that this process is led to; those of several engines overlap as these come and go."""
+_own: dict[str, str | None] = {}
+"""What the variables that lead there were before."""
+
+
+@contextmanager
+def led_to(url: str) -> Iterator[None]:
+    """Lead the model clients of this process to a gateway meanwhile; of several gateways, to the one that came last."""
+    with no_fork_meanwhile():
+        _inside.append(url)
+        _lead()
+    try:
+        yield
+    finally:
+        with no_fork_meanwhile():
+            _inside.remove(url)
+            _lead()
+
+
+def _lead() -> None:
+    own = {name: value for name, value in {**os.environ, **_own}.items() if value is not None}
+    led = beside_own_keys(gateway_variables(_inside[-1], inherited=own), own) if _inside else {}
+    for name in {*_own, *led}:
+        value = led.get(name, own.get(name))
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _own.clear()
+    _own.update({name: own.get(name) for name in led})

@@ -30,6 +30,7 @@ from rllm.errors import ConfigError, concerning, counted
 from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
+from rllm.inference.local.loading import check_length, described
 from rllm.registry import resolve
 from rllm.signals import on_ctrl_c
 from rllm.store import absolute, open_store
@@ -45,7 +46,9 @@ from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
-from rllm.trainer.config import ConfigSource, TrainConfig, load_config
+from rllm.trainer.config import ConfigSource, TrainConfig
+from rllm.trainer.config.by_size import noted, settle_rate
+from rllm.trainer.config.load import from_layers, layers_of, naming_places
 from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
@@ -128,7 +131,8 @@ class AgentTrainer:
         Raises:
             ConfigError: naming what is wrong, its value and the remedy.
         """
-        self.config = load_config(config, [] if backend is None else [f"backend={backend}"])
+        layers = layers_of(config, [] if backend is None else [f"backend={backend}"])
+        self.config = from_layers(layers)
         self.train_data = _dataset(train_dataset, "train_dataset")
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         fit_to_tasks(self.config, len(self.train_data))
@@ -142,6 +146,33 @@ class AgentTrainer:
             workflow_args=workflow_args,
             door=door,
         )
+        self._resume = resume
+        with naming_places(layers):
+            self._check_settings()
+        run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
+        check_places(self.run_dir, self.config.store)
+        if self.config.store is not None:
+            self.config.store = absolute(self.config.store)  # Runs are read, and gone on with, from other folders, too.
+        self.trackers = checked_trackers(trackers)
+        """More places for metrics, beside those of `config.trackers`."""
+        self.begun_as: dict[str, str] = {}
+        """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
+        self._checkpoints = Checkpoints(
+            self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
+        )
+        self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
+        self._start = self._starting_point()
+        self._settings = self.config.model_dump(mode="json")
+        """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
+        self._runner: RolloutRunner | None = None
+
+    def _check_settings(self) -> None:
+        """Check the settings and the datasets against each other, and settle what depends on the model and the machine.
+
+        Raises:
+            ConfigError: naming what is wrong, its value and the remedy.
+        """
         check_fit(self.config, demonstrates=self.door.demonstrates)
         check_sizes(self.config, len(self.train_data))
         _check_evaluations(self.config, self.val_data)
@@ -157,29 +188,20 @@ class AgentTrainer:
                     self.door.check(data)
         _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
+        self.rate_origin = settle_rate(
+            self.config, demonstrates=self.door.demonstrates, begun=self._begun_settings() if self._resume else ""
+        )
+        """Where `optim.lr` is from, if the user did not set it."""
         fit_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
-        run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
-        check_places(self.run_dir, self.config.store)
-        if self.config.store is not None:
-            self.config.store = absolute(self.config.store)  # Runs are read, and gone on with, from other folders, too.
-        self.trackers = checked_trackers(trackers)
-        """More places for metrics, beside those of `config.trackers`."""
-        self.begun_as: dict[str, str] = {}
-        """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
-        self._checkpoints = Checkpoints(
-            self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
-        )
-        self._resume = resume
-        self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
-        self._start = self._starting_point()
-        self._settings = self.config.model_dump(mode="json")
-        """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
-        self._runner: RolloutRunner | None = None
+
+    def _begun_settings(self) -> str:
+        """Return the text of the `config.yaml` of the run that is resumed; empty where there is none."""
+        path = (self.config.run_dir or Path()) / "config.yaml"
+        return path.read_text(encoding="utf-8") if self.config.run_dir and path.is_file() else ""
 
     @property
     def under_way(self) -> UnderWay:
@@ -286,6 +308,7 @@ class AgentTrainer:
             checkpoints=self._checkpoints,
             train_data=self.train_data,
             val_data=self.val_data,
+            num_unattributed_calls=lambda: gateway.num_unattributed_calls,
             run_id=kept_run_id(self.run_dir),
             identity=self._identity,
             steps_done=start.steps_done,
@@ -307,7 +330,8 @@ class AgentTrainer:
     def _write_settings(self) -> None:
         """Put what the run is now in the place of what its folder tells of lost steps, and of earlier settings."""
         self._start.forget_metrics(self.run_dir)
-        replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
+        settings = noted(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
+        replace_text(self.run_dir / "config.yaml", settings)
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)
         seal(self.run_dir)
@@ -325,9 +349,15 @@ class AgentTrainer:
 
 
 def check_model(config: TrainConfig) -> None:
-    """Raise `ConfigError` if nobody said which model is to be trained."""
+    """Check that a model is named; and if it is a folder, that it has the context that is asked for.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     if not config.model.path:
         raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
+    if config.model.max_length is not None and (about := described(config.model.path)) is not None:
+        check_length(about, config.model.max_length)
 
 
 def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:

@@ -75,6 +75,8 @@ class TrainingLoop:
     """Whom the algorithm asks about the policy's tokens, if it does."""
     batch_log: BatchLog | None = None
     """Where batches are kept to be looked at."""
+    num_unattributed_calls: Callable[[], int] = lambda: 0
+    """Count of the calls that have named no session while rollouts were under way."""
     run_id: str | None = None
     """What its rollouts are known by in a store that several runs may share."""
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class TrainingLoop:
     score: float | None = None
     """The metric `keep_best` of that evaluation."""
     _watch: Watch = field(default_factory=Watch, init=False)
+    _num_unattributed: int = field(default=0, init=False)
+    """Such calls until the last step was logged."""
     _is_first: bool = field(default=True, init=False)
     """Whether no step was done since this process began."""
     _has_named_side_call: bool = field(default=False, init=False)
@@ -179,9 +183,12 @@ class TrainingLoop:
         # A task's greedy rollout has the index behind them; it is the policy's, but not sampled as what is trained on.
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
+        num_before, self._num_unattributed = self._num_unattributed, self.num_unattributed_calls()
+        unattributed = {"dropped/unattributed_call": float(self._num_unattributed - num_before)}
         return {
             **self.judge.of_training(sampled),
             **batch_metrics(assembled),
+            **(unattributed if self._num_unattributed > num_before else {}),
             **update.metrics,
             **rates(times, episodes, num_trained, ahead=ahead),
         }

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.trainer.checkpoint import Checkpoints
+from rllm.trainer.config.by_size import ADAMW, FLOAT32, GB, num_weights, size_of, trained_bytes
 from rllm.trainer.config.schema import TrainConfig
-
-GB = 1e9
-FLOAT32 = 4
-ADAMW = 2 * FLOAT32
-"""Bytes of each weight's two running means."""
-
-
-def num_weights(folder: Path) -> int | None:
-    """How many numbers a model has, from the headers of its files; `None` if they are not here."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(_numbers_in(path) for path in files) if files else None
-
-
-def _numbers_in(path: Path) -> int:
-    """See https://huggingface.co/docs/safetensors: eight bytes of length, then that much JSON."""
-    with path.open("rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def checkpoint_bytes(config: TrainConfig) -> int | None:
@@ -44,6 +26,33 @@ def checkpoint_bytes(config: TrainConfig) -> int | None:
 
 def _num_written(config: TrainConfig) -> int:
     return 0 if config.run_dir is None else len(Checkpoints(config.run_dir, keep=config.keep_checkpoints).all())
+
+
+def training_memory(config: TrainConfig) -> list[str]:
+    """Return a line on the memory that training in this process takes; none for other backends and unknown models."""
+    number = size_of(config.model.path)
+    if config.backend != "local" or number is None:
+        return []
+    from rllm.inference.local.loading import choose_device, choose_dtype
+    from rllm.trainer.activations import bytes_of_token
+
+    device = choose_device(config.model.device)
+    itemsize = choose_dtype(config.model.dtype, device).itemsize
+    trained = trained_bytes(number, itemsize=itemsize, lora=bool(config.model.lora_rank), offload=config.optim.offload)
+    parts = {**trained}
+    if needs_reference(config) and not (config.model.lora_rank or config.model.reference_offload):
+        parts["reference"] = number * itemsize
+    if needs_critic(config):
+        parts["critic"] = sum(trained.values())
+    if (each := bytes_of_token(config)) is not None:
+        parts[f"activations of {config.optim.micro_batch_tokens} tokens"] = config.optim.micro_batch_tokens * each
+    sampler = "" if config.model.engine == "vllm" else ", beside the sampler's cache"
+    return [f"predicted memory for training on {device.type}: {_summed(parts)}{sampler}"]
+
+
+def _summed(parts: Mapping[str, float]) -> str:
+    listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in parts.items())
+    return f"{sum(parts.values()) / GB:.2f} GB ({listed})"
 
 
 def worker_memory(config: TrainConfig) -> list[str]:
@@ -65,9 +74,8 @@ def worker_memory(config: TrainConfig) -> list[str]:
         parts[f"logits of {config.optim.micro_batch_tokens} tokens"] = (
             2 * FLOAT32 * config.optim.micro_batch_tokens * vocabulary
         )
-    listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in parts.items())
     kind = "process" if on_cpu(config) else "GPU"
-    return [f"predicted memory of each {kind}: {sum(parts.values()) / GB:.2f} GB ({listed}), and activations"]
+    return [f"predicted memory of each {kind}: {_summed(parts)}, and activations"]
 
 
 def _weights_of(config: TrainConfig) -> int | None:

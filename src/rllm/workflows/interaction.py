@@ -210,7 +210,7 @@ class Interaction:
             return False
         if not self._steps:
             raise PromptTooLongError(
-                f"the first prompt has {length} tokens and max_prompt_length={limit}: shorten the task, or raise it"
+                f"the first prompt has {length} tokens and max_prompt_length={limit}: shorten the task, or raise max_prompt_length"
             )
         return True
 

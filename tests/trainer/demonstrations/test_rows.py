@@ -290,6 +290,6 @@ def test_what_is_too_long_is_counted_and_left_out(of: LoadedTokenizer, caplog: p
     with caplog.at_level(logging.WARNING):
         data = read(of, {"messages": SHOP}, short, {**short, "task_id": "own"}, max_length=limit)
     assert [data.task_id(row) for row in range(len(data))] == ["1", "own"]
-    assert f"1 of 3 demonstrations are longer than the {limit} tokens that the model takes" in caplog.text
+    assert f"1 of 3 demonstrations are longer than the {limit} tokens that model.max_length or" in caplog.text
     with pytest.raises(ConfigError, match=r"1 of 1 demonstrations are longer.*nothing is left"):
         read(of, {"messages": SHOP}, max_length=limit)

@@ -39,7 +39,7 @@ def optimizer_settings(config: Any) -> OptimizerSettings:
     """AdamW's, with a schedule over the updates of the run."""
     optim = config.optim
     names = {item.name for item in fields(OptimizerSettings)} & type(optim).model_fields.keys()
-    settings = OptimizerSettings(**{name: getattr(optim, name) for name in names})
+    settings = OptimizerSettings(**{name: getattr(optim, name) for name in names} | {"lr": optim.rate})
     steps = decay_steps(config)
     return settings if steps is None else replace(settings, decay=optim.schedule, decay_steps=steps)
 

@@ -77,7 +77,7 @@ class VerlBackend:
         optim = config.optim
         decay = {} if optim.schedule == "constant" else {"decay": optim.schedule}
         self._rates = {
-            "policy": Rates(lr=optim.lr, warmup_steps=optim.warmup_steps, decay_steps=decay_steps(config), **decay),
+            "policy": Rates(lr=optim.rate, warmup_steps=optim.warmup_steps, decay_steps=decay_steps(config), **decay),
             "critic": Rates(lr=config.critic.lr),
         }
 

@@ -240,7 +240,7 @@ def _policy(config: Any) -> dict[str, Ours]:
     optim = config.optim
     tokens = Ours("optim.micro_batch_tokens", optim.micro_batch_tokens)
     return {
-        **_optimizer(ACTOR, config, lr=Ours("optim.lr", optim.lr)),
+        **_optimizer(ACTOR, config, lr=Ours("optim.lr", optim.rate)),
         f"{ACTOR}.optim.clip_grad": Ours("optim.max_grad_norm", optim.max_grad_norm),
         f"{ACTOR}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
         f"{ACTOR}.ppo_max_token_len_per_gpu": tokens,

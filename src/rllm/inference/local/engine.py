@@ -21,7 +21,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import Call, DecodeThread, News
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.loading import context_length
+from rllm.inference.local.loading import check_length, context_length, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
@@ -221,8 +221,8 @@ class LocalEngine:
         max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
         if max_tokens < 1:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt_ids)} tokens, and the context of {self.max_length} must hold it and an "
-                "answer: shorten the messages, or raise the engine's max_length if the model allows",
+                f"the prompt has {len(prompt_ids)} tokens, and model.max_length={self.max_length} bounds prompt and answer "
+                f"together: shorten the messages{_longer(self.model, self.max_length)}",
                 num_tokens=len(prompt_ids),
             )
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
@@ -320,25 +320,26 @@ def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
 
 
 def _checked_length(model: Any, wanted: int | None) -> int:
-    """The context length to use.
+    """Return the bound of prompt and answer together.
 
     Raises:
         ConfigError: if more is wanted than the model has positions for.
     """
+    if wanted is not None:
+        check_length(model.config, wanted)
+        return wanted
     limit = context_length(model.config)
-    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    why = (
-        ""
-        if limit == most
-        else f", not {most}: beyond, longrope gives a sequence other positions from its first token on"
-    )
-    if wanted is None:
-        if why:
-            logger.warning("%s has a context of %d tokens here%s", type(model).__name__, limit, why)
-        return limit or _DEFAULT_CONTEXT
-    if wanted < 2 or (limit is not None and wanted > limit):
-        raise ConfigError(f"max_length={wanted}: use 2 to {limit or 'as many as memory allows'}{why}")
-    return wanted
+    if why := longrope_note(model.config):
+        logger.warning("%s has a context of %d tokens here%s", type(model).__name__, limit, why)
+    return limit or _DEFAULT_CONTEXT
+
+
+def _longer(model: Any, max_length: int) -> str:
+    """Return the second remedy for a prompt that is too long: a higher bound, if the model has one."""
+    limit = context_length(model.config)
+    if limit is not None and limit <= max_length:
+        return f", or use a model with a context of more than {limit} tokens"
+    return f", or raise model.max_length{'' if limit is None else f' (the model takes {limit})'}"
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -41,6 +41,8 @@ _PROCESSOR_FILES = (
     "chat_template.json",
 )
 """How a model with images is given these; servers do not start without."""
+_SHORTEST = 2
+"""A prompt of one token, and an answer of one."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -77,6 +79,39 @@ def context_length(config: Any) -> int | None:
     if limit is not None and rope.get("rope_type") == "longrope":
         return min(limit, int(rope["original_max_position_embeddings"]))
     return limit
+
+
+def described(path: str | Path) -> Any | None:
+    """Return the Hugging Face configuration of a model's folder; `None` for a hub id, or where it cannot be read."""
+    folder = Path(path).expanduser()
+    try:
+        return AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
+    except (OSError, ValueError):  # which loading the model reports
+        return None
+
+
+def longrope_note(config: Any) -> str:
+    """Return why the context is shorter than the model's files state, as the end of a sentence; empty where it is not."""
+    limit, most = context_length(config), getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if limit == most:
+        return ""
+    return f", not {most}: beyond, longrope gives a sequence other positions from its first token on"
+
+
+def check_length(config: Any, wanted: int) -> None:
+    """Check `model.max_length` against the context of a model, given its Hugging Face configuration.
+
+    Raises:
+        ConfigError: if more is wanted than the model has positions for.
+    """
+    limit = context_length(config)
+    if wanted >= _SHORTEST and (limit is None or wanted <= limit):
+        return
+    has = "" if limit is None else f", and the model has a context of {limit} tokens{longrope_note(config)}"
+    use = f"at least {_SHORTEST}" if limit is None else f"{_SHORTEST} to {limit}"
+    raise ConfigError(
+        f"model.max_length={wanted}: prompt and answer share it{has}; use {use}, or leave it out for the model's own context"
+    )
 
 
 def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = None) -> LoadedTokenizer:

@@ -22,11 +22,19 @@ class DescribedSetting:
 
 
 def described(
-    config: TrainConfig, layers: Sequence[Layer], algorithm: Mapping[str, Any] | None = None
+    config: TrainConfig,
+    layers: Sequence[Layer],
+    algorithm: Mapping[str, Any] | None = None,
+    *,
+    rate_origin: str | None = None,
 ) -> list[DescribedSetting]:
-    """Every setting of the configuration that these layers make, in the order of the schema.
+    """Return every setting of the configuration that these layers make, in the order of the schema.
 
-    `algorithm` are all settings of the algorithm, those included that nobody set.
+    Args:
+        config: as the trainer settled it.
+        layers: where values come from.
+        algorithm: all settings of the algorithm, also those that were not set.
+        rate_origin: where `optim.lr` is from, if no layer set it.
     """
     published = translated(layers).origins
 
@@ -35,6 +43,8 @@ def described(
             return "num_epochs"
         written = published.get(key, key)
         layer = setter_of(written, layers)
+        if key == "optim.lr" and rate_origin is not None:
+            return rate_origin
         name = "default" if layer is None else layer.name
         return f"{name}, as {written}" if written != key else name
 

@@ -252,15 +252,21 @@ def _place(key: str, layers: Sequence[Layer]) -> str:
 
 @contextmanager
 def naming_places(layers: Sequence[Layer]) -> Iterator[None]:
-    """Say in a mistake inside that begins with a setting where this was set, as a mistake in loading does."""
+    """Name in a mistake inside that begins with a setting where this was set, and by which published key, as a mistake in
+    loading does."""
     try:
         yield
     except ConfigError as error:
-        key = _LEADING_KEY.match(str(error))
-        layer = setter_of(key[0], layers) if key else None
-        if key is None or layer is None or isinstance(_at(layer.values, key[0]), Mapping):  # a section has many places
+        found = _LEADING_KEY.match(str(error))
+        if found is None:
             raise
-        raise ConfigError(f"{_place(key[0], layers)}{error}") from error
+        setting = found[0]
+        key = translated(layers).origins.get(setting, setting)
+        layer = setter_of(key, layers)
+        if layer is None or isinstance(_at(layer.values, key), Mapping):  # a section has many places
+            raise
+        also = "" if key == setting else f"{key}, here "
+        raise ConfigError(f"{_place(key, layers)}{also}{error}") from error.__cause__
 
 
 def setter_of(key: str, layers: Sequence[Layer]) -> Layer | None:

@@ -192,8 +192,9 @@ class EvalConfig(Section):
 class OptimConfig(Section):
     """How the weights are updated (AdamW; Loshchilov & Hutter 2019)."""
 
-    lr: PositiveFloat = 1e-6
-    """Learning rate after the warm-up."""
+    lr: PositiveFloat | None = None
+    """Learning rate after the warm-up; None takes the one that suits the model's size, LoRA and the kind of training, see
+    docs/models-by-size.md."""
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -219,6 +220,11 @@ class OptimConfig(Section):
     sampler's, too."""
     offload: bool = False
     """Whether AdamW works in main memory, which spares a GPU two to three copies of the weights."""
+
+    @property
+    def rate(self) -> float:
+        """`lr`; and for a backend that is used without a trainer, which settles it, that of a large model."""
+        return 1e-6 if self.lr is None else self.lr
 
 
 class CriticConfig(Section):

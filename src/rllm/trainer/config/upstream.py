@@ -17,9 +17,12 @@ from rllm.trainer.config.upstream_keys import TABLE, ForVerl, Ignored, PartOf, R
 
 PUBLISHED = Path(__file__).with_name("agent_ppo_trainer.yaml")
 
-_GROUPS = {key.split(".")[0] for key in TABLE} - {"algorithm"}
-_ALGORITHM = {key.split(".")[1] for key in TABLE if key.startswith("algorithm.")}
-"""Both vocabularies have a section `algorithm`; these of its keys are the published ones."""
+_SHARED = {
+    section: {key.split(".")[1] for key in TABLE if key.startswith(f"{section}.")}
+    for section in ("algorithm", "critic")
+}
+"""Sections of both vocabularies, with their published keys."""
+_GROUPS = {key.split(".")[0] for key in TABLE} - _SHARED.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +63,13 @@ def _split(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The published keys, with dots; and ours, nested."""
     published = {key: value for key, value in mapping.items() if key in _GROUPS}
     ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
-    algorithm = ours.get("algorithm")
-    if isinstance(algorithm, Mapping) and not _ALGORITHM.isdisjoint(algorithm):
-        published["algorithm"] = {key: value for key, value in algorithm.items() if key in _ALGORITHM}
-        ours["algorithm"] = {key: value for key, value in algorithm.items() if key not in _ALGORITHM}
-        if not ours["algorithm"]:
-            del ours["algorithm"]
+    for section, known in _SHARED.items():
+        values = ours.get(section)
+        if isinstance(values, Mapping) and not known.isdisjoint(values):
+            published[section] = {key: value for key, value in values.items() if key in known}
+            ours[section] = {key: value for key, value in values.items() if key not in known}
+            if not ours[section]:
+                del ours[section]
     return dict(leaves(published)), ours
 
 
@@ -122,6 +126,9 @@ def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translate
             if converted is not None:
                 _put(result.values, rule.setting, converted, new=rule.setting not in result.origins)
                 result.origins.setdefault(rule.setting, key)
+            for setting, more in rule.also(value, given).items():
+                _put(result.values, setting, more, new=setting not in result.origins)
+                result.origins.setdefault(setting, key)
             result.ignored.extend(f"{key}={part}" for part in rule.left_out(value))
         case Refused():
             if value not in rule.unless:

@@ -23,6 +23,8 @@ class Sets:
     convert: Callable[[Any, Given], Any] = lambda value, given: value
     left_out: Callable[[Any], list[Any]] = lambda value: []
     """The parts of the value that mean nothing here."""
+    also: Callable[[Any, Given], Mapping[str, Any]] = lambda value, given: {}
+    """Further settings of ours that the value decides."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ def context_length(value: Any, given: Given) -> int:
     return whole(value) + whole(given["data.max_response_length"])
 
 
+def model_length(value: Any, given: Given) -> int | None:
+    """Return the server's limit, unless the lengths of prompt and response decide it."""
+    return None if "data.max_prompt_length" in given else whole(value)
+
+
 def epochs(value: Any, given: Given) -> Any:
     """Nothing, where the steps are counted."""
     return None if "trainer.total_training_steps" in given else value
@@ -162,6 +169,44 @@ def lora_targets(value: Any, given: Given) -> Any:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def number_format(value: Any, given: Given) -> str:
+    """Return the format of the forward passes by our name for it."""
+    name = _FORMATS.get(str(value).lower().removeprefix("torch."))
+    if name is None:
+        raise ValueError("use bfloat16 or float32: training in other formats is not supported (model.dtype)")
+    return name
+
+
+def aggregation(value: Any, given: Given) -> Any:
+    """Return our name of a loss aggregation."""
+    return "fixed-length" if value == _FIXED else value
+
+
+def fixed_length(value: Any, given: Given) -> dict[str, int]:
+    """Return the length by which `seq-mean-token-sum-norm` divides, which is that of the padded responses."""
+    if value != _FIXED:
+        return {}
+    if "data.max_response_length" not in given:
+        raise ValueError("it divides by data.max_response_length, which is not set: set that, too")
+    return {"algorithm.fixed_length": whole(given["data.max_response_length"])}
+
+
+def clip_high(value: Any, given: Given) -> dict[str, Any]:
+    """Return the upper bound that `clip_ratio` decides, unless the key of its own does."""
+    return {} if _CLIP_HIGH in given else {"algorithm.clip_high": value}
+
+
+def clip_low(value: Any, given: Given) -> Any:
+    """Return the lower bound that `clip_ratio` decides, unless the key of its own does."""
+    return None if _CLIP_LOW in given else value
+
+
+def same_model(value: Any, given: Given) -> None:
+    """Accept the policy's own model as the one that the critic begins as."""
+    if value != given.get("actor_rollout_ref.model.path"):
+        raise ValueError("the critic begins as the policy does: leave it out, or use actor_rollout_ref.model.path")
+
+
 def step_level(value: Any, given: Given) -> str | None:
     """Steps are credited apart only where stepwise advantages are on."""
     if value not in ("broadcast", "per_step"):
@@ -216,8 +261,14 @@ _IGNORED = Ignored()
 _OVERRIDES = "verl.overrides."
 _KL_LOSS, _KL_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
 _FILTERING, _REJECTION = "rllm.compact_filtering.enable", "rllm.rejection_sample.enable"
+_DISTILL = "rllm.distill.enable"
 _LORA = "actor_rollout_ref.model.lora_rank"
 _ESTIMATORS = {"gae": "ppo"}
+_FIXED = "seq-mean-token-sum-norm"
+_FORMATS = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+_CLIP_LOW, _CLIP_HIGH = "actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high"
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
+_NO_FIREWORKS = Refused((), "the backends are local and verl: leave it out, and set backend=verl for many GPUs")
 _LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded"]
 _MASKS = {**dict.fromkeys(_LIMITS, True), "env_done": False, "unknown": False}
 """Reasons of ending, and whether the published default masks them."""
@@ -231,6 +282,8 @@ TABLE: dict[str, Rule] = {
     "data.max_response_length": Sets("rollout.max_tokens"),
     "data.filter_overlong_prompts": _IGNORED,
     "data.filter_overlong_prompts_workers": _IGNORED,
+    "data.return_multi_modal_inputs": Refused((False,), "only text is read: leave it off"),
+    "data.seed": Sets("seed"),
     "data.train_files": Refused((), _ARGUMENTS.format("train_dataset")),
     "data.val_files": Refused((), _ARGUMENTS.format("val_dataset")),
     "algorithm.adv_estimator": Sets("algorithm.name", estimator),
@@ -249,9 +302,10 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.model.target_modules": Sets("model.lora_targets", lora_targets),
     "actor_rollout_ref.actor.strategy": ForVerl(f"{_OVERRIDES}model_engine", model_engine),
     "actor_rollout_ref.actor.optim.lr": Sets("optim.lr"),
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": Sets("optim.schedule"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps": Sets("optim.warmup_steps", at_least_zero),
     "actor_rollout_ref.actor.optim.weight_decay": Sets("optim.weight_decay"),
-    "actor_rollout_ref.actor.loss_agg_mode": Sets("algorithm.aggregation"),
+    "actor_rollout_ref.actor.loss_agg_mode": Sets("algorithm.aggregation", aggregation, also=fixed_length),
     "actor_rollout_ref.actor.ppo_mini_batch_size": Sets("optim.num_minibatches", minibatches),
     "actor_rollout_ref.actor.ppo_epochs": Sets("optim.num_epochs"),
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": Sets("optim.micro_batch_tokens"),
@@ -261,16 +315,20 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.actor.kl_loss_coef": Sets("algorithm.kl_coef", only_with(_KL_LOSS)),
     "actor_rollout_ref.actor.kl_loss_type": Sets("algorithm.kl_estimator", kl_estimator),
     "actor_rollout_ref.actor.entropy_coeff": Sets("algorithm.entropy_coef"),
-    "actor_rollout_ref.actor.clip_ratio_low": Sets("algorithm.clip_low"),
-    "actor_rollout_ref.actor.clip_ratio_high": Sets("algorithm.clip_high"),
+    "actor_rollout_ref.actor.clip_ratio": Sets("algorithm.clip_low", clip_low, also=clip_high),
+    _CLIP_LOW: Sets("algorithm.clip_low"),
+    _CLIP_HIGH: Sets("algorithm.clip_high"),
     "actor_rollout_ref.actor.grad_clip": Sets("optim.max_grad_norm"),
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": ForVerl(
         f"{_OVERRIDES}actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     ),
-    "actor_rollout_ref.actor.fsdp_config.param_offload": ForVerl(
-        f"{_OVERRIDES}actor_rollout_ref.actor.fsdp_config.param_offload"
-    ),
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": ForVerl("optim.offload"),
+    f"{_FSDP}.dtype": Sets("model.dtype", number_format),
+    f"{_FSDP}.model_dtype": _IGNORED,
+    f"{_FSDP}.optimizer_offload": ForVerl("optim.offload"),
+    **{
+        f"{_FSDP}.{name}": ForVerl(f"{_OVERRIDES}{_FSDP}.{name}")
+        for name in ("param_offload", "fsdp_size", "forward_prefetch", "offload_policy", "reshard_after_forward")
+    },
     "actor_rollout_ref.actor.checkpoint.save_contents": _IGNORED,
     "actor_rollout_ref.actor.checkpoint.load_contents": _IGNORED,
     "actor_rollout_ref.rollout.name": _IGNORED,
@@ -286,6 +344,10 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.rollout.free_cache_engine": _IGNORED,
     "actor_rollout_ref.rollout.max_num_batched_tokens": _IGNORED,
     "actor_rollout_ref.rollout.max_num_seqs": _IGNORED,
+    "actor_rollout_ref.rollout.max_model_len": Sets("model.max_length", model_length),
+    "actor_rollout_ref.rollout.enable_chunked_prefill": _IGNORED,
+    "actor_rollout_ref.rollout.disable_log_stats": _IGNORED,
+    "actor_rollout_ref.rollout.layered_summon": _IGNORED,
     "actor_rollout_ref.rollout.load_format": _IGNORED,
     "actor_rollout_ref.rollout.dtype": _IGNORED,
     "actor_rollout_ref.rollout.calculate_log_probs": _IGNORED,
@@ -303,10 +365,15 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Refused(
         (True,), "use actor_rollout_ref.rollout.val_kwargs.temperature=0"
     ),
+    "actor_rollout_ref.ref.fsdp_config.dtype": _IGNORED,
+    "actor_rollout_ref.ref.fsdp_config.model_dtype": _IGNORED,
+    "actor_rollout_ref.ref.fsdp_config.optimizer_offload": _IGNORED,
     "actor_rollout_ref.ref.fsdp_config.param_offload": ForVerl("model.reference_offload"),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _IGNORED,
     "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": _IGNORED,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _IGNORED,
+    "critic.optim.lr": Sets("critic.lr"),
+    "critic.model.path": Sets("model.path", same_model),
     "ray_init.num_cpus": _IGNORED,
     "trainer.total_epochs": Sets("num_epochs", epochs),
     "trainer.total_training_steps": Sets("num_steps"),
@@ -317,6 +384,8 @@ TABLE: dict[str, Rule] = {
     "trainer.experiment_name": Sets("run_dir", run_dir),
     "trainer.default_local_dir": Sets("run_dir", run_dir),
     "trainer.default_hdfs_dir": _IGNORED,
+    "trainer.log_episodes": _IGNORED,
+    "trainer.episode_log_dir": _IGNORED,
     "trainer.log_val_generations": _IGNORED,
     "trainer.rollout_data_dir": _IGNORED,
     "trainer.validation_data_dir": _IGNORED,
@@ -327,6 +396,7 @@ TABLE: dict[str, Rule] = {
     "trainer.save_freq": Sets("save_every", at_least_zero),
     "trainer.max_actor_ckpt_to_keep": Sets("keep_checkpoints"),
     "trainer.n_gpus_per_node": ForVerl("verl.workers_per_node"),
+    "trainer.n_training_gpus_per_node": _IGNORED,
     "trainer.nnodes": ForVerl("verl.num_nodes"),
     "rllm.mask_truncated_samples": Sets("filters.truncated"),
     "rllm.filter_token_mismatch": _IGNORED,
@@ -363,6 +433,11 @@ TABLE: dict[str, Rule] = {
     "rllm.rejection_sample.min_partial_solve_tasks": PartOf(_REJECTION),
     "rllm.rejection_sample.mode": Refused(("none",), f"use {_REJECTION}=true"),
     "rllm.rejection_sample.filter_uniform_groups": Refused((False,), f"use {_REJECTION}=true"),
+    _DISTILL: Refused((False,), "use algorithm.name=distill with teacher.path or teacher.url"),
+    "rllm.distill.shared_tokenizer": PartOf(_DISTILL),
+    "rllm.distill.teacher_rollout_args.model": PartOf(_DISTILL),
+    "rllm.distill.teacher_rollout_args.base_url": PartOf(_DISTILL),
+    "rllm.distill.teacher_rollout_args.api_key": PartOf(_DISTILL),
     "rllm.async_training": Refused((False,), "set how many updates a rollout may be behind, rollout.max_staleness"),
     "rllm.sdk.proxy.host": Sets("gateway.host"),
     "rllm.sdk.proxy.port": Sets("gateway.port"),
@@ -371,5 +446,8 @@ TABLE: dict[str, Rule] = {
     "rllm.sdk.store.path": Sets("store", store_path),
     "rllm.sdk.processing.groupby_key": Refused((), "return trajectories from the agent; their names are the groups"),
     "rllm.sdk.processing.traj_name_key": Refused((), "name trajectories with @trajectory(name=...)"),
+    "fireworks.deployment_id": _NO_FIREWORKS,
+    "fireworks.model_id_prefix": _NO_FIREWORKS,
+    "fireworks.concurrency": _NO_FIREWORKS,
 }
 """A key whose published default is `{}` stands for whatever the user puts below it."""

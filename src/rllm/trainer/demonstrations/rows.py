@@ -79,11 +79,15 @@ def prepared(
     kept = [task for task in tasks if max_length is None or task[1].num_tokens <= max_length]
     if len(kept) < len(tasks):
         too_long = (
-            f"{len(tasks) - len(kept)} of {len(tasks)} demonstrations are longer than the {max_length} tokens that the model "
-            "takes (model.max_length)"
+            f"{len(tasks) - len(kept)} of {len(tasks)} demonstrations are longer than the {max_length} tokens that "
+            "model.max_length or the model's own context allows; the longest has "
+            f"{max(shown.num_tokens for _, shown in tasks)}"
         )
         if not kept:
-            raise ConfigError(f"{too_long}: nothing is left to learn from; cut them into shorter ones")
+            raise ConfigError(
+                f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or cut them "
+                "into shorter ones"
+            )
         logger.warning("%s, and are left out", too_long)
     return Dataset(({"task_id": task_id, FIELD: shown} for task_id, shown in kept), name="demonstrations")
 

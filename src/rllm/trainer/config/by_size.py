@@ -1,0 +1,303 @@
+"""Models by size: the learning rates, lengths and hardware that suit them, and the size of a model that is named.
+
+One table serves the default of `optim.lr`, the remark on a rate that is far from it, and docs/models-by-size.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm.trainer.config.schema import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+PAGE = "docs/models-by-size.md"
+BY_SIZE = "by model size"
+FAR = 10.0
+"""A rate that is more than so many times the one of the table, or less than that part of it, is remarked on."""
+GB = 1e9
+FLOAT32, BFLOAT16, ADAMW = 4, 2, 8
+"""Bytes of a weight, or of its gradient; and of AdamW's two running means, which are float32."""
+
+_IN_A_NAME = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+_UNITS = {"m": 1e6, "b": 1e9}
+_NOTED = re.compile(rf"^  lr: (\S+)  # ({BY_SIZE}.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeClass:
+    """Models of about one size, and what suits them."""
+
+    up_to: float
+    """Largest number of weights; mixtures of experts count all of theirs."""
+    name: str
+    examples: str
+    typical: float
+    """Weights of the model whose memory the page states."""
+    full: float
+    """Learning rate of reinforcement learning that trains all weights."""
+    lora: float
+    """The same where an adapter is trained."""
+    sft: float
+    """Learning rate of supervised fine-tuning that trains all weights."""
+    sft_lora: float
+    group_size: str
+    answer_tokens: str
+    hardware: str
+
+    def rate(self, *, lora: bool, demonstrates: bool) -> float:
+        """Return the learning rate for this kind of training."""
+        if demonstrates:
+            return self.sft_lora if lora else self.sft
+        return self.lora if lora else self.full
+
+
+TABLE = (
+    SizeClass(
+        up_to=1e7,
+        name="up to 10 M",
+        examples="the tiny policies of the demo, the examples and `rllm.testing`",
+        typical=4e6,
+        full=3e-4,
+        lora=1e-3,
+        sft=1e-3,
+        sft_lora=2e-3,
+        group_size="8",
+        answer_tokens="8-64",
+        hardware="two CPU cores, a second a step",
+    ),
+    SizeClass(
+        up_to=6e7,
+        name="10-60 M",
+        examples="models of your own",
+        typical=3e7,
+        full=1e-4,
+        lora=5e-4,
+        sft=5e-4,
+        sft_lora=1e-3,
+        group_size="8",
+        answer_tokens="32-128",
+        hardware="two CPU cores",
+    ),
+    SizeClass(
+        up_to=2.5e8,
+        name="60-250 M",
+        examples="SmolLM2-135M",
+        typical=1.35e8,
+        full=2e-5,
+        lora=2e-4,
+        sft=1e-4,
+        sft_lora=5e-4,
+        group_size="8",
+        answer_tokens="32-256",
+        hardware="two CPU cores and 8 GB, 12-20 s a step of 64 short answers; any GPU",
+    ),
+    SizeClass(
+        up_to=8e8,
+        name="250-800 M",
+        examples="SmolLM2-360M, Qwen3-0.6B",
+        typical=6e8,
+        full=5e-6,
+        lora=5e-5,
+        sft=2e-5,
+        sft_lora=2e-4,
+        group_size="8",
+        answer_tokens="256-1,024",
+        hardware="one GPU of 24 GB",
+    ),
+    SizeClass(
+        up_to=2e9,
+        name="0.8-2 B",
+        examples="Llama-3.2-1B, Qwen3-1.7B",
+        typical=1.7e9,
+        full=2e-6,
+        lora=2e-5,
+        sft=2e-5,
+        sft_lora=2e-4,
+        group_size="8",
+        answer_tokens="512-2,048",
+        hardware="one GPU of 48-80 GB; LoRA one of 16-24 GB",
+    ),
+    SizeClass(
+        up_to=5e9,
+        name="2-5 B",
+        examples="SmolLM3-3B, Qwen3-4B",
+        typical=4e9,
+        full=1e-6,
+        lora=1e-5,
+        sft=1e-5,
+        sft_lora=1e-4,
+        group_size="8-16",
+        answer_tokens="1,024-4,096",
+        hardware="one GPU of 80 GB with `optim.offload`, or two and more with verl; LoRA one of 24-48 GB",
+    ),
+    SizeClass(
+        up_to=1e10,
+        name="5-10 B",
+        examples="Llama-3.1-8B, Qwen3-8B",
+        typical=8e9,
+        full=1e-6,
+        lora=1e-5,
+        sft=1e-5,
+        sft_lora=1e-4,
+        group_size="8-16",
+        answer_tokens="1,024-8,192",
+        hardware="4-8 GPUs of 80 GB with verl, or one with `optim.offload` and 160 GB of main memory; LoRA one of 48-80 GB",
+    ),
+)
+"""From small to large. Larger models have the rates of the last class."""
+
+
+def class_of(num_weights: float) -> SizeClass:
+    """Return the class of a model with so many weights; the last one for larger models."""
+    return next((item for item in TABLE if num_weights <= item.up_to), TABLE[-1])
+
+
+def num_weights(folder: Path) -> int | None:
+    """Return how many numbers a model has, from the headers of its files; `None` if they are not here."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(_numbers_in(path) for path in files) if files else None
+
+
+def size_of(model: str) -> float | None:
+    """Return how many weights a folder or a hub id has: from its files if they are here or in the cache, else as its name
+    states (`Qwen3-0.6B`); `None` where that is unknown. An adapter has those of its base."""
+    folder = Path(model).expanduser()
+    try:
+        adapter = folder / "adapter_config.json"
+        if adapter.is_file():
+            return size_of(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
+        number = num_weights(folder if folder.is_dir() else _cached(model))
+    except (OSError, ValueError, KeyError, OverflowError):  # a damaged file, which loading the model reports
+        number = None
+    return _stated(folder.name) if number is None else number
+
+
+def settle_rate(config: TrainConfig, *, demonstrates: bool, begun: str = "") -> str | None:
+    """Set `optim.lr`, if it is not set, to the rate that suits the model; return where the value is from, `None` for the user.
+
+    Args:
+        config: changed in place.
+        demonstrates: true for supervised fine-tuning.
+        begun: the text of the `config.yaml` of a run that is resumed, whose rate stays.
+    """
+    earlier = _NOTED.search(begun)
+    if earlier is not None and config.optim.lr in (None, float(earlier[1])):
+        config.optim.lr = float(earlier[1])
+        return earlier[2]
+    if config.optim.lr is not None:
+        return None
+    number = size_of(config.model.path)
+    lora = bool(config.model.lora_rank)
+    config.optim.lr = (TABLE[-1] if number is None else class_of(number)).rate(lora=lora, demonstrates=demonstrates)
+    told = f"{BY_SIZE}: {_kind(config, demonstrates, number)}"
+    logger.info("optim.lr=%g, %s (%s)", config.optim.lr, told, PAGE)
+    return told
+
+
+def noted(settings: str, origin: str | None) -> str:
+    """Return the text of a `config.yaml` with the origin of its learning rate as a comment."""
+    head, optim, tail = settings.partition("\noptim:\n")
+    if origin is None or not optim:
+        return settings
+    return head + optim + re.sub(r"^  lr: \S+$", rf"\g<0>  # {origin}", tail, count=1, flags=re.MULTILINE)
+
+
+def rate_in_words(config: TrainConfig, origin: str | None, *, demonstrates: bool) -> list[str]:
+    """Return a line for a learning rate that was chosen, or that is far from the one that suits the model."""
+    lr = config.optim.lr
+    assert lr is not None, "settle_rate was called"
+    if origin is not None:
+        return [f"optim.lr={lr:g}, {origin} ({PAGE})"]
+    number = size_of(config.model.path)
+    if number is None:
+        return []
+    usual = class_of(number).rate(lora=bool(config.model.lora_rank), demonstrates=demonstrates)
+    if max(lr / usual, usual / lr) <= FAR * (1 + 1e-9):  # which is no more than the rounding of a factor of ten
+        return []
+    far, risk = (f"{lr / usual:,.3g} times", "collapse") if lr > usual else (f"1/{usual / lr:,.3g} of", "learn nothing")
+    kind = _kind(config, demonstrates, number)
+    return [f"optim.lr={lr:g} is {far} the usual {usual:g} ({kind}): the policy may {risk}; see {PAGE}"]
+
+
+def trained_bytes(num_weights: float, *, itemsize: int, lora: bool = False, offload: bool = False) -> dict[str, float]:
+    """Return the bytes that a model takes on its device while it is trained in this process, by what they are for.
+
+    Weights of 16 bits are updated through a float32 copy, beside which their gradients are summed (`MasterAdamW`). With
+    `offload` the copy, its gradient and AdamW's means are in main memory. An adapter itself is small.
+    """
+    weights = num_weights * itemsize
+    if lora:
+        return {"weights": weights}
+    if offload:
+        return {"weights": weights, "gradients": weights}
+    if itemsize >= FLOAT32:
+        return {"weights": weights, "gradients": weights, "AdamW": num_weights * ADAMW}
+    copies = num_weights * FLOAT32
+    return {"weights": weights, "gradients": weights + copies, "AdamW and float32 copy": copies + num_weights * ADAMW}
+
+
+def markdown() -> Iterator[str]:
+    """Yield the lines of the tables of docs/models-by-size.md."""
+    yield "| weights | such as | `optim.lr` | with LoRA | `rllm sft` | `rllm sft` with LoRA |"
+    yield "| -- | -- | -- | -- | -- | -- |"
+    for item in TABLE:
+        rates = (item.full, item.lora, item.sft, item.sft_lora)
+        yield f"| {item.name} | {item.examples} | {' | '.join(f'`{_short(rate)}`' for rate in rates)} |"
+    yield ""
+    yield "| weights | `rollout.group_size` | tokens of an answer | memory, all weights | memory, LoRA | hardware |"
+    yield "| -- | -- | -- | -- | -- | -- |"
+    for item in TABLE:
+        itemsize = FLOAT32 if item.typical <= TABLE[2].up_to else BFLOAT16
+        full, lora = (trained_bytes(item.typical, itemsize=itemsize, lora=lora) for lora in (False, True))
+        sizes = " | ".join(f"{_gigabytes(sum(parts.values()))} GB" for parts in (full, lora))
+        yield f"| {item.name} | {item.group_size} | {item.answer_tokens} | {sizes} | {item.hardware} |"
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / GB:.2g}" if size < GB else f"{size / GB:.0f}"
+
+
+def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
+    trained = "LoRA" if config.model.lora_rank else "all weights"
+    training = "supervised fine-tuning" if demonstrates else "reinforcement learning"
+    if number is None:
+        size = f"of a size that model.path={config.model.path!r} does not show, taken as large"
+    else:
+        size = f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
+        size = f"of {size} weights"
+    return f"{training} of {trained}, model {size}"
+
+
+def _numbers_in(path: Path) -> int:
+    """See https://huggingface.co/docs/safetensors: eight bytes of length, then that much JSON."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _cached(hub_id: str) -> Path:
+    """Return the folder in which the hub's cache has a model; one that does not exist if it has none."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(hub_id, "config.json")
+    except (ImportError, ValueError):  # the latter for what is not a hub id
+        found = None
+    return Path(found).parent if isinstance(found, str) else Path(hub_id)
+
+
+def _stated(name: str) -> float | None:
+    found = _IN_A_NAME.search(name)
+    return None if found is None else int(found[1] or 1) * float(found[2]) * _UNITS[found[3].lower()]
