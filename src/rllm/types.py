@@ -55,6 +55,8 @@ RESERVED_PREFIX = "rllm."
 """How the names in metadata begin that are ours; those of agents and users may not."""
 
 DRIFT_KEY = "rllm.drift"
+LOST_KEY = "rllm.not_in_prompt"
+"""Kinds of content of a request that its prompt lacks, in the metadata of a trace and the info of an episode."""
 """Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
 
 CLIENT_KEY = "rllm.client"

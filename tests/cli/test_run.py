@@ -255,6 +255,7 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
             ["--model", "m", "--upstream-kind", "openai", "--", "ls"],
             "--upstream-kind openai would have no effect without",
         ),
+        (["--model", "m", "--chat-template", "m", "--", "ls"], "--chat-template m would have no effect without"),
         (["--model", "m", "--tokenizer", "m", "--", "ls"], "--tokenizer m would have no effect without --base-url"),
         (["--out", "no/folder/e.json", "--", "ls"], "there is no folder 'no/folder'"),
         (["--out", ".", "--", "ls"], "--out .: it is a folder: name a file in it"),

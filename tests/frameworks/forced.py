@@ -29,8 +29,9 @@ class ForcedEngine(LocalEngine):
     """Says what `script` says, which may be replaced between calls."""
 
     def __init__(self, script: Script, *, template: str = "qwen") -> None:
+        """`template`: the name of one of `TEMPLATES`, or a template's text."""
         tokenizer = train_tokenizer(_texts(), vocab_size=2000)
-        tokenizer.chat_template = TEMPLATES[template]
+        tokenizer.chat_template = TEMPLATES.get(template, template)
         model = build_model("Qwen3", len(tokenizer), num_hidden_layers=1, max_position_embeddings=CONTEXT)
         super().__init__(model, tokenizer, max_length=CONTEXT, max_concurrent=64)
         self.script = script

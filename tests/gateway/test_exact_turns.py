@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from copy import deepcopy
 from typing import Any
 
@@ -14,17 +15,21 @@ import pytest
 from openai import OpenAI
 
 from rllm.capture import Prior, SSEDecoder
+from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.recorded import RecordedEngine
+from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.local import LocalEngine
+from rllm.parser.tool_prompt import with_tool_prompt
 from rllm.sdk import session
 from rllm.store.memory import MemoryTraceStore
-from rllm.types import DRIFT_KEY
+from rllm.types import DRIFT_KEY, LOST_KEY
 
+from ..frameworks.forced import ForcedEngine
 from ..inference.conftest import build_model, build_tokenizer
 from .token_server import TokenServer
 
@@ -313,3 +318,76 @@ async def test_an_agent_without_http_goes_on_from_its_tokens_too(engine: LocalEn
 
 def one_length(trace: Any) -> int:
     return len(trace.prompt_ids) + len(trace.response_ids)
+
+
+@pytest.mark.parametrize("content", ["m.content", "m.content[0].text"])
+def test_a_model_without_tools_in_its_template_is_a_tool_user_in_one_sequence(content: str) -> None:
+    engine = ForcedEngine(_adds, template=with_tools_prompted(TURNS.replace("CONTENT", content)))
+    tools = [
+        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"a": {}, "b": {}}}}
+    ]
+    store = MemoryTraceStore()
+    with closing(engine), GatewayServer(store, EngineUpstream(engine, "policy"), GatewayConfig()) as server:
+        client = OpenAI(base_url=server.session_url("s"), api_key="x", http_client=httpx.Client(timeout=60))
+        messages: list[Any] = [{"role": "user", "content": "What is 2 + 3 + 4?"}]
+        for result in ("5", "9", None):
+            message = (
+                client.chat.completions.create(model="m", messages=messages, tools=tools, max_tokens=99)
+                .choices[0]
+                .message
+            )
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+        client.close()
+    assert messages[-1]["content"] == "It is 9."
+    traces = store.by_session("s")
+    assert [trace.parent_id for trace in traces] == [None, traces[0].id, traces[1].id]
+    assert not any({DRIFT_KEY, LOST_KEY} & trace.metadata.keys() for trace in traces)
+    read = engine.tokenizer.decode(traces[-1].prompt_ids)
+    assert "Adds." in read
+    assert [read.count(mark) for mark in ("<tool_response>\n5\n", "<tool_response>\n9\n")] == [1, 1]
+
+
+TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + CONTENT + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def with_tools_prompted(template: str) -> str:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    return with_tool_prompt(tokenizer)
+
+
+def _adds(prompt: str) -> str:
+    """Calls the tool, spaced as no serialiser does, until it has read both sums."""
+    a, b = ("2", "3") if "\n5\n" not in prompt else ("5", "4")
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"a":  {a},"b": {b} }}}}\n</tool_call>'
+    return "It is 9." if "\n9\n" in prompt else call
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_the_prompt_lacks_is_noted_with_the_call_and_the_episode(is_lost: bool) -> None:
+    template = TURNS.replace("CONTENT", "m.content")
+    engine = ForcedEngine(lambda prompt: "Hm.", template=template if is_lost else with_tools_prompted(template))
+    headers: list[Any] = []
+
+    def agent(base_url: str) -> float:
+        with OpenAI(base_url=base_url, api_key="x") as client:
+            asked: Any = {"model": "m", "messages": [USER], "tools": TOOLS, "max_tokens": 9}
+            headers.append(client.chat.completions.with_raw_response.create(**asked).headers)
+        return 0.0
+
+    store = MemoryTraceStore()
+    with (
+        closing(engine),
+        GatewayServer(store, EngineUpstream(engine, "policy")) as server,
+        AgentFunctionEngine(agent, gateway=server, store=store) as rollouts,
+    ):
+        episode = asyncio.run(rollouts.rollout(Attempt(task={}, task_id="t")))
+    [warning] = episode.info.get("warnings", []) or [""]
+    assert ("model.tool_prompt=hermes" in warning) == is_lost
+    assert (headers[0].get("x-rllm-ignored") == "prompt.tools") == is_lost
+    assert episode.info.get(LOST_KEY) == (["tools"] if is_lost else None)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
@@ -255,3 +257,14 @@ def test_an_engine_that_takes_messages_only_says_so() -> None:
             refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
             assert refused.status_code == 400
             assert "ScriptedEngine takes no token ids" in refused.json()["error"]["message"]
+
+
+def test_a_server_s_other_template_is_that_of_its_gateway(tmp_path: Path) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "own.jinja"
+    with pytest.raises(ConfigError, match=r"--chat-template='.*own\.jinja' cannot be read"):
+        TokenPrompts.load(str(tmp_path), file)
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert TokenPrompts.load(str(tmp_path), file).lost([{"role": "user", "content": "a"}], tools) == ("tools",)
+    assert TokenPrompts.load(str(tmp_path)).lost([{"role": "user", "content": "a"}], tools) == ()

@@ -13,7 +13,8 @@ from rllm.parser.tool_formats.hermes import HermesToolParser
 
 PLAIN = "{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 QUOTING = (
-    "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}:"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
 VERBATIM = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -81,7 +82,7 @@ def call_with(arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_arguments_are_parsed_for_templates_that_would_quote_them(arguments: Any, printed: str) -> None:
-    assert text_of(QUOTING, call_with(arguments)) == printed
+    assert text_of(QUOTING, call_with(arguments)) == f"f:{printed}"
 
 
 @pytest.mark.parametrize(
@@ -99,12 +100,12 @@ def test_a_parsed_answer_renders_to_the_text_it_was_parsed_from(answer: str) -> 
 
 
 def test_template_kwargs_reach_the_template() -> None:
-    source = "{{ 'thinking' if enable_thinking else 'fast' }}"
+    source = "{{ messages[0].content }}{{ 'thinking' if enable_thinking else 'fast' }}"
     assert text_of(source, {"role": "user", "content": ""}, template_kwargs={"enable_thinking": True}) == "thinking"
 
 
 def test_reasoning_goes_by_any_of_its_names() -> None:
-    source = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
+    source = "{{ messages[0].content }}{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     assert text_of(source, {"role": "assistant", "reasoning": "hm"}) == "hm hm"
     assert text_of(source, {"role": "assistant", "reasoning_content": "hm"}) == "hm hm"
 
@@ -119,6 +120,7 @@ def test_the_hash_is_that_of_the_template_text() -> None:
         ([], "send at least one message"),
         (["hi"], r"messages\[0\]='hi'"),
         ([{"content": "hi"}], r"messages\[0\]=.*'role'"),
+        ([{"role": "assistant", "tool_calls": 3}], r"messages\[0\]\.tool_calls=3"),
         ([{"role": "user", "content": 3}], r"messages\[0\]\.content=3"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "part of type 'image_url'"),
         ([{"role": "user", "content": [{"type": "image_url", "text": "a cat"}]}], "part of type 'image_url'"),
@@ -129,9 +131,141 @@ def test_malformed_messages_are_named(messages: list[Any], complaint: str) -> No
         template(PLAIN).render(messages)
 
 
-def test_a_refusing_template_is_quoted() -> None:
-    with pytest.raises(ConfigError, match=r"refuses these messages: .*only users"):
-        text_of("{{ raise_exception('only users') }}", {"role": "system", "content": "x"})
+USER, SYSTEM = {"role": "user", "content": "a b"}, {"role": "system", "content": "be brief"}
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([SYSTEM, USER], r"messages\[0\] \(role 'system'\).*no system role.*first user message"),
+        ([{**SYSTEM, "role": "developer"}, USER], r"messages\[0\] \(role 'developer'\).*no system role"),
+        (
+            [USER, call_with("{}"), USER, USER, USER, USER],
+            r"messages\[3\] \(role 'user'\).*must alternate.*chat_template",
+        ),
+        ([USER, call_with("{}"), {"role": "tool", "content": "3"}], r"\[2\] \(role 'tool'\).*model\.tool_prompt"),
+    ],
+)
+def test_a_refusal_names_the_message_its_role_and_the_template_s_rule(messages: list[Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        text_of(STRICT, *messages)
+
+
+JSON = "{{ c.function.arguments | tojson }}"
+PAIRS = "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}"
+TURN = "[{{ m.role }}|{{ m.content }}]"
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}]
+
+
+def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", last: str = "") -> str:
+    """A template that prints tools, and of each message a turn and the calls; `last` comes after these."""
+    calls = "{% for c in m.tool_calls or [] %}<{{ c.function.name }}:ARGUMENTS>{% endfor %}"
+    return tools + "{% for m in messages %}" + turn + calls.replace("ARGUMENTS", arguments) + last + "{% endfor %}"
+
+
+SHAPES = {
+    # Content as parts, as SmolVLM, Idefics3 and LLaVA-NeXT have it; or that of users only.
+    "parts": printing(
+        "[{{ m.role }}|{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}]"
+    ),
+    "users' parts": printing("[{{ m.role }}|{{ m.content[0].text if m.role == 'user' else m.content + '' }}]"),
+    # Calls of answers without content only, as DeepSeek R1's distilled models have it.
+    "null": printing("{% if m.content is not none %}" + TURN + "{% else %}", last="{% endif %}"),
+    "absent": printing("{% if m.content is defined %}" + TURN + "{% else %}", last="{% endif %}"),
+    # Arguments that are concatenated (DeepSeek V3); only of mappings (Qwen3-Coder); strings as they are, and mappings
+    # as the model writes them; as Python prints them.
+    "strings": printing(TURN, "{{ '' + c.function.arguments }}"),
+    "mapping": printing(TURN, "{% if c.function.arguments is mapping %}" + PAIRS + "{% endif %}"),
+    "tags": printing(
+        TURN, "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}" + PAIRS + "{% endif %}"
+    ),
+    "raw": printing(TURN, "{{ c.function.arguments }}"),
+    # Tools without what is around the function; results under another role, and with a name.
+    "bare tools": printing(
+        TURN, tools="{% for t in tools or [] %}{{ t.name }} {{ t.description }} {{ t.parameters }}{% endfor %}"
+    ),
+    "named results": printing(
+        "{% if m.role in ('system', 'user', 'assistant') or m.role == 'function' and m.name %}"
+        + TURN
+        + "{{ m.name }}{% endif %}"
+    ),
+}
+CHAT = [
+    SYSTEM,
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"b":  7}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "seven"},
+]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_all_that_is_said_is_printed_whatever_form_the_template_reads(name: str) -> None:
+    chat = template(SHAPES[name])
+    assert set(chat.shape.lost) <= {"text beside tool calls"}
+    text = chat.render_text(CHAT, TOOLS)
+    place = 0
+    for mark in ("f", "Does a thing", "be brief", "a b", "f", "b", "7", "seven"):
+        place = text.find(mark, place)
+        assert place >= 0, (mark, text)
+    if name == "named results":
+        assert text.endswith("[function|seven]f")
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"), [("strings", '{"b":  7}'), ("raw", '{"b":  7}'), ("tags", "<b>7"), ("mapping", "<b>7")]
+)
+def test_arguments_stay_the_model_s_string_where_the_template_prints_what_it_writes(name: str, printed: str) -> None:
+    assert f"<f:{printed}>" in text_of(SHAPES[name], *CHAT)
+    assert f"<f:{printed.replace('  ', ' ')}>" in text_of(SHAPES[name], USER, call_with({"b": 7}))
+
+
+def test_a_call_is_worth_more_than_the_text_beside_it() -> None:
+    beside = {**call_with('{"b": 7}'), "content": "wait"}
+    assert '<f:{"b": 7}>' in text_of(SHAPES["null"], USER, beside)
+
+
+def test_what_a_template_leaves_out_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = template("{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}")
+    assert chat.lost([USER]) == ()
+    assert chat.lost(CHAT, TOOLS) == chat.lost([{**SYSTEM, "role": "developer"}, *CHAT[1:]], TOOLS)
+    assert chat.lost(CHAT, TOOLS) == ("system messages", "tools", "tool calls", "tool results")
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 4
+    assert any("tools" in text and "model.tool_prompt=hermes" in text for text in warnings)
+    assert all("model.chat_template=PATH" in text for text in warnings)
+
+
+def test_a_later_system_message_may_be_lost_alone() -> None:
+    chat = template(printing("{% if loop.first or m.role != 'system' %}" + TURN + "{% endif %}"))
+    assert chat.lost([SYSTEM, USER]) == ()
+    assert chat.lost([SYSTEM, USER, SYSTEM]) == ("system messages after the first turn",)
+
+
+def test_a_template_that_prints_no_user_s_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"prints no text of user messages.*model\.chat_template"):
+        text_of("{% for m in messages %}[{{ m.role }}]{% endfor %}", USER)
+
+
+def test_templates_are_probed_once() -> None:
+    rendered = []
+    tokenizer = template(PLAIN)._tokenizer
+    tokenizer.chat_template = PLAIN + "{# another #}"
+    original = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda *args, **options: rendered.append(args) or original(*args, **options)
+    assert ChatTemplate(tokenizer).shape == ChatTemplate(tokenizer).shape
+    assert 0 < len(rendered) < 40
+    before = len(rendered)
+    assert ChatTemplate(tokenizer).shape
+    assert len(rendered) == before
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
@@ -154,3 +288,9 @@ def test_a_request_switches_a_template_and_brings_none(kwargs: Any, complaint: s
 def test_a_tokenizer_without_template_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"has no chat template: .*chat_template\.jinja"):
         template(None)
+
+
+@pytest.mark.parametrize("tools", ["[]", [3], ["f"]])
+def test_malformed_tools_are_named(tools: Any) -> None:
+    with pytest.raises(ConfigError, match="tools="):
+        template(PLAIN).render([USER], tools)

@@ -16,6 +16,7 @@ from torch import Tensor
 import rllm
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
+from rllm.inference.local.loading import load_tokenizer
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.tracking.about import about_run
 from rllm.tracking.console import ConsoleTracker
@@ -200,6 +201,7 @@ BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
     # the same for what the local backend is built from
     "model.dtype": ("bfloat16", lambda backend: str(backend.model.dtype), "torch.bfloat16"),
     "model.device": ("cpu:0", lambda backend: str(backend.device), "cpu:0"),
+    "model.tool_prompt": ("hermes", lambda backend: "rllm tool prompt" in backend.inference.template.text, True),
     "model.max_length": (99, lambda backend: backend.inference.max_length, 99),
     "model.lora_rank": (3, lambda backend: {matrix.shape[0] for matrix in adapted(backend).values()}, {3}),
     "model.lora_alpha": (6.0, lambda backend: backend.model.model.layers[0].mlp.up_proj.scaling["default"], 3.0),
@@ -239,6 +241,7 @@ SERVED = "../backends/sampling/test_serving.py::test_every_setting_reaches_the_s
 ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
+    "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_doors.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
@@ -375,6 +378,23 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
     assert waiting.settings.decay_steps == 36, "of the last six steps"
 
 
+@pytest.mark.parametrize("lora", [0, 2])
+def test_the_chosen_template_is_kept_in_checkpoints(model_folder: Path, tmp_path: Path, lora: int) -> None:
+    file, folder = tmp_path / "own.jinja", tmp_path / "checkpoint"
+    file.write_text("{% for m in messages %}{{ m.role }} says {{ m.content }} {% endfor %}")
+    chosen = [f"model.chat_template={file}", "model.tool_prompt=hermes", f"model.lora_rank={lora}"]
+    backend = LocalBackend.from_config(load_config([f"model.path={model_folder}", *chosen]))
+    folder.mkdir()
+    backend.save(folder)
+    backend.load(folder)
+    backend.close()
+    messages = [{"role": "user", "content": "a"}]
+    text = backend.inference.template.render_text(messages, [{"type": "function", "function": {"name": "f"}}])
+    assert text.startswith("system says # Tools")
+    assert text.endswith("user says a ")
+    assert load_tokenizer(folder).tokenizer.chat_template == backend.inference.template.text
+
+
 def test_an_adapter_beside_another_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     config = load_config([f"model.path={tmp_path}", "model.lora_rank=2"])
@@ -387,6 +407,7 @@ def test_an_adapter_beside_another_is_refused(tmp_path: Path) -> None:
     [
         ("model.path=no/such/folder", "there is no such folder"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),
+        ("model.chat_template=no/such.jinja", "model.chat_template='no/such.jinja' cannot be read"),
         ("model.device=tpu9", "device='tpu9'"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank, too"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic; leave it out"),

@@ -10,6 +10,7 @@ import typer
 
 from rllm.cli.options import (
     DEFAULT_STORE,
+    ChatTemplateFile,
     GatewayKey,
     Host,
     KeepDays,
@@ -56,6 +57,7 @@ def gateway(
     ] = None,
     upstream_kind: ServerKind = "vllm",
     tokenizer: Tokenizer = None,
+    chat_template: ChatTemplateFile = None,
     max_in_flight: Annotated[
         int, typer.Option(help="Calls under way at one replica; more wait in the gateway.", min=1)
     ] = 1024,
@@ -107,13 +109,13 @@ def gateway(
     ] = "text",
 ) -> None:
     """Capture every call of any agent, exactly, in front of any OpenAI-compatible server."""
+    from rllm.cli.model_source import token_prompts
     from rllm.gateway.app import create_app
     from rllm.gateway.call_log import log_as_json
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
-    from rllm.gateway.upstream.token_prompts import TokenPrompts
     from rllm.store import open_store
     from rllm.store.retention import Retention, pruning
 
@@ -134,7 +136,7 @@ def gateway(
     if config.log_calls:
         log_as_json()
     retention = Retention(keep_days=keep_days, max_gb=max_gb)
-    tokens = None if tokenizer is None else TokenPrompts.load(tokenizer)
+    tokens = token_prompts(tokenizer, chat_template)
     connect = partial(
         HTTPUpstream,
         api_key=upstream_api_key,

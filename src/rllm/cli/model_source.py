@@ -69,12 +69,18 @@ def given_of_training(pairs: Iterable[str]) -> list[str]:
     return [name for name in _OF_TRAINING if f"model.{name}" in given]
 
 
-def refuse_options_of_server(kind: UpstreamKind, tokenizer: str | None = None) -> None:
+def refuse_options_of_server(
+    kind: UpstreamKind, tokenizer: str | None = None, chat_template: Path | None = None
+) -> None:
     """
     Raises:
         ConfigError: if one of these is given, which say how a server is asked, and no server is.
     """
-    given = {"--upstream-kind": None if kind == "vllm" else kind, "--tokenizer": tokenizer}
+    given = {
+        "--upstream-kind": None if kind == "vllm" else kind,
+        "--tokenizer": tokenizer,
+        "--chat-template": chat_template,
+    }
     if unused := next((f"{option} {value}" for option, value in given.items() if value is not None), None):
         raise ConfigError(f"{unused} would have no effect without --base-url: name the server, or leave it out")
 
@@ -84,8 +90,27 @@ def key_of_server() -> str | None:
     return os.environ.get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
 
 
+def token_prompts(tokenizer: str | None, chat_template: Path | None) -> TokenPrompts | None:
+    """Return what `--tokenizer` and `--chat-template` add to a server.
+
+    Raises:
+        ConfigError: if one cannot be loaded, or if the template has no tokenizer.
+    """
+    if tokenizer is not None:
+        return TokenPrompts.load(tokenizer, chat_template)
+    if chat_template is not None:
+        raise ConfigError(f"--chat-template {chat_template} would have no effect without --tokenizer: name it, too")
+    return None
+
+
 def served(
-    base_url: str, model: str | None, api_key: str | None, kind: UpstreamKind, *, tokenizer: str | None = None
+    base_url: str,
+    model: str | None,
+    api_key: str | None,
+    kind: UpstreamKind,
+    *,
+    tokenizer: str | None = None,
+    chat_template: Path | None = None,
 ) -> ModelSource:
     """The named model of a server, or the only one that it has. The server must answer now.
 
@@ -101,7 +126,7 @@ def served(
             f"--model is missing: the server at {base_url} names {', '.join(found) or 'none'}; choose one"
         )
     name = model or found[0]
-    tokens = None if tokenizer is None else TokenPrompts.load(tokenizer)
+    tokens = token_prompts(tokenizer, chat_template)
     upstream = HTTPUpstream(base_url, api_key=api_key, model=name, kind=kind, tokens=tokens)
     return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream))
 
@@ -121,10 +146,12 @@ async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:
 def _embedded_upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
     from rllm.cli.training import quiet_libraries
     from rllm.inference.local import LocalEngine, load_model
+    from rllm.parser.tool_prompt import TemplateChoice
 
     quiet_libraries()
     settings = config.model
-    loaded = load_model(settings.path, dtype=settings.dtype, device=settings.device)
+    template = TemplateChoice.of(settings)
+    loaded = load_model(settings.path, dtype=settings.dtype, device=settings.device, template=template)
     engine = LocalEngine(
         loaded.model,
         loaded.tokenizer,

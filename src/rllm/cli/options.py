@@ -106,6 +106,15 @@ Tokenizer: TypeAlias = Annotated[
     ),
 ]
 
+ChatTemplateFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        help="Jinja file that the server was started with in place of the model's template; needs --tokenizer.",
+        show_default=False,
+    ),
+]
+
 DEFAULT_STORE = "sqlite:///traces.db"
 Store: TypeAlias = Annotated[
     str, typer.Option("--store", help="Where traces are kept: a file or a URL.", metavar="STORE")

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from rllm.cli.options import DEFAULT_STORE, GatewayKey, ModelOrName, Server, ServerKind, Store, Tokenizer, above_zero
+from rllm.cli.options import (
+    DEFAULT_STORE,
+    ChatTemplateFile,
+    GatewayKey,
+    ModelOrName,
+    Server,
+    ServerKind,
+    Store,
+    Tokenizer,
+    above_zero,
+)
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
@@ -54,6 +64,7 @@ def run(
     model: ModelOrName = None,
     upstream_kind: ServerKind = "vllm",
     tokenizer: Tokenizer = None,
+    chat_template: ChatTemplateFile = None,
     store: Store = DEFAULT_STORE,
     timeout: Annotated[
         float | None,
@@ -93,7 +104,7 @@ def run(
         raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: it is a folder: name a file in it")
-    if gateway is not None and (unused := upstream or model or tokenizer):
+    if gateway is not None and (unused := upstream or model or tokenizer or chat_template):
         raise ConfigError(
             f"{unused!r} would have no effect: --gateway {gateway} has its own model; leave one of them out"
         )
@@ -102,11 +113,11 @@ def run(
             f"--store {store} would have no effect: --gateway {gateway} has its own store; leave one of them out"
         )
     if upstream is None:
-        refuse_options_of_server(upstream_kind, tokenizer)
+        refuse_options_of_server(upstream_kind, tokenizer, chat_template)
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "command": shlex.join(command)}
     place = (
-        _own_session(_source(upstream, model, upstream_kind, tokenizer), store, name, notes)
+        _own_session(_source(upstream, model, upstream_kind, tokenizer, chat_template), store, name, notes)
         if gateway is None
         else _remote_session(gateway, api_key, name, notes)
     )
@@ -172,13 +183,15 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _source(upstream: str | None, model: str | None, kind: UpstreamKind, tokenizer: str | None) -> ModelSource:
+def _source(
+    upstream: str | None, model: str | None, kind: UpstreamKind, tokenizer: str | None, chat_template: Path | None
+) -> ModelSource:
     from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
     if upstream is not None:
-        return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer)
+        return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer, chat_template=chat_template)
     if model is None:
         raise ConfigError(
             "there is no model: name a gateway (--gateway URL), a server (--base-url URL) or a folder (--model)"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,24 +104,35 @@ def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     from rllm.backends.sampling.served import engine_on
-    from rllm.backends.sampling.serving import LOG_FILE, SERVED_NAME, refuse_adapter, serve_options, started_format
+    from rllm.backends.sampling.serving import (
+        LOG_FILE,
+        SERVED_NAME,
+        refuse_adapter,
+        serve_options,
+        started_format,
+        with_template_file,
+    )
     from rllm.gateway.upstream.served import upstream_of
     from rllm.inference.local.loading import load_tokenizer
     from rllm.inference.vllm.command import vllm_command
     from rllm.inference.vllm_server import VLLMServer, free_port
+    from rllm.parser.tool_prompt import TemplateChoice
 
     refuse_adapter(config.model.path)
     config.vllm.sleep = "never"  # nobody trains beside it
-    tokenizer = load_tokenizer(config.model.path).tokenizer
+    tokenizer = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer
     tool_format = started_format(config, tokenizer)
+    options = serve_options(config, port=config.vllm.port or free_port(), tool_format=tool_format)
     say(f"starting vLLM; what it says is in {LOG_FILE}")
-    server = VLLMServer.start(
-        serve_options(config, port=config.vllm.port or free_port(), tool_format=tool_format),
-        command=vllm_command(config.vllm.command),
-        log=Path(LOG_FILE),
-        start_timeout_s=config.vllm.start_timeout_s,
-        max_restarts=config.vllm.max_restarts,
-    )
-    with closing(server):
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="rllm-serve-")))
+        server = VLLMServer.start(
+            with_template_file(options, config, tokenizer, folder),
+            command=vllm_command(config.vllm.command),
+            log=Path(LOG_FILE),
+            start_timeout_s=config.vllm.start_timeout_s,
+            max_restarts=config.vllm.max_restarts,
+        )
+        stack.callback(server.close)
         server.watch(lambda: None)  # a new one reads the weights that are served
         yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, tool_format), SERVED_NAME)

@@ -8,7 +8,8 @@ from typing import Any
 
 from rllm.engine.join import join
 from rllm.engine.runner import Attempt
-from rllm.types import REFERENCE_KEY, Episode, Step, Trace, Trajectory
+from rllm.parser.chat_template import lost_warning
+from rllm.types import LOST_KEY, REFERENCE_KEY, Episode, Step, Trace, Trajectory
 
 DEFAULT_NAME = "agent"
 
@@ -30,8 +31,18 @@ def complete(episode: Episode, attempt: Attempt, traces: Sequence[Trace], *, see
         take_side_calls=attempt.side_calls,
     )
     _warn_of_equal_names(episode)
+    _warn_of_lost(episode, traces)
     episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
     return episode
+
+
+def _warn_of_lost(episode: Episode, traces: Sequence[Trace]) -> None:
+    """Note what the agent sent and the model did not read, because the chat template prints none of it."""
+    lost = sorted({kind for trace in traces for kind in trace.metadata.get(LOST_KEY) or ()})
+    if lost:
+        episode.info[LOST_KEY] = lost
+    for kind in lost:
+        warn(episode, lost_warning(kind))
 
 
 def warn(episode: Episode, warning: str) -> None:

@@ -22,13 +22,13 @@ from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError, shown
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.ids import new_id
-from rllm.inference.continued import continued_prompt
+from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.seeds import CallSeeds
 from rllm.sdk.context import Call, Frame, Session, current_frame
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call
-from rllm.types import DRIFT_KEY, Message, Trace
+from rllm.types import DRIFT_KEY, LOST_KEY, Message, Trace
 
 _A_MESSAGE = '{"role": "user", "content": "..."}'
 
@@ -88,6 +88,8 @@ class RecordedEngine:
         known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
         said = Said.of(messages, tools, known)
         try:
+            if lost := lost_in_prompt(self.inference, messages, tools):
+                shared["metadata"][LOST_KEY] = list(lost)
             asked |= self._continuing(said, known, frame.session, request)
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:

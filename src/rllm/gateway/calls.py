@@ -338,4 +338,5 @@ class _Answer:
         """Return what is ignored here and behind, for a header."""
         assert self.call is not None
         behind = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
-        return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *behind]))][:_MAX_NAMED])
+        lost = (f"prompt.{kind.replace(' ', '_')}" for kind in self.call.lost)
+        return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *behind, *lost]))][:_MAX_NAMED])

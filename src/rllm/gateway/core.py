@@ -25,9 +25,10 @@ from rllm.gateway.redaction import Redact
 from rllm.gateway.sessions import with_fixed_sampling
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
+from rllm.inference.continued import lost_in_prompt
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
-from rllm.types import Trace
+from rllm.types import LOST_KEY, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -156,10 +157,12 @@ class Gateway:
         """
         await self.writes.room()
         try:
-            return self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
+            sent = self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
+            call.lost = lost_in_prompt(self.upstream, sent["messages"], sent.get("tools"))
         except Exception as error:
             await self.refuse(call, error)
             raise
+        return sent
 
     async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
         """The call as it is put to the upstream."""
@@ -209,6 +212,7 @@ class Gateway:
                 **call.route.notes(),
                 **call.drift(response.get("prompt_token_ids")),
                 **usage_notes(response),
+                **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,
             weight_updates=facts.get("weight_updates") or (),

@@ -41,6 +41,8 @@ class ModelCall:
     route: Route = field(init=False)
     said: Said | None = field(init=False, default=None)
     """What is compared with the session's earlier calls, if it may have any."""
+    lost: tuple[str, ...] = field(init=False, default=())
+    """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
     """What came of it, once that is durable."""
     left: asyncio.Task[None] | None = field(init=False, default=None)

@@ -1,4 +1,4 @@
-"""A prompt that goes on from the tokens of an earlier answer, from whichever engine can make one."""
+"""Prompts of whichever engine can make them: continued from the tokens of an earlier answer, and what they lack."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ def continued_prompt(
     except ConfigError as error:
         logger.debug("a conversation of %d messages is rendered anew and not gone on from: %s", len(messages), error)
         return None
+
+
+def lost_in_prompt(
+    engine: object, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, ...]:
+    """Return the kinds of content that the chat template of an engine or upstream leaves out of the prompt.
+
+    Empty for one that renders nothing here: it has no method `lost`.
+    """
+    lost = getattr(engine, "lost", None)
+    return tuple(lost(messages, tools)) if callable(lost) else ()

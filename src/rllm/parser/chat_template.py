@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import orjson
 
 from rllm.errors import ConfigError
+from rllm.parser.template_shape import CALLS, RESULTS, SYSTEM, TOOLS, USER, TemplateShape, probed
 from rllm.types import TEXT_PARTS, Message
+
+logger = logging.getLogger(__name__)
 
 _MEMO_SIZE = 256
 _LONG = 100_000
 """Characters; to make tokens of them takes a tenth of a second."""
+_SHAPES: OrderedDict[tuple[str, str], TemplateShape] = OrderedDict()
+_SHAPES_SIZE = 64
+_NAME_OF_CHOICE = "name another template with model.chat_template=PATH"
+_REMEDIES = {
+    **dict.fromkeys(
+        (TOOLS, CALLS, RESULTS),
+        f"set model.tool_prompt=hermes, which puts them into other messages, or {_NAME_OF_CHOICE}",
+    ),
+    SYSTEM: f"put their text into the first user message, or {_NAME_OF_CHOICE}",
+}
 
 
 class ChatTemplate:
     """Renders what real clients send: text parts, null contents, the `developer` role, arguments as JSON strings.
 
-    Tool call arguments stay the exact string that the model wrote where the template prints strings as they are, so
-    that a re-rendered turn equals the sampled one; other templates get the parsed object, because they would quote a
-    string a second time. Malformed arguments always stay a string.
+    Messages are put into the form that the template reads (`TemplateShape`). Tool call arguments stay the exact string
+    that the model wrote where the template prints strings as they are, so that a re-rendered turn equals the sampled
+    one; other templates get the parsed object. Malformed arguments always stay a string.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -32,8 +45,41 @@ class ChatTemplate:
         self.text: str = _template_text(tokenizer)
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
         """SHA-256 of the template's text, in hex."""
-        self._prints_argument_strings = re.search(r"arguments\s+is\s+string", self.text) is not None
         self._memo: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._reported: set[str] = set()
+
+    @cached_property
+    def shape(self) -> TemplateShape:
+        """Form of messages that the template reads, found by some ten renderings when it is first asked for.
+
+        Raises:
+            ConfigError: if no text of a user's message is printed in any form.
+        """
+        key = (repr(self._tokenizer.chat_template), repr(getattr(self._tokenizer, "special_tokens_map", "")))
+        shape = _SHAPES.get(key)
+        if shape is None:
+            shape = _SHAPES[key] = probed(partial(self._apply, add_generation_prompt=False))
+            if len(_SHAPES) > _SHAPES_SIZE:
+                _SHAPES.popitem(last=False)
+        if shape.lost.get(USER) == "":
+            name = getattr(self._tokenizer, "name_or_path", "") or "<in memory>"
+            raise ConfigError(
+                f"tokenizer={name!r}: its chat template prints no text of user messages, neither as a string nor as "
+                f"a list of parts: {_NAME_OF_CHOICE}"
+            )
+        return shape
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.
+
+        The first request of each kind is logged as a warning.
+        """
+        lost = self.shape.lost_of(messages, tools)
+        for kind in lost:
+            if kind not in self._reported:
+                self._reported.add(kind)
+                logger.warning("%s", lost_warning(kind))
+        return lost
 
     def render(
         self,
@@ -70,40 +116,72 @@ class ChatTemplate:
         if not messages:
             raise ConfigError("messages=[]: send at least one message")
         _check_kwargs(template_kwargs)
-        normal = [self._normal(index, message) for index, message in enumerate(messages)]
+        normal = [_normal(index, message) for index, message in enumerate(messages)]
+        shaped, shaped_tools = self.shape.messages(normal), _shaped_tools(self.shape, tools)
+        options = {"add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                normal,
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **(template_kwargs or {}),
-            )
+            return self._apply(shaped, shaped_tools, **options)
         except Exception as error:  # a template is a program of its author: it may raise anything
-            raise ConfigError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
+            refused = self._first_refused(shaped, shaped_tools, str(error), options)
+            raise _refusal(refused, messages[refused], error) from error
+
+    def _apply(self, messages: Sequence[Message], tools: Any, **options: Any) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
         return text
 
-    def _normal(self, index: int, message: Message) -> Message:
-        check_role(index, message)
-        normal = {key: value for key, value in message.items() if value is not None}
-        normal["role"] = "system" if message["role"] == "developer" else message["role"]
-        normal["content"] = _text_content(index, message.get("content"))
-        if "reasoning" in normal:
-            normal.setdefault("reasoning_content", normal["reasoning"])
-        if "reasoning_content" in normal:  # gpt-oss's template has a name of its own
-            normal.setdefault("thinking", normal["reasoning_content"])
-        if normal.get("tool_calls"):
-            normal["tool_calls"] = [self._normal_call(call) for call in normal["tool_calls"]]
-        return normal
+    def _first_refused(self, messages: Sequence[Message], tools: Any, why: str, options: Mapping[str, Any]) -> int:
+        """Return the place of the first message with which the template refuses the conversation for this reason."""
+        low, high = 1, len(messages)
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                self._apply(messages[:middle], tools, **options)
+                is_refused = False
+            except Exception as error:
+                is_refused = str(error) == why
+            low, high = (low, middle) if is_refused else (middle + 1, high)
+        return high - 1
 
-    def _normal_call(self, call: Any) -> Any:
-        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-            return call
-        function = dict(call["function"])
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and not self._prints_argument_strings:
-            function["arguments"] = _parsed_object(arguments)
-        return {**call, "function": function}
+
+def lost_warning(kind: str) -> str:
+    """Return a sentence on content that a template leaves out, with the remedy."""
+    return f"the chat template prints no {kind}, so the model does not read them: {remedy_for(kind)}"
+
+
+def remedy_for(kind: str) -> str:
+    """Return the remedy for content of a kind that a template leaves out or refuses."""
+    return _REMEDIES.get(kind, _NAME_OF_CHOICE)
+
+
+def _refusal(place: int, message: Message, error: Exception) -> ConfigError:
+    role = "system" if message["role"] == "developer" else message["role"]
+    kind = {"system": SYSTEM, "tool": RESULTS}.get(role, CALLS if message.get("tool_calls") else "")
+    return ConfigError(
+        f"the chat template refuses messages[{place}] (role {message['role']!r}): {type(error).__name__}: {error}: "
+        f"{_REMEDIES.get(kind, f'send messages as it takes them, or {_NAME_OF_CHOICE}')}"
+    )
+
+
+def _shaped_tools(shape: TemplateShape, tools: Any) -> list[dict[str, Any]] | None:
+    try:
+        return shape.tools(tools)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"tools={tools!r:.80}: use a list of objects in the OpenAI format ({error})") from error
+
+
+def _normal(index: int, message: Message) -> Message:
+    """Return a message with text as content, and with reasoning under each of the names that templates have for it."""
+    check_role(index, message)
+    normal = {key: value for key, value in message.items() if value is not None}
+    normal["role"] = "system" if message["role"] == "developer" else message["role"]
+    normal["content"] = _text_content(index, message.get("content"))
+    if not isinstance(message.get("tool_calls"), Sequence | None):
+        raise ConfigError(f"messages[{index}].tool_calls={message['tool_calls']!r:.80}: use a list of calls")
+    if "reasoning" in normal:
+        normal.setdefault("reasoning_content", normal["reasoning"])
+    if "reasoning_content" in normal:  # gpt-oss's template has a name of its own
+        normal.setdefault("thinking", normal["reasoning_content"])
+    return normal
 
 
 def is_long(messages: Sequence[Any]) -> bool:
@@ -134,8 +212,8 @@ def _template_text(tokenizer: Any) -> str:
     except (ValueError, AttributeError) as error:
         path = getattr(tokenizer, "name_or_path", "") or "<in memory>"
         raise ConfigError(
-            f"tokenizer={path!r} has no chat template: use an instruction-tuned model, or put a chat_template.jinja "
-            "into its folder"
+            f"tokenizer={path!r} has no chat template: use an instruction-tuned model, or name a template with "
+            "model.chat_template=PATH, which a chat_template.jinja in its folder is, too"
         ) from error
     return text
 
@@ -167,12 +245,3 @@ def _part_text(index: int, part: Any) -> str:
     if kind == "refusal":
         return str(part.get("refusal", ""))
     raise ConfigError(f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only")
-
-
-def _parsed_object(arguments: str) -> Any:
-    """The arguments as a dict; the string itself where it is not a JSON object, or nested too deep to be read."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments

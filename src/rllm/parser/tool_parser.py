@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -29,6 +30,8 @@ TOOL_PARSERS = {  # vLLM's names, too
     "harmony": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
     "openai": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
 }
+
+_TOOL_PROMPT = re.compile(r"\{#- rllm tool prompt: (\w+) -#\}")
 
 DEFAULT_FORMAT = "hermes"
 """For a chat template that prints no calls that are known."""
@@ -91,7 +94,12 @@ def parser_of_answer(
 
 
 def tool_format_of_template(template: str) -> str | None:
-    """The name of the format whose marks this chat template prints, or `None`: it prints those of none that is known."""
+    """Return the name of the known format whose marks this chat template prints, or None.
+
+    A tool prompt in front of a template decides it, whatever the template prints (see `tool_prompt`).
+    """
+    if prompt := _TOOL_PROMPT.match(template):
+        return prompt[1]
     for name in TOOL_PARSERS:
         if _prints(template, tool_parser(name)):
             return name

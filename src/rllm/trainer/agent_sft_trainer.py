@@ -137,8 +137,9 @@ def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
     """The rows in the tokens of the model that is trained."""
     from rllm.inference.local.loading import load_tokenizer
+    from rllm.parser.tool_prompt import TemplateChoice
 
-    of = load_tokenizer(config.model.path)
+    of = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
     lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
     with concerning(name):
         found = prepared(rows, of, config.sft, min(lengths, default=None))

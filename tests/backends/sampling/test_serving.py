@@ -96,6 +96,26 @@ def test_a_server_reads_tool_calls_as_the_template_prints_them_unless_told_other
         assert value_of(arguments_of(tmp_path), "--tool-call-parser") == told
 
 
+def test_the_chosen_template_reaches_the_server(tmp_path: Path, model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with opened(configured(tmp_path, "model.tool_prompt=hermes")):
+        arguments = arguments_of(tmp_path)
+        text = Path(value_of(arguments, "--chat-template")).read_text()
+        assert text.endswith("{% for m in messages %}{{ m.content }}{% endfor %}")
+        assert "tool_response" in text
+        assert value_of(arguments, "--tool-call-parser") == "hermes"
+
+
+@pytest.mark.parametrize("setting", ["model.tool_prompt=hermes", "model.chat_template=own.jinja"])
+@pytest.mark.usefixtures("model")
+def test_a_server_that_runs_already_keeps_its_template(tmp_path: Path, setting: str) -> None:
+    config = load_config(
+        [f"model.path={tmp_path / 'm'}", "model.engine=vllm", "vllm.url=http://127.0.0.1:9/v1", setting]
+    )
+    with pytest.raises(ConfigError, match=rf"{setting.partition('=')[0]}.*--chat-template"):
+        check_serving(config)
+
+
 @pytest.mark.usefixtures("model")
 def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
     port, sync_dir = free_port(), tmp_path / "sync"

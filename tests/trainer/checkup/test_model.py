@@ -16,9 +16,13 @@ from rllm.trainer.checkup.model import (
 
 from ...parser.conftest import TEMPLATES, _trained
 
-PLAIN = """{%- for m in messages -%}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}{%- endfor -%}
+PLAIN = """{{- tools -}}
+{%- for m in messages -%}{{ "<|im_start|>" + m.role + "\n" + m.content }}{{ m.tool_calls }}{{ "<|im_end|>\n" }}{%- endfor -%}
 {%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}"""
-LAST_FIRST = """{%- for m in messages | reverse -%}{{ m.role + ":" + m.content + "\n" }}{%- endfor -%}"""
+LAST_FIRST = """{{- tools -}}
+{%- for m in messages | reverse -%}{{ m.role + ":" + m.content + "\n" }}{{ m.tool_calls }}{%- endfor -%}"""
+NO_TOOLS = PLAIN.replace("{{- tools -}}", "").replace("{{ m.tool_calls }}", "")
+NO_SYSTEM = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system role') }}{%- endif -%}" + PLAIN
 
 
 def finding(template: str):
@@ -44,6 +48,25 @@ def test_a_template_that_nobody_can_go_on_from() -> None:
     found = finding(LAST_FIRST)
     assert not found.ok
     assert "later turns cannot go on from sampled tokens" in found.said
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "remedy"),
+    [
+        (NO_TOOLS, "prints no tools, tool calls", "model.tool_prompt=hermes"),
+        (NO_SYSTEM, "refuses system messages (TemplateError: no system role)", "model.chat_template=PATH"),
+        (
+            "{% for m in messages %}{{ m.role }}{% endfor %}",
+            "prints no text of user messages",
+            "model.chat_template=PATH",
+        ),
+    ],
+)
+def test_a_template_that_does_not_print_all(template: str, said: str, remedy: str) -> None:
+    found = finding(template)
+    assert not found.ok
+    assert found.said.endswith(said) or said in found.said
+    assert remedy in found.fix
 
 
 def test_no_template() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -214,8 +215,47 @@ def test_a_template_that_knows_no_calls_is_refused_with_the_row(method: str) -> 
     tokenizer = train_tokenizer(["What does a fig cost? It costs 42. Sure? Yes"] * 4, vocab_size=300)
     tokenizer.chat_template = FORGETFUL
     silent = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
-    with pytest.raises(ConfigError, match=r"row 0: messages\[2\] calls 'price', and the chat template prints nothing"):
+    with pytest.raises(ConfigError, match=r"row 0: .* prints no tools.*model\.tool_prompt=hermes"):
         read(silent, {"messages": SHOP, "tools": TOOLS}, tokenize_method=method)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{% if m.role != 'system' %}", "system messages"),
+        ("{% if m.role in ('system', 'user', 'assistant') %}", "tool results"),
+        ("{% if 1 %}", ""),
+    ],
+)
+def test_rows_whose_prompts_would_lack_something_are_refused(of: LoadedTokenizer, text: str, named: str) -> None:
+    tokenizer = deepcopy(of.tokenizer)
+    tokenizer.chat_template = (
+        "{{ tools }}{% for m in messages %}"
+        + text
+        + "<|im_start|>{{ m.role }}{{ m.content }}{{ m.tool_calls }}<|im_end|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    other = LoadedTokenizer(tokenizer=tokenizer, num_ids=of.num_ids, context_length=None)
+    if not named:
+        assert len(read(other, {"messages": SHOP, "tools": TOOLS})) == 1
+        return
+    with pytest.raises(ConfigError, match=rf"row 0: .*no {named}.*model\.chat_template"):
+        read(other, {"messages": SHOP, "tools": TOOLS})
+
+
+def test_text_beside_calls_that_is_not_learned_is_counted(
+    of: LoadedTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = deepcopy(of.tokenizer)
+    tokenizer.chat_template = (
+        "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{{ m.tool_calls if m.tool_calls else m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    other = LoadedTokenizer(tokenizer=tokenizer, num_ids=of.num_ids, context_length=None)
+    beside = [{**message, "content": "Let me see."} if message.get("tool_calls") else message for message in SHOP]
+    read(other, {"messages": beside, "tools": TOOLS}, {"messages": SHOP[-2:]})
+    assert "1 of 2 rows have text beside tool calls" in caplog.text
 
 
 def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rllm.trainer.metrics.signals import Watch, signals
-from rllm.types import Episode, Trajectory
+from rllm.types import LOST_KEY, Episode, Trajectory
 
 HEALTHY = {
     "batch/zero_variance": 0.5,
@@ -109,3 +109,10 @@ def test_a_sign_is_told_when_it_appears_and_not_while_it_lasts(caplog: Any) -> N
         "step 1, all_truncated",
         "step 4, all_truncated",
     ]
+
+
+def test_tasks_are_not_blamed_for_what_the_prompt_lacks() -> None:
+    episode = Episode(info={LOST_KEY: ["tools"]})
+    hint = signals({**HEALTHY, "batch/zero_variance": 1.0}, [episode, Episode()])["no_variance"]
+    assert "model.tool_prompt=hermes" in hint
+    assert "use tasks" not in hint

@@ -44,6 +44,7 @@ from rllm.inference.local.loading import (
     text_parts,
 )
 from rllm.inference.local.weights import is_finite
+from rllm.parser.tool_prompt import TemplateChoice
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class LocalBackend:
         check(config)
         settings, lora, critic = optimizer_settings(config), lora_settings(config), critic_settings(config)
         model = config.model
-        load = partial(load_model, model.path, dtype=model.dtype, device=model.device)
+        template = TemplateChoice.of(model)
+        load = partial(load_model, model.path, dtype=model.dtype, device=model.device, template=template)
         with ExitStack() as on_failure:
             sampling = _sampling(config, on_failure)
             backend = cls(

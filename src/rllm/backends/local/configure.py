@@ -15,6 +15,7 @@ from rllm.backends.schedule import decay_steps
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, choose_device, is_adapter
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
+from rllm.parser.tool_prompt import TemplateChoice
 
 
 def check(config: Any) -> None:
@@ -26,6 +27,7 @@ def check(config: Any) -> None:
     check_source(config.model.path)
     choose_device(config.model.device)
     tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
+    TemplateChoice.of(config.model).read()
     lora_settings(config)
     critic_settings(config)
     _check_reference(config)

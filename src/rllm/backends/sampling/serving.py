@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rllm.inference.vllm.handover import choose_handover
 from rllm.inference.vllm_server import VLLMServer, free_port
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format
+from rllm.parser.tool_prompt import TemplateChoice
 
 SERVED_NAME = "policy"
 LOG_FILE = "vllm.log"
@@ -44,6 +45,11 @@ def check_serving(config: Any) -> None:
         return
     if vllm.url is not None:
         refuse_changes(vllm, "vllm", _OF_A_START, "on a server that runs already; leave out vllm.url, or this")
+        why = (
+            f"on the server of vllm.url={vllm.url!r}, which prints first turns by its own template: start it with "
+            "--chat-template FILE, and put that as chat_template.jinja into the folder of model.path"
+        )
+        refuse_changes(config.model, "model", ("chat_template", "tool_prompt"), why)
     else:
         refuse_adapter(config.model.path)
         vllm_command(vllm.command)
@@ -126,9 +132,11 @@ def open_server(config: Any) -> Served:
             command = vllm_command(vllm.command)
             scratch = _scratch(config, run_dir)
             undo.callback(shutil.rmtree, scratch, ignore_errors=True)
-            tool_format = started_format(config, load_tokenizer(config.model.path).tokenizer)
+            tokenizer = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer
+            tool_format = started_format(config, tokenizer)
+            options = serve_options(config, port=vllm.port or free_port(), tool_format=tool_format)
             server = VLLMServer.start(
-                serve_options(config, port=vllm.port or free_port(), tool_format=tool_format),
+                with_template_file(options, config, tokenizer, scratch),
                 command=command,
                 log=run_dir / LOG_FILE,
                 scratch=scratch,
@@ -161,6 +169,15 @@ def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) 
         on_cpu=device.type != "cuda" and vllm.devices is None,
         extra_args=tuple(vllm.args),
     )
+
+
+def with_template_file(options: ServeOptions, config: Any, tokenizer: Any, folder: Path) -> ServeOptions:
+    """Return the options with the chosen chat template, if any, as a file in this folder, which the server reads."""
+    if not TemplateChoice.of(config.model):
+        return options
+    file = folder / "chat_template.jinja"
+    file.write_text(ChatTemplate(tokenizer).text, encoding="utf-8")
+    return replace(options, chat_template=str(file))
 
 
 def started_format(config: Any, tokenizer: Any) -> str:

@@ -34,6 +34,7 @@ from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
 from rllm.inference.local.weights import is_finite
+from rllm.parser.tool_prompt import TemplateChoice
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,13 @@ class VerlBackend:
                 timeout_s=config.verl.timeout_s,
             )
             stack.callback(group.close)
-            backend = cls(config, cluster, group, published, load_tokenizer(config.model.path).tokenizer)
+            backend = cls(
+                config,
+                cluster,
+                group,
+                published,
+                load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer,
+            )
             stack.pop_all()
         return backend
 

@@ -16,6 +16,7 @@ from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, is_adapter
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
+from rllm.parser.tool_prompt import TemplateChoice
 
 
 def check(config: Any) -> None:
@@ -48,6 +49,7 @@ def check_settings(config: Any) -> None:
             "one that it is for, with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and name that"
         )
     tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
+    TemplateChoice.of(config.model).read()
     on_cpu(config)
     user_keys(config)
     check_sampler(config)

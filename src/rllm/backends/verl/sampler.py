@@ -19,6 +19,7 @@ from rllm.backends.sampling.serving import check_serving, open_server
 from rllm.errors import WeightSyncError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import load_model, save_model
+from rllm.parser.tool_prompt import TemplateChoice
 
 
 def check_sampler(config: Any) -> None:
@@ -44,7 +45,7 @@ class PublishedPolicy:
             served = open_server(_of_whole_weights(config)) if config.model.engine == "vllm" else None
             if served is not None:
                 stack.callback(served.close)
-            loaded = load_model(config.model.path, dtype=dtype, device=device)
+            loaded = load_model(config.model.path, dtype=dtype, device=device, template=TemplateChoice.of(config.model))
             self._model = loaded.model.requires_grad_(False)
             if served is not None:
                 self._sampler: Sampler = served.sampler(loaded, None)

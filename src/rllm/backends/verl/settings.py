@@ -88,7 +88,9 @@ INSTEAD = {
 }
 """Keys of an actor, a reference and a critic that only verl's trainer reads, which takes no part, and what decides instead."""
 
-_TOKENIZER = "prompts are rendered and tokens read by the tokenizer in model.path: change it there"
+_TOKENIZER = (
+    "prompts are rendered and tokens read by the tokenizer in model.path: change it there, or set model.chat_template"
+)
 OF_A_MODEL = {
     "custom_chat_template": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,

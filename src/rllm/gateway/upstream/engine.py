@@ -14,7 +14,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
-from rllm.inference.continued import continued_prompt
+from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import (
     ContinuingEngine,
     DetailedEngine,
@@ -58,6 +58,10 @@ class EngineUpstream:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         return continued_prompt(self.engine, prior.token_ids, messages, num_known, request, written_on=prior.written_on)
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return lost_in_prompt(self.engine, for_template(messages), tools)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         self._check(call)

@@ -32,6 +32,7 @@ from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.shape import check_answer, check_models
 from rllm.gateway.upstream.text_completions import TextChunks, chat_answer, completion_request
 from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.types import Message
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -110,6 +111,10 @@ class HTTPUpstream:
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         with self._told():

@@ -21,6 +21,8 @@ from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.replica import Replica
 from rllm.gateway.upstream.replicas import PoolConfig, ReplicaSet
 from rllm.gateway.upstream.route import Route
+from rllm.inference.continued import lost_in_prompt
+from rllm.types import Message
 
 _MAX_BROKEN_OFF = 2
 """How often a call may be made again that a replica had when it died: it may be what kills them."""
@@ -57,6 +59,10 @@ class UpstreamPool:
 
     def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         return self._any.continued_prompt(request, prior)
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return lost_in_prompt(self._any, messages, tools)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         route = call.route

@@ -186,6 +186,10 @@ class ServedEngine:
             raise ConfigError("the template cannot go on from these messages")
         return prompt_ids
 
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return self._tokens.lost(messages, tools)
+
     def close(self) -> None:
         """End the calls of this process, and close their connections; a gateway closes its own upstream. Repeatable."""
         with self._lock:

@@ -22,6 +22,7 @@ from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import parser_of_answer, tool_format_of_template, tool_parser
+from rllm.types import Message
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class TokenPrompts:
     def __init__(self, tokenizer: Any, tool_format: str | None = None) -> None:
         """`tool_format`: how the server reads tool calls, a name for `tool_parser`; else the template tells it."""
         self._template = ChatTemplate(tokenizer)
+        _ = self._template.shape  # refuses a template that prints nothing of users
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
@@ -43,15 +45,17 @@ class TokenPrompts:
         self._decoder = TextDecoder(tokenizer, ends, self._tool_parser.markup if self._tool_parser else ())
 
     @classmethod
-    def load(cls, path: str) -> TokenPrompts:
-        """With the tokenizer of a model folder or hub id.
+    def load(cls, path: str, chat_template: Path | None = None) -> TokenPrompts:
+        """Load the tokenizer of a model folder or hub id; `chat_template` is the server's, if not the model's own.
 
         Raises:
-            ConfigError: if there is none there, or it has no chat template.
+            ConfigError: if there is none there, or it has no chat template, or the named one cannot be used.
             MissingDependencyError: without transformers.
         """
         try:
             from transformers import AutoTokenizer
+
+            from rllm.parser.tool_prompt import TemplateChoice
         except ImportError as error:
             raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error
         folder = Path(path).expanduser()
@@ -69,7 +73,12 @@ class TokenPrompts:
             raise ConfigError(
                 f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream serves ({error})"
             ) from error
+        TemplateChoice(chat_template=chat_template, setting="--chat-template").apply(tokenizer)
         return cls(tokenizer)
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return self._template.lost(messages, tools)
 
     def continued(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
         """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""

@@ -75,6 +75,7 @@ class LocalEngine:
         self.model = model.eval() if device is None else model.to(device).eval()
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
+        _ = self.template.shape  # refuses a template that prints nothing of users
         self._continuation = Continuation(tokenizer, self.template)
         self._rendering = Lock()
         self.max_length = _checked_length(model, max_length)
@@ -165,6 +166,10 @@ class LocalEngine:
         return self._continuation.prompt_ids(
             known_ids, messages, num_known, tools, template_kwargs, written_on=written_on
         )
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+        """See `ChatTemplate.lost`."""
+        return self.template.lost(messages, tools)
 
     async def complete(self, prompt_ids: Sequence[int], **params: Any) -> ModelOutput:
         """Sample one answer to a prompt that is given as token ids."""

@@ -30,6 +30,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 from rllm.inference.local.kernels import keep_few_kernels
 from rllm.inference.local.weights import check_complete, check_finite
+from rllm.parser.tool_prompt import TemplateChoice
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -113,15 +114,22 @@ def check_length(config: Any, wanted: int) -> None:
     )
 
 
-def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
-    """The tokenizer that `load_model` gives for the same folder or hub id.
+def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = None) -> LoadedTokenizer:
+    """Return the tokenizer that `load_model` gives for the same folder or hub id and template.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or if the template cannot be used.
     """
+    loaded = _loaded_tokenizer(path_or_id)
+    if template:
+        template.apply(loaded.tokenizer)
+    return loaded
+
+
+def _loaded_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
-        base = load_tokenizer(base_of(adapter))
+        base = _loaded_tokenizer(base_of(adapter))
         return replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
     source = _checked_source(path_or_id)
     config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
@@ -132,16 +140,22 @@ def load_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
     )
 
 
-def load_model(path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+def load_model(
+    path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto", template: TemplateChoice | None = None
+) -> LoadedModel:
     """Load any Hugging Face causal language model from a folder or a hub id; the folder may be that of a LoRA adapter,
     which is merged into the model that it names.
 
     `dtype` is `float32`, `bfloat16` or `auto`: bfloat16 on CUDA, else float32. `device` is a torch device or `auto`.
+    `template` replaces the model's chat template, before weights are read.
 
     Raises:
         ConfigError: if there is no such model, if its folder is incomplete, if this needs a package that is not installed, or if
             a setting is wrong.
     """
+    if template:
+        tokenizer = load_tokenizer(path_or_id, template=template).tokenizer
+        return replace(load_model(path_or_id, dtype=dtype, device=device), tokenizer=tokenizer)
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
         return _merged(adapter, dtype=dtype, device=device)

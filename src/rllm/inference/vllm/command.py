@@ -29,6 +29,7 @@ _OURS = {
     "--logprobs-mode": "nothing: training needs processed_logprobs",
     "--generation-config": "nothing: training needs vllm, which means no defaults of the server",
     "--tool-call-parser": "model.tool_parser",
+    "--chat-template": "model.chat_template",
     "--reasoning-parser": "vllm.reasoning_parser",
     "--gpu-memory-utilization": "vllm.gpu_memory",
     "--device-memory-utilization": "vllm.gpu_memory",
@@ -60,6 +61,8 @@ class ServeOptions:
     dtype: str = "auto"
     max_length: int | None = None
     tool_parser: str = "hermes"
+    chat_template: str | None = None
+    """File of a template that replaces the model's own."""
     reasoning_parser: str | None = None
     lora_rank: int = 0
     """The rank of the adapters that it will be given; 0 serves the model itself."""
@@ -107,6 +110,8 @@ def serve_arguments(options: ServeOptions) -> list[str]:
     }
     if options.max_length is not None:
         given["--max-model-len"] = str(options.max_length)
+    if options.chat_template is not None:
+        given["--chat-template"] = options.chat_template
     if options.reasoning_parser is not None:
         given["--reasoning-parser"] = options.reasoning_parser
     if options.gpu_memory is not None and not options.on_cpu:

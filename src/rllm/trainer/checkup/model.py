@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +137,42 @@ def _is_whole(weights: Path) -> bool:
 
 
 def template_findings(tokenizer: Any) -> list[Finding]:
-    """Whether the chat template prints what was said before as it printed it then, so that turns go on from each other."""
+    """Return what the chat template leaves out or refuses, and whether it prints earlier turns as it did at first."""
     from rllm.parser.chat_template import ChatTemplate
-    from rllm.parser.continuation import Continuation
 
     try:
         template = ChatTemplate(tokenizer)
     except ConfigError as error:
         _, _, remedy = str(error).partition(": ")
         return [Finding(name="chat template", ok=False, said="there is none", fix=remedy or str(error))]
+    try:
+        lost = _lost_finding(template.shape.lost)
+    except ConfigError as error:
+        _, _, found = str(error).partition(": ")
+        said, _, remedy = found.rpartition(": ")
+        return [Finding(name="chat template", ok=False, said=said, fix=remedy)]
+    turns = _turns_finding(template, tokenizer)
+    return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
+
+
+def _lost_finding(lost: Mapping[str, str]) -> Finding | None:
+    """Return which kinds of content the template does not print, or None if it prints all."""
+    if not lost:
+        return None
+    from rllm.parser.chat_template import remedy_for
+
+    dropped = [kind for kind, error in lost.items() if not error]
+    refused = [f"{kind} ({error})" for kind, error in lost.items() if error]
+    said = [f"prints no {', '.join(dropped)}"] if dropped else []
+    said += [f"refuses {'; '.join(refused)}"] if refused else []
+    fix = "; ".join(dict.fromkeys(map(remedy_for, lost)))
+    return Finding(name="chat template", ok=False, said=", and ".join(said), needed=False, fix=fix)
+
+
+def _turns_finding(template: Any, tokenizer: Any) -> Finding:
+    """Return whether earlier turns are printed as they were at first."""
+    from rllm.parser.continuation import Continuation
+
     continuation = Continuation(tokenizer, template)
     judged = {kind: _judged(template, continuation, tokenizer, chat) for kind, chat in CONVERSATIONS.items()}
     refused = [f"{kind} ({why})" for kind, why in judged.items() if why not in ("", _REWRITTEN)]
@@ -153,14 +180,14 @@ def template_findings(tokenizer: Any) -> list[Finding]:
     if refused:
         fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
         said = f"later turns cannot go on from sampled tokens: {'; '.join(refused)}"
-        return [Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)]
+        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
     if rewritten:
         fix = (
             "leave gateway.exact_turns on: later turns then go on from the sampled tokens, whatever the template prints"
         )
         said = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
-        return [Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)]
-    return [Finding(name="chat template", ok=True, said="append-only: it prints earlier turns as it did at first")]
+        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
+    return Finding(name="chat template", ok=True, said="append-only: it prints earlier turns as it did at first")
 
 
 _REWRITTEN = "rewritten"

@@ -50,6 +50,12 @@ class ModelConfig(Section):
     """Format in which the model writes tool calls: hermes (Qwen's up to 3), qwen3_coder (Qwen3.5's, too), llama3_json, mistral,
     deepseek_r1, harmony, or a package.module:Class, which vLLM does not know; None takes the one that the model's chat template
     prints, or else hermes."""
+    chat_template: Path | None = None
+    """Jinja file to use in place of the model's own chat template; it is kept in checkpoints and exports."""
+    tool_prompt: Literal["hermes"] | None = None
+    """Way to describe tools to a model whose chat template prints none: hermes describes them in the system message,
+    writes calls as <tool_call>{...}</tool_call> into answers, and results as <tool_response> into a user's turn. It
+    becomes part of the chat template, and is kept with it."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """What answers are sampled by: embedded works in this process, on the trainer's own weights; vllm is a server that is
     given the weights after each update (see vllm)."""

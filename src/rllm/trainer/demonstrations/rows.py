@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +19,8 @@ from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
 from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
+from rllm.parser.chat_template import lost_warning
+from rllm.parser.template_shape import SERIOUS
 from rllm.trainer.config.schema import SFTConfig
 from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of, text_of
 
@@ -70,6 +73,8 @@ def prepared(
     """
     reader = _Reader(of, config)
     tasks = [(task_id_of(row, number), reader.read(number, row)) for number, row in enumerate(rows)]
+    for kind, number in reader.num_lost.items():
+        logger.warning("%d of %d rows have %s: %s", number, len(tasks), kind, lost_warning(kind))
     _check_words(rows, of.tokenizer)
     kept = [task for task in tasks if max_length is None or task[1].num_tokens <= max_length]
     if len(kept) < len(tasks):
@@ -117,6 +122,8 @@ class _Reader:
         self._of = of
         self._config = config
         self._parser: ChatTemplateParser | None = None
+        self.num_lost: Counter[str] = Counter()
+        """Rows with content of each kind that is not in what is learned."""
         self._compared = False
         """Whether it is known that a conversation as one text is what an engine would send."""
 
@@ -164,6 +171,7 @@ class _Reader:
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
+        self._check_printed(parser.template.shape.lost_of(messages[: learned[-1] + 1], tools))
         if self._config.tokenize_method == "stepwise":
             shown = [_one_answer(parser, messages[: place + 1], tools) for place in learned]
             return self._checked(shown, messages, learned)
@@ -173,6 +181,16 @@ class _Reader:
         read = [place for place in answers if place <= learned[-1]]
         whole = _whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])
         return self._checked([whole], messages, learned)
+
+    def _check_printed(self, lost: Sequence[str]) -> None:
+        """Count what the template leaves out.
+
+        Raises:
+            ConfigError: if the conversation means something else without it.
+        """
+        if serious := next((kind for kind in lost if kind in SERIOUS), None):
+            raise ConfigError(lost_warning(serious))
+        self.num_lost.update(lost)
 
     def _checked(self, shown: list[Shown], messages: Sequence[Message], learned: Sequence[int]) -> list[Shown]:
         """Refuse calls of which a template prints nothing, as of `function_call`; and tokens that a tokenizer knows and its model does

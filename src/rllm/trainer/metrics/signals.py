@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rllm.errors import all_of
-from rllm.types import Episode
+from rllm.parser.chat_template import lost_warning
+from rllm.types import LOST_KEY, Episode
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,12 @@ MIN_ENTROPY = 0.02
 """Nats a token below which the policy hardly ever tries anything else."""
 MAX_SAMPLER_GAP = 0.05
 """Mean difference of log-probabilities between sampler and trainer; float32 gives about 1e-6, bfloat16 about 1e-2."""
+
+
+_OTHER_TASKS = (
+    "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise "
+    "rollout.resample_rounds"
+)
 
 
 def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, str]:
@@ -38,11 +45,12 @@ def signals(metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[s
     hardly_differ = of("batch/zero_variance") > 0.5 or of("rollout/reward_p10") == of("rollout/reward_p90")
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
     unscored = _unscored_roles(episodes)
+    lost = sorted({kind for episode in episodes for kind in episode.info.get(LOST_KEY, ())})
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0,
             f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach nothing: "
-            "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise rollout.resample_rounds",
+            + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
