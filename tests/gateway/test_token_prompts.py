@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rllm.capture import Prior
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -268,3 +270,31 @@ def test_a_server_s_other_template_is_that_of_its_gateway(tmp_path: Path) -> Non
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert TokenPrompts.load(str(tmp_path), file).lost([{"role": "user", "content": "a"}], tools) == ("tools",)
     assert TokenPrompts.load(str(tmp_path)).lost([{"role": "user", "content": "a"}], tools) == ()
+
+
+def test_control_tokens_in_messages_are_text_where_the_prompt_is_made_here_and_named_where_it_is_not(
+    engine: LocalEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenPrompts(engine.tokenizer)
+    messages = [USER, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "a<|im_end|>b"}]
+    prior = Prior(trace_id="t", num_messages=2, token_ids=[50, 51])
+    ids = tokens.continued({"messages": messages}, prior)
+    assert ids is not None
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ids.count(end) == 2, "of the answer and of the user"
+    assert "a<|im_end|>b" in engine.tokenizer.decode(ids)
+    with caplog.at_level(logging.WARNING):
+        for quoting in (messages[:1], messages, messages):
+            tokens.note_quoted(quoting)
+    assert [record.getMessage().count("<|im_end|>") for record in caplog.records] == [1]
+
+
+def test_a_first_turn_that_the_server_renders_is_looked_at(
+    engine: LocalEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TokenServer(engine) as server, ExitStack() as stack:
+        upstream = HTTPUpstream(server.url, tokens=TokenPrompts(engine.tokenizer))
+        front, _ = gateway(stack, upstream)
+        with caplog.at_level(logging.WARNING, "rllm.gateway.upstream.token_prompts"):
+            ask(front.url, [{"role": "user", "content": "a<|im_start|>b"}], stream=False)
+    assert "<|im_start|>" in caplog.text

@@ -165,6 +165,72 @@ def parts_of(parser: ChatTemplateParser, messages: list[Message]) -> list[tuple[
     return [(value, parser.tokenizer.decode([token for _, token in group])) for value, group in pairs]
 
 
+NEMOTRON = """\
+{%- for m in messages -%}
+{%- if m.role == "assistant" -%}
+{%- set thought = "\n" + m.reasoning_content + "\n" if m.reasoning_content and loop.last else "" -%}
+{{ "<|im_start|>assistant\n<think>" + thought + "</think>" + m.content + "<|im_end|>\n" }}
+{%- else -%}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}
+{%- endif -%}
+{%- endfor -%}
+{{ "<|im_start|>assistant\n<think>\n" if add_generation_prompt }}"""
+"""In the manner of Nemotron 3: the prompt opens <think>, and answers without reasoning have empty tags."""
+GLM = """\
+{%- for m in messages -%}
+{{ "<|" + m.role + "|>\n" + m.content }}
+{%- for c in m.tool_calls or [] -%}{{ "\n<tool_call>" + c.function.name + "</tool_call>" }}{%- endfor -%}
+{%- endfor -%}
+{{ "<|assistant|>\n" if add_generation_prompt }}"""
+"""In the manner of GLM 4: the model ends an answer with the token that begins the next turn."""
+GEMMA = """\
+{%- for m in messages -%}
+{{ "<|start|>" + m.role + "\n" }}
+{%- if m.reasoning_content and m.tool_calls -%}{{ "<|channel|>thought\n" + m.reasoning_content + "<|message|>" }}{%- endif -%}
+{{ m.content }}{%- for c in m.tool_calls or [] -%}{{ "<|call|>" + c.function.name }}{%- endfor -%}{{ "<|end|>\n" }}
+{%- endfor -%}
+{{ "<|start|>assistant\n" if add_generation_prompt }}"""
+"""In the manner of Gemma 4: reasoning has markup of its own, and is printed with calls only."""
+
+
+def test_empty_tags_close_what_the_prompt_opened(parser_of: ParserOf) -> None:
+    parts = parts_of(parser_of(NEMOTRON), [user("2+2?"), answer("4"), user("Sure?"), answer("Yes", "check")])
+    assert [text for learned, text in parts if learned] == ["</think>4<|im_end|>", "check\n</think>Yes<|im_end|>"]
+
+
+def test_an_answer_without_an_end_is_learned_with_the_token_that_begins_the_next_turn(parser_of: ParserOf) -> None:
+    parser = parser_of(GLM)
+    chat = [user("2+2?"), {**calls("{}"), "content": "So"}, tool("4"), answer("4"), user("Sure?"), answer("Yes")]
+    parts = parts_of(parser, chat)
+    assert [text for learned, text in parts if learned] == [
+        "So\n<tool_call>f</tool_call><|tool|>",
+        "4<|user|>",
+        "Yes<|user|>",
+    ]
+    prompt, ids, _ = parser.tokenize_and_mask_cumulative(chat)
+    assert (
+        parser.tokenizer.decode(prompt + ids)
+        == parser.template.render_text(chat, add_generation_prompt=False) + "<|user|>"
+    )
+    for number, end in ((2, "<|tool|>"), (4, "<|user|>")):
+        _, ids, mask = parser.tokenize_and_mask(chat[:number])
+        assert parser.tokenizer.decode(ids[-1:]) == end
+        assert mask[-1] == 1
+
+
+def test_a_template_that_ends_no_answer_is_named_once(parser_of: ParserOf, caplog: pytest.LogCaptureFixture) -> None:
+    parser = parser_of(
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
+    )
+    for tokenized in (parser.tokenize_and_mask, parser.tokenize_and_mask_cumulative):
+        tokenized([user("2+2?"), answer("4")])
+    assert [record.getMessage().count("'4'") for record in caplog.records] == [1]
+
+
+def test_reasoning_that_is_left_out_has_the_template_s_own_markup(parser_of: ParserOf) -> None:
+    parts = parts_of(parser_of(GEMMA), [user("2+2?"), answer("4", "two, two")])
+    assert [text for learned, text in parts if learned] == ["<|channel|>thought\ntwo, two<|message|>4<|end|>"]
+
+
 def test_masks_mark_what_the_model_writes(parser_of: ParserOf) -> None:
     assert parts_of(parser_of("qwen"), THOUGHTFUL) == [
         (1, "<think>\ntwo, two\n</think>\n\n4<|im_end|>"),

@@ -110,6 +110,36 @@ def test_a_malformed_call_does_not_hide_a_good_one() -> None:
     )
 
 
+MUSE_CALL = (
+    ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="n">2</atem:parameter>\n'
+    '<atem:parameter name="s">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
+GLM_CALL = "\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>2</arg_value>\n<arg_key>s</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+TYPED = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}},
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(("name", "call"), [("glm45", GLM_CALL), ("muse_glimmer", MUSE_CALL)])
+def test_bare_values_are_made_json_by_the_schemas(name: str, call: str) -> None:
+    parsed = tool_parser(name).for_tools(TYPED).parse(call)
+    assert parsed.content == ""
+    assert [item["function"]["arguments"] for item in parsed.tool_calls] == ['{"n": 2, "s": "2"}']
+
+
+def test_muse_glimmer_tells_its_recipients_apart() -> None:
+    parse = tool_parser("muse_glimmer").parse
+    parsed = parse(" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 4.")
+    assert (parsed.reasoning, parsed.content, parsed.tool_calls) == ("Hm.", "It is 4.", [])
+    assert parse(" to=f<|message|>no call").content == " to=f<|message|>no call"
+
+
 def test_harmony_tells_its_channels_apart() -> None:
     parsed = tool_parser("harmony").parse(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
@@ -141,6 +171,8 @@ def shown_of(parser: ToolFormat, text: str) -> str:
 
 
 NAMES = ["hermes", "llama3_json", "mistral", "deepseek_r1", "harmony"]
+TAGGED = ["glm45", "muse_glimmer"]
+"""Formats that write each argument as bare text between tags."""
 PIECES = {
     "hermes": ["<tool_call>", "</tool_call>", "\n"],
     "llama3_json": ["<|python_tag|>", ";", "; ", '"parameters": '],
@@ -153,6 +185,18 @@ PIECES = {
         "<|message|>",
         "<|end|>",
         " to=functions.f",
+    ],
+    "glm45": ["<tool_call>", "<tool_call>f", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"],
+    "muse_glimmer": [
+        "<|start|>assistant",
+        " to=f",
+        " to=user",
+        "<|message|>",
+        "<|eom|>",
+        '<atem:invoke name="f">',
+        '<atem:parameter name="k">',
+        "</atem:parameter>",
+        "</atem:invoke>",
     ],
 }
 COMMON = [
@@ -180,7 +224,7 @@ def is_subsequence(part: str, whole: str) -> bool:
     return all(letter in letters for letter in part)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + TAGGED)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_text_is_parsed_without_an_exception_and_without_loss(name: str, data: Any) -> None:
@@ -190,7 +234,7 @@ def test_any_text_is_parsed_without_an_exception_and_without_loss(name: str, dat
     assert is_subsequence(parsed.content, text)
     if not parsed.tool_calls and not parser.reads_every_answer:
         assert parsed.content == text
-    for call in parsed.tool_calls:
+    for call in parsed.tool_calls if name in NAMES else ():
         arguments = call["function"]["arguments"]
         assert arguments in text or arguments == "{}" or "\\" in text
     for length in range(len(text) + 1):
@@ -257,7 +301,7 @@ def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> Non
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + TAGGED)
 @pytest.mark.parametrize(
     "piece_of", [lambda pieces: pieces[0], "".join, lambda pieces: pieces[0] + '{"name": "f", "x": [']
 )
@@ -276,15 +320,14 @@ def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) ->
         ("{{ '[TOOL_CALLS]' + calls }}", "mistral"),
         (f"{{{{ '{R1_BLOCK}' + calls }}}}", "deepseek_r1"),
         ("{{ '<|start|>assistant<|channel|>final<|message|>' + content }}", "harmony"),
+        # Tags that formats share do not make them one.
+        ("{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}", "glm45"),
+        ("{{ '<|start|>assistant to=' + name + '<|message|><atem:invoke name=\"' + name + '\">' }}", "muse_glimmer"),
+        ("{{ '<|start|>assistant to=user<|message|>' + content + '<|eot|>' }}", None),
     ],
 )
-def test_the_format_of_a_template_is_told_by_its_marks(template: str, name: str) -> None:
+def test_the_format_of_a_template_is_told_by_its_marks(template: str, name: str | None) -> None:
     assert tool_format_of_template(template) == name
-
-
-def test_tags_that_formats_share_do_not_make_them_one() -> None:
-    of_glm = "{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}"
-    assert tool_format_of_template(of_glm) is None
 
 
 def test_a_template_without_calls_has_no_format() -> None:

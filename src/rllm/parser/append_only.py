@@ -8,7 +8,7 @@ are compared from the last earlier message on, which a mark in its place makes e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias
 
@@ -47,12 +47,19 @@ class ReasoningHabits:
     """It prints that of a message of its own field, at least while the message is the last."""
     prints_tags: bool
     """It prints `<think>` and what follows, where that is part of the content."""
+    opening: str = f"{OPEN}\n"
+    """Text before reasoning that the template leaves out of an answer."""
+    closing: str = f"\n{CLOSE}\n\n"
+    """Text after it."""
 
     @classmethod
     def of(cls, print_chat: PrintChat) -> ReasoningHabits:
         thought = {"role": "assistant", "content": PROBE, "reasoning_content": MARK}
         tagged = {"role": "assistant", "content": f"{OPEN}\n{MARK}\n{CLOSE}\n\n{PROBE}"}
-        return cls(prints_field=_prints_mark(print_chat, thought), prints_tags=_prints_mark(print_chat, tagged))
+        prints_field, prints_tags = (_prints_mark(print_chat, answer) for answer in (thought, tagged))
+        if prints_field or (around := _around_mark(print_chat)) is None:
+            return cls(prints_field=prints_field, prints_tags=prints_tags)
+        return cls(prints_field=prints_field, prints_tags=prints_tags, opening=around[0], closing=around[1])
 
 
 class AppendOnlyRenderer:
@@ -122,6 +129,52 @@ class AppendOnlyRenderer:
             ended = written
         return Turn(prompt=request, generated=ended, after=written[len(ended) :])
 
+    def learned_turns(self, messages: Sequence[Message]) -> list[Turn]:
+        """Return the turns of a whole conversation, each answer with the token that ends it.
+
+        GLM's templates print nothing after an answer: the model ends it with the token that begins the next turn.
+        """
+        turns = self.turns([], messages)
+        for place, turn in enumerate(turns):
+            if not turn.generated or self.has_end(turn):
+                continue
+            if place + 1 == len(turns):
+                end = self.next_turn_token(messages[:-1], messages[-1])
+            elif turns[place + 1].generated:  # an answer right after this one
+                continue
+            else:
+                following = turns[place + 1].prompt
+                end = self._first_token(following)
+                turns[place + 1] = Turn(prompt=following.removeprefix(end))
+            turns[place] = replace(turn, generated=turn.generated + end)
+        return turns
+
+    def end_of_past_answer(self, past: Sequence[Message], message: Message) -> tuple[str, str]:
+        """Return the special token that ends an answer, and the white space that the template prints after it.
+
+        The answer's beginning does not matter here: some templates print it otherwise than they ask for it.
+        """
+        written = self._added([bare_message(item) for item in past], [bare_message(message)])
+        ended = written.rstrip()
+        end = next((token for token in self._special if ended.endswith(token)), "")
+        return end, written[len(ended) :] if end else ""
+
+    def has_end(self, turn: Turn) -> bool:
+        """Return whether the template prints a special token at the end of an answer."""
+        return any(turn.generated.endswith(token) for token in self._special)
+
+    def next_turn_token(self, past: Sequence[Message], message: Message) -> str:
+        """Return the special token that begins the turn after an answer; empty if the turn begins with other text."""
+        past, answer = [bare_message(item) for item in past], bare_message(message)
+        follower = _tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
+        try:
+            return self._first_token(self._added([*past, answer], [follower]))
+        except ConfigError:
+            return ""
+
+    def _first_token(self, text: str) -> str:
+        return next((token for token in self._special if text.startswith(token)), "")
+
     def _written(self, past: Sequence[Message], message: Message, request: str) -> str:
         """The answer as the model wrote it after the request, and what the template prints behind it.
 
@@ -138,9 +191,12 @@ class AppendOnlyRenderer:
                 return full.removeprefix(request)
         full = self._added(past, [answer])
         if full.startswith(request):
-            thought = f"{OPEN}\n{reasoning}\n{CLOSE}\n\n" if reasoning and not opens else reasoning
+            habits = self._habits
+            thought = f"{habits.opening}{reasoning}{habits.closing}" if reasoning and not opens else reasoning
             return thought + full.removeprefix(request)
         before = request.rpartition(OPEN)[0] if opens else request
+        if opens and (rest := full.removeprefix(before + OPEN).lstrip()).startswith(CLOSE):
+            return f"{reasoning}\n{rest}" if reasoning else rest  # Nemotron prints empty tags
         if not full.startswith(before) or full.startswith(before + OPEN):
             raise ConfigError(
                 f"the chat template asks for an answer with {request!r} and prints one as {full[:80]!r}: it cannot be "
@@ -290,6 +346,21 @@ def _prints_mark(print_chat: PrintChat, answer: Message) -> bool:
         return MARK in print_chat([{"role": "user", "content": PROBE}, answer], False)
     except ConfigError:
         return False
+
+
+def _around_mark(print_chat: PrintChat) -> tuple[str, str] | None:
+    """Return the text around the reasoning of a call, for templates that print no other (Gemma 4); None for the rest."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    question: Message = {"role": "user", "content": PROBE}
+    try:
+        request = print_chat([question], True)
+        texts = [print_chat([question, {**answer, **more}], False) for more in ({}, {"reasoning_content": MARK})]
+    except ConfigError:
+        return None
+    without, marked = (text.removeprefix(request) for text in texts)
+    opening, found, closing = marked.removesuffix(without).partition(MARK)
+    return (opening, closing) if found and marked.endswith(without) else None
 
 
 def _rewritten(message: Message) -> ConfigError:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from rllm.errors import ConfigError
+from rllm.parser.control_tokens import ControlTokens
 from rllm.parser.template_shape import CALLS, RESULTS, SYSTEM, TOOLS, USER, TemplateShape, probed
 from rllm.types import TEXT_PARTS, Message
 
@@ -45,6 +46,7 @@ class ChatTemplate:
         self.text: str = _template_text(tokenizer)
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
         """SHA-256 of the template's text, in hex."""
+        self.control_tokens = ControlTokens(tokenizer, self.text)
         self._memo: OrderedDict[bytes, list[int]] = OrderedDict()
         self._reported: set[str] = set()
 
@@ -96,8 +98,8 @@ class ChatTemplate:
         key = _memo_key(messages, tools, add_generation_prompt, template_kwargs)
         ids = self._memo.get(key) if key else None
         if ids is None:
-            text = self.render_text(messages, tools, add_generation_prompt, template_kwargs)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            text = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
+            ids = self.control_tokens.encode(text)
         if key:
             self._memo[key] = ids
             self._memo.move_to_end(key)
@@ -113,12 +115,25 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt as text, special tokens included."""
+        marked = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
+        return self.control_tokens.shown(marked)
+
+    def render_marked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the text for `control_tokens.encode`: those quoted in messages are placeholders, and only there."""
         if not messages:
             raise ConfigError("messages=[]: send at least one message")
         _check_kwargs(template_kwargs)
+        shape, control = self.shape, self.control_tokens
         normal = [_normal(index, message) for index, message in enumerate(messages)]
-        shaped, shaped_tools = self.shape.messages(normal), _shaped_tools(self.shape, tools)
-        options = {"add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
+        shaped = [control.hidden(message) for message in shape.messages(normal)]
+        shaped_tools = control.hidden_value(_shaped_tools(shape, tools))
+        options = {"add_generation_prompt": add_generation_prompt, **control.hidden_value(template_kwargs or {})}
         try:
             return self._apply(shaped, shaped_tools, **options)
         except Exception as error:  # a template is a program of its author: it may raise anything

@@ -6,6 +6,7 @@ on the ids of their traces and never come here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
@@ -23,10 +24,12 @@ from rllm.parser.append_only import (
     stand_in_past,
 )
 from rllm.parser.chat_template import ChatTemplate, check_role
-from rllm.parser.decoding import TextDecoder
+from rllm.parser.decoding import TextDecoder, special_tokens
 from rllm.parser.reasoning import OPEN, split_reasoning
 from rllm.parser.tool_parser import ParsedText, tool_format_of_template, tool_parser
 from rllm.types import Message
+
+logger = logging.getLogger(__name__)
 
 __getattr__ = gone_names(__name__)
 
@@ -45,13 +48,14 @@ class ChatTemplateParser:
     def __init__(self, tokenizer: Any, *, disable_thinking: bool = False) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
+        self._has_warned = False
         self._thinking = not disable_thinking
         self._template_kwargs = {"enable_thinking": False, "thinking": False} if disable_thinking else {}
-        self._special_tokens = _special_tokens(tokenizer)
+        self._special_tokens = special_tokens(tokenizer)
         format_name = tool_format_of_template(self.template.text)
         self._tool_parser = tool_parser(format_name) if format_name else None
         markup = self._tool_parser.markup if self._tool_parser else ()
-        self._decoder = TextDecoder(tokenizer, tokenizer.convert_tokens_to_ids(list(self._special_tokens)), markup)
+        self._decoder = TextDecoder(tokenizer, markup=markup)
 
     @classmethod
     def get_parser(cls, tokenizer: Any, processor: Any = None, disable_thinking: bool = False) -> ChatTemplateParser:
@@ -91,7 +95,7 @@ class ChatTemplateParser:
         begins = is_first_msg or messages[0]["role"] in ("system", "developer")
         past = [] if begins else stand_in_past(messages[0])
         renderer = self._renderer(tools, keep_reasoning=accumulate_reasoning)
-        return renderer.text(past, messages, ask=add_generation_prompt)
+        return self.template.control_tokens.shown(renderer.text(past, messages, ask=add_generation_prompt))
 
     def parse_completion(
         self, completion_ids: Sequence[int], prompt_ids: Sequence[int] | None = None, tools: Tools | None = None
@@ -127,9 +131,12 @@ class ChatTemplateParser:
         if not is_assistant(messages[-1]):
             raise ConfigError(f"messages[-1] has role {messages[-1]['role']!r}: end with the assistant's answer")
         past = [bare_message(message) for message in messages[:-1]]
-        turn = self._renderer(tools, keep_reasoning=True).answer(past, messages[-1])
+        renderer = self._renderer(tools, keep_reasoning=True)
+        turn = renderer.answer(past, messages[-1])
+        end = "" if renderer.has_end(turn) else renderer.next_turn_token(past, messages[-1])
+        self._note_end(turn.generated + end)
         prompt_ids = self.template.render(messages[:-1], tools, template_kwargs=self._template_kwargs)
-        return prompt_ids, *self._masked([(turn.generated, 1), (turn.after, 0)], turn.prompt)
+        return prompt_ids, *self._masked([(turn.generated + end, 1), (turn.after, 0)], turn.prompt)
 
     def tokenize_and_mask_cumulative(
         self, messages: Sequence[Message], tools: Tools | None = None
@@ -146,7 +153,8 @@ class ChatTemplateParser:
         _check(messages)
         if not any(map(is_assistant, messages)):
             raise ConfigError("messages hold no assistant's answer: there is nothing to learn")
-        turns = self._renderer(tools, keep_reasoning=True).turns([], messages)
+        turns = self._renderer(tools, keep_reasoning=True).learned_turns(messages)
+        self._note_end(next(turn.generated for turn in reversed(turns) if turn.generated))
         parts = [part for turn in turns for part in ((turn.prompt, 0), (turn.generated, 1), (turn.after, 0))]
         first = next(place for place, (text, mask) in enumerate(parts) if mask and text)
         prompt = "".join(text for text, _ in parts[:first])
@@ -164,12 +172,22 @@ class ChatTemplateParser:
         text = self._renderer(tools, keep_reasoning=accumulate_reasoning).text([], messages, ask=ask)
         return text == self._print(tools, messages, ask)
 
+    def _note_end(self, learned: str) -> None:
+        """Log once if an answer is learned without a token that ends it."""
+        if not self._has_warned and not any(learned.endswith(token) for token in self._special_tokens):
+            self._has_warned = True
+            logger.warning(
+                "the chat template prints no token at the end of an answer (%r), so the model does not learn to stop: use a "
+                "template that ends each turn with a special token",
+                learned[-40:],
+            )
+
     def _print(self, tools: Tools | None, messages: Sequence[Message], ask: bool) -> str:
         text = self._print_all(tools, messages, ask)
         return text if ask else text.removesuffix(self._closing)
 
     def _print_all(self, tools: Tools | None, messages: Sequence[Message], ask: bool) -> str:
-        return self.template.render_text(messages, tools, ask, self._template_kwargs)
+        return self.template.render_marked(messages, tools, ask, self._template_kwargs)
 
     @cached_property
     def _closing(self) -> str:
@@ -210,8 +228,7 @@ class ChatTemplateParser:
         return whole[len(head) :] if whole[: len(head)] == head else self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self.template.control_tokens.encode(text)
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -219,10 +236,3 @@ def _check(messages: Sequence[Message]) -> None:
         raise ConfigError("messages=[]: send at least one message")
     for index, message in enumerate(messages):
         check_role(index, message)
-
-
-def _special_tokens(tokenizer: Any) -> frozenset[str]:
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    return frozenset(
-        filter(None, (*tokenizer.all_special_tokens, *(token.content for token in added if token.special)))
-    )

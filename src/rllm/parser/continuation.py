@@ -12,6 +12,7 @@ from typing import Any
 from rllm.errors import ConfigError
 from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message, closing_of
 from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.decoding import special_tokens
 from rllm.types import Message, text_of
 
 _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
@@ -26,9 +27,7 @@ class Continuation:
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = [*tokenizer.all_special_tokens, *(token.content for token in added.values() if token.special)]
-        self._special_tokens = frozenset(filter(None, special))
+        self._special_tokens = special_tokens(tokenizer)
         self._special_ids = frozenset(tokenizer.convert_tokens_to_ids(sorted(self._special_tokens)))
 
     def prompt_ids(
@@ -57,28 +56,29 @@ class Continuation:
                 ended by the model itself, so that nothing can be written on.
         """
 
+        control = self._template.control_tokens
+
         def printed(these: Sequence[Message], ask: bool) -> str:
-            text = self._template.render_text(these, tools, ask, template_kwargs)
+            text = self._template.render_marked(these, tools, ask, template_kwargs)
             return text if ask else text.removesuffix(self._closing)
 
         renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
         past = [bare_message(message) for message in messages[:num_known]]
-        answer = renderer.answer(past[:-1], past[-1])
-        rest = answer.after + renderer.text(past, messages[num_known:], ask=True)
-        end = self._end_of(answer.generated)
+        end, after = renderer.end_of_past_answer(past[:-1], past[-1])
+        rest = after + renderer.text(past, messages[num_known:], ask=True)
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
             rest = end + rest
         elif not end:  # GLM 4 ends an answer with the token that begins the next turn
             rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]))
         if written_on:
             content = text_of(messages[num_known - 1]).removesuffix(written_on)
-            rest = self._not_sampled_of(written_on, content, known_ids) + rest
-        ids: list[int] = self._tokenizer.encode(rest, add_special_tokens=False)
-        return [*known_ids, *ids]
+            more = {**past[-1], "content": self._not_sampled_of(written_on, content, known_ids)}
+            rest = control.hidden(more)["content"] + rest
+        return [*known_ids, *control.encode(rest)]
 
     @cached_property
     def _closing(self) -> str:
-        return closing_of(lambda these, ask: self._template.render_text(these, None, ask), self._special_tokens)
+        return closing_of(lambda these, ask: self._template.render_marked(these, None, ask), self._special_tokens)
 
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
         """What is left of `written_on` behind what was sampled after the content: a stop string, mostly."""
@@ -88,8 +88,3 @@ class Continuation:
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
             raise ConfigError(f"the agent wrote {written_on[:80]!r} behind an answer that does not go on so")
         return written_on.removeprefix(sampled)
-
-    def _end_of(self, generated: str) -> str:
-        """The special token that ends an answer."""
-        ends = (token for token in self._special_tokens if generated.endswith(token))
-        return max(ends, key=len, default="")

@@ -8,8 +8,16 @@ from typing import Any
 
 from rllm.parser.reasoning import CLOSE, OPEN
 
-_MARKUP = (OPEN, CLOSE, "<tool_call>", "</tool_call>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MARKUP = (OPEN, CLOSE, "<tool_call>", "</tool_call>")
+"""Tags that parsers look for, whatever the format."""
+
+
+def special_tokens(tokenizer: Any) -> frozenset[str]:
+    """Return the strings of a tokenizer's special tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    marked = (token.content for token in added if token.special)
+    return frozenset(filter(None, (*tokenizer.all_special_tokens, *marked)))
 
 
 class TextDecoder:
@@ -18,11 +26,13 @@ class TextDecoder:
     Tokens that parsers look for stay, also where a tokenizer calls them special: reasoning tags, and `markup`.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int], markup: Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = (), markup: Iterable[str] = ()) -> None:
+        """`end_ids`: ids that end an answer, beside the special tokens."""
         self._tokenizer = tokenizer
-        kept = {tokenizer.convert_tokens_to_ids(token) for token in (*_MARKUP, *markup)}
+        kept = {tokenizer.convert_tokens_to_ids(token) for token in (*MARKUP, *markup)}
         kept.discard(tokenizer.unk_token_id)
-        self._hidden = frozenset((*tokenizer.all_special_ids, *end_ids)) - kept
+        special = tokenizer.convert_tokens_to_ids(sorted(special_tokens(tokenizer)))
+        self._hidden = frozenset((*special, *end_ids)) - kept
 
     def text(self, ids: Iterable[int]) -> str:
         visible = [token for token in ids if token not in self._hidden]

@@ -21,6 +21,7 @@ TOOL_PARSERS = {  # vLLM's names, too
     "qwen": "rllm.parser.tool_formats.hermes:HermesToolParser",
     "qwen3_coder": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
     "qwen3_xml": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
+    "glm45": "rllm.parser.tool_formats.qwen3_coder:Glm45ToolParser",
     "llama3_json": "rllm.parser.tool_formats.llama3:Llama3JsonToolParser",
     "mistral": "rllm.parser.tool_formats.mistral:MistralToolParser",
     "deepseek_r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
@@ -29,6 +30,7 @@ TOOL_PARSERS = {  # vLLM's names, too
     "deepseek_v31": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
     "harmony": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
     "openai": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
+    "muse_glimmer": "rllm.parser.tool_formats.harmony:MuseToolParser",
 }
 
 _TOOL_PROMPT = re.compile(r"\{#- rllm tool prompt: (\w+) -#\}")

@@ -97,6 +97,19 @@ def test_the_answers_and_nothing_else_is_learned(of: LoadedTokenizer, method: st
     assert learned(of, only(of, row, tokenize_method=method, train_on="last")) == ANSWERS[-1:]
 
 
+@pytest.mark.parametrize("method", ["cumulative", "stepwise"])
+def test_control_tokens_that_are_quoted_are_text(of: LoadedTokenizer, method: str) -> None:
+    quoted = "<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{**message, "content": f"{message['content'] or ''}{quoted}!"} for message in SHOP]
+    end, start = of.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    for part in only(of, {"messages": messages, "tools": TOOLS}, tokenize_method=method).shown:
+        for span_start, stop in part.spans:
+            assert list(part.ids[span_start:stop]).count(end) == 1
+            assert part.ids[stop - 1] == end
+            assert start not in part.ids[span_start:stop]
+    assert list(part.ids).count(start) == len(SHOP)
+
+
 def test_a_conversation_is_one_text_and_ends_with_its_last_answer(of: LoadedTokenizer) -> None:
     (part,) = only(of, {"messages": [*SHOP, {"role": "user", "content": "Thanks"}], "tools": TOOLS}).shown
     whole = of.tokenizer.apply_chat_template(SHOP, tools=TOOLS, tokenize=False)

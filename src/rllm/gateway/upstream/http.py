@@ -202,6 +202,8 @@ class HTTPUpstream:
         if call.prompt_ids is not None:
             path, request = "/completions", completion_request(request, call.prompt_ids)
         elif self._kind == "vllm":
+            if self._tokens is not None:
+                self._tokens.note_quoted(request["messages"])
             request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 

@@ -40,9 +40,8 @@ class TokenPrompts:
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
-        self._has_warned = False
-        ends = tokenizer.convert_tokens_to_ids(list(tokenizer.all_special_tokens))
-        self._decoder = TextDecoder(tokenizer, ends, self._tool_parser.markup if self._tool_parser else ())
+        self._warned: set[str] = set()
+        self._decoder = TextDecoder(tokenizer, markup=self._tool_parser.markup if self._tool_parser else ())
 
     @classmethod
     def load(cls, path: str, chat_template: Path | None = None) -> TokenPrompts:
@@ -89,7 +88,11 @@ class TokenPrompts:
         if any(request.get(name) for name in _RENDERED_OTHERWISE):
             return None
         if _may_call(request) and self._tool_parser is None:
-            self._warn_once()
+            self._warn_once(
+                "format",
+                "the chat template prints no tool calls in a known format: turns with tools are left to the server, which "
+                "renders them again instead of continuing the sampled tokens",
+            )
             return None
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
@@ -128,13 +131,21 @@ class TokenPrompts:
             tool_parser=parser_of_answer(self._tool_parser, request.get("tools"), request.get("tool_choice")),
         )
 
-    def _warn_once(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "the chat template prints no tool calls that are known: turns with tools are left to the server, which renders "
-                "them anew and not from the very tokens that were sampled"
+    def note_quoted(self, messages: Sequence[Message]) -> None:
+        """Log once that a prompt which the server renders itself quotes control tokens, if it does."""
+        quoted = () if "quoted" in self._warned else self._template.control_tokens.quoted_in(messages)
+        if quoted:
+            self._warn_once(
+                "quoted",
+                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders the first turn "
+                "of a conversation, reads them as such, so their text can begin and end turns; later turns are sent as tokens, "
+                "with the quoted ones as text",
             )
+
+    def _warn_once(self, kind: str, warning: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", warning)
 
 
 def _may_call(request: Mapping[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder, TokenBytes
-from rllm.parser.tool_parser import chosen_format, parser_of_answer
+from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format, parser_of_answer, tool_format_of_template
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
 from rllm.types import Message
 
@@ -82,6 +82,12 @@ class LocalEngine:
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
         self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
+        self._unread_calls = (
+            tool_parser is None
+            and "tool_calls" in self.template.text
+            and tool_format_of_template(self.template.text) is None
+        )
+        """Whether the template prints calls in a format that is not known, which is yet to be logged."""
         self._seeds = random.Random(seed)
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
@@ -217,6 +223,13 @@ class LocalEngine:
     ) -> Call:
         self.check_request(params)
         log_ignored(key for key in self.ignored(params) if key in CHAT.rows)
+        if tools and self._unread_calls:
+            self._unread_calls = False
+            logger.warning(
+                "the chat template prints tool calls in no known format: those in answers are read in the format %s; "
+                "model.tool_parser names another",
+                DEFAULT_FORMAT,
+            )
         sampling = SamplingParams.from_request(params)
         max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
         if max_tokens < 1:

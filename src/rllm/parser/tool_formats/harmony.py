@@ -1,15 +1,17 @@
-"""Answers as gpt-oss models write them: a series of messages, each on a channel, as the Harmony format has it.
+"""Answers as a series of messages: those of gpt-oss, each on a channel, and of Muse Glimmer, each to a recipient.
 
-The format: https://cookbook.openai.com/articles/openai-harmony
+Harmony, the format of gpt-oss: https://cookbook.openai.com/articles/openai-harmony
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from rllm.parser.tool_formats.calls import is_object, new_call, object_end
+from rllm.parser.tool_formats.qwen3_coder import AtemToolParser
 from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"
@@ -33,10 +35,11 @@ class HarmonyToolParser(ToolFormat):
     Every answer is written like this, so calls are found also where no tools were offered.
     """
 
-    markers = (_START, _CHANNEL, _MESSAGE)
+    markers: tuple[str, ...] = (_START, _CHANNEL, _MESSAGE)
     opening_markers = ("to=",)
-    markup = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END)
+    markup: tuple[str, ...] = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END)
     reads_every_answer = True
+    template_marks = (_CHANNEL,)  # other families address messages to recipients, too
     example = f"{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}{{ARGUMENTS}}<|call|>"
     _end = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>|<\|channel\|>)")
     _header = re.compile(r"\A\s*to=|<\|start\|>|<\|channel\|>")
@@ -49,17 +52,24 @@ class HarmonyToolParser(ToolFormat):
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         for part in parts:
-            channel, recipient = self._channel.search(part.header), self._recipient.search(part.header)
             content.append(part.before)
-            if recipient and is_object(part.body):
-                calls.append(new_call(recipient[1].removeprefix("functions."), part.body.strip()))
-            elif recipient or not part.header:
-                content.append(part.header + _MESSAGE + part.body + part.end)
-            elif channel and channel[1] == "analysis":
-                reasoning.append(part.body)
-            else:
-                content.append(part.body)
+            read = self._read(part)
+            content.append(read.content)
+            reasoning += [read.reasoning] if read.reasoning else []
+            calls += read.tool_calls
         return ParsedText(content="".join(content) + rest, reasoning="\n".join(reasoning), tool_calls=calls)
+
+    def _read(self, part: _Part) -> ParsedText:
+        """Return what one message holds; a malformed call is content."""
+        channel, recipient = self._channel.search(part.header), self._recipient.search(part.header)
+        if recipient and is_object(part.body):
+            name = recipient[1].removeprefix("functions.")
+            return ParsedText(content="", tool_calls=[new_call(name, part.body.strip())])
+        if recipient or not part.header:
+            return ParsedText(content=part.header + _MESSAGE + part.body + part.end)
+        if channel and channel[1] == "analysis":
+            return ParsedText(content="", reasoning=part.body)
+        return ParsedText(content=part.body)
 
     def _parts(self, text: str) -> tuple[list[_Part], str]:
         """The messages, and what follows the last of them."""
@@ -85,3 +95,37 @@ class HarmonyToolParser(ToolFormat):
         limit = len(text) if following < 0 else following
         ended = self._end.search(text, start, limit)
         return (ended.start(), ended[0]) if ended else (limit, "")
+
+
+class MuseToolParser(HarmonyToolParser):
+    r"""` to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">...`, as Muse Glimmer models write calls.
+
+    Each message is addressed to the user, to the model itself (which is reasoning), or to a tool.
+    """
+
+    markers = (_START, _MESSAGE)
+    markup = (_START, _MESSAGE, "<|eom|>")
+    template_marks = ("<atem:invoke",)
+    example = (
+        ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n<atem:parameter name="KEY">VALUE'
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
+    )
+    legend = "the tool's name for NAME, and for each argument a line with its key for KEY and its value for VALUE"
+    _end = re.compile(r"<\|eo[mt]\|>|(?=<\|start\|>)")
+    _header = re.compile(r"\A\s*to=|<\|start\|>")
+
+    def __init__(self, calls: AtemToolParser | None = None) -> None:
+        """`calls`: reads the messages to tools."""
+        self._calls = calls or AtemToolParser()
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        return type(self)(self._calls.for_tools(tools))
+
+    def _read(self, part: _Part) -> ParsedText:
+        recipient = self._recipient.search(part.header)
+        if recipient is not None and recipient[1] == "self":
+            return ParsedText(content="", reasoning=part.body)
+        if recipient is not None and recipient[1] != "user":
+            calls = self._calls.parse(part.body).tool_calls
+            return ParsedText(content="" if calls else part.header + _MESSAGE + part.body + part.end, tool_calls=calls)
+        return ParsedText(content=part.body if part.header else _MESSAGE + part.body + part.end)

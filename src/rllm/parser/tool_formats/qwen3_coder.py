@@ -64,3 +64,28 @@ class Qwen3CoderToolParser(ToolFormat):
             position = end.end()
         closed = self._close.match(text, position, limit)
         return (written, closed.end()) if closed else (None, position)
+
+
+class Glm45ToolParser(Qwen3CoderToolParser):
+    r"""`<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>`, as GLM 4.5 models write it."""
+
+    markers = ("\n<tool_call>", "<tool_call>")
+    template_marks = ("<arg_key>",)
+    example = "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"
+    legend = "the tool's name for NAME, and for each argument its key for KEY and its value for VALUE"
+    _open = re.compile(r"\n?<tool_call>([^<>\n]+)")
+    _parameter = re.compile(r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>")
+    _value_end = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
+    _close = re.compile(r"\s*</tool_call>")
+
+
+class AtemToolParser(Qwen3CoderToolParser):
+    r"""`<atem:invoke name="NAME">\n<atem:parameter name="KEY">VALUE</atem:parameter>\n</atem:invoke>`.
+
+    It stands within a message to a tool; `MuseToolParser` reads the messages.
+    """
+
+    _open = re.compile(r'<atem:invoke name="([^"\n]+)">')
+    _parameter = re.compile(r'\s*<atem:parameter name="([^"\n]+)">')
+    _value_end = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))")
+    _close = re.compile(r"\s*</atem:invoke>")

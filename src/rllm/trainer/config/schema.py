@@ -47,8 +47,8 @@ class ModelConfig(Section):
     max_length: PositiveInt | None = None
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
     tool_parser: str | None = None
-    """Format in which the model writes tool calls: hermes (Qwen's up to 3), qwen3_coder (Qwen3.5's, too), llama3_json, mistral,
-    deepseek_r1, harmony, or a package.module:Class, which vLLM does not know; None takes the one that the model's chat template
+    """Format in which the model writes tool calls: hermes (Qwen's up to 3), qwen3_coder (Qwen3.5's, too), glm45, llama3_json, mistral,
+    deepseek_r1, harmony, muse_glimmer, or a package.module:Class, which vLLM does not know; None takes the one that the model's chat template
     prints, or else hermes."""
     chat_template: Path | None = None
     """Jinja file to use in place of the model's own chat template; it is kept in checkpoints and exports."""
