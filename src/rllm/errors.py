@@ -21,6 +21,7 @@ what was wrong, the value seen, and the remedy. All of them survive pickling, be
 
 from __future__ import annotations
 
+import math
 import os
 import reprlib
 import traceback
@@ -239,6 +240,37 @@ def _place_of(error: BaseException) -> str:
         return ""
     file, line = own[-1] if own else installed[0]
     return f" (at {file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line})"
+
+
+NOISE = 1e-12
+"""Size below which a value is rounding noise of a sum of numbers of ordinary size."""
+
+
+def number(value: object, *, digits: int = 3, decimals: int | None = None) -> str:
+    """Format a number in a few digits, as 0.531, 12.4 or 3.1e-07; rounding noise as 0, and `None` as nothing.
+
+    Args:
+        value: anything that is not a number is returned as its text.
+        digits: significant digits.
+        decimals: digits behind the point of numbers from 0.001 to 1000, so that those of a column or a log line up.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size < NOISE:
+        return "0" if decimals is None else f"{0.0:.{decimals}f}"
+    if size >= 1e6 or size < 1e-3:
+        return f"{value:.{max(digits - 1, 1)}g}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}" if decimals is None else f"{value:.{decimals}f}"
+
+
+def signed(value: float | None, *, decimals: int | None = None) -> str:
+    """Format a number with its sign."""
+    return f"{'+' if value is not None and value >= NOISE else ''}{number(value, decimals=decimals)}"
 
 
 def _said_by(error: BaseException) -> str:

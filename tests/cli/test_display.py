@@ -13,6 +13,7 @@ from rllm.cli.display import LiveDisplay
 from rllm.cli.training import display
 from rllm.engine.under_way import UnderWay
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.types import Episode, Step, Trajectory
 
 from .conftest import here
 
@@ -24,11 +25,11 @@ class Clock:
         return self.now
 
 
-def shown_after(*, under_way: UnderWay, during) -> str:
+def shown_after(*, under_way: UnderWay, during, **options) -> str:
     """The last picture of a display."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None, legacy_windows=False)
-    display = LiveDisplay(console, 4, lambda: under_way)
+    display = LiveDisplay(console, 4, lambda: under_way, **options)
     try:
         during(display)
         display._live.refresh()
@@ -94,8 +95,38 @@ def test_rollouts_that_run_and_those_that_are_stuck():
             clock.now = 40.0
             display._live.refresh()
 
-    shown = shown_after(under_way=under_way, during=go_on)
-    assert "roll out 4/6; 2 running; figs:0 stuck for 40 s; [/figs]:1 stuck for 40 s" in shown
+    shown = shown_after(under_way=under_way, during=go_on, clock=clock)
+    assert "rollouts 4/6, 40 s; 2 running; figs:0 stuck for 40 s; [/figs]:1 stuck for 40 s" in shown
+
+
+def test_what_a_run_is_like_at_a_glance():
+    def go_on(display):
+        episode = Episode(id="figs:0", trajectories=[Trajectory(reward=0.25, steps=[Step(response_ids=[1, 2])])])
+        display.log(
+            0, {"eval/reward": 0.125, "eval/accuracy": 0.0, "eval/reward/[solver]": 0.5, "eval/agent/tools": 1.0}
+        )
+        display.log_rollout("roll out", episode)
+        display.progress("roll out", 1, 2)
+        display._live.refresh()
+        display.log(
+            1, {"rollout/reward": 0.25, "rollout/accuracy": 0.5, "rollout/truncated": 0.3, "rollout/num_failed": 1.0}
+        )
+        display.log(
+            1, {"rollout/reward/[solver]": 0.75, "agent/tools": 2.0, "memory/peak_gb": 2.0, "tokens/per_second": 9.0}
+        )
+        display.log_episodes(1, "train", [episode])
+
+    shown = shown_after(under_way=UnderWay(), during=go_on, log_samples=1, clock=Clock())
+    for row in (
+        ("held-out reward", "0.125 (step 0)"),
+        ("rollouts", "accuracy 50.0%, cut 30%, failed 1"),
+        ("roles", "[solver] 0.750; held out: [solver] 0.500"),
+        ("reported", "tools 2; held out: tools 1"),
+        ("speed", "9 tokens/s, memory 2.0 GB"),
+        ("now", "rollouts 1/2, 2 tokens, reward 0.250 so far, 0 s"),
+    ):
+        assert any(line.split(maxsplit=row[0].count(" ") + 1)[-1].strip() == row[1] for line in shown.splitlines()), row
+    assert "sample figs:0: reward 0.250" in shown
 
 
 def test_warnings_are_counted_and_printed_above():

@@ -28,6 +28,22 @@ def test_without_a_terminal_there_is_a_line_for_every_tenth_of_the_way():
     assert lines[-1] == "40/40 rollouts, 20 correct, 1 failed, 4 from before"
 
 
+def test_where_a_tenth_takes_long_there_are_signs_of_life():
+    now = [0.0]
+    plain = console()
+    display = EvaluationDisplay(plain, clock=lambda: now[0])
+    for num_done, seconds in ((0, 19.0), (0, 1.0), (1, 10.0), (2, 10.0)):
+        display(progress(num_done))
+        now[0] += seconds
+        display.beat()
+    display.close()
+    assert plain.file.getvalue().splitlines() == [
+        "0/40 rollouts, 0 correct, 1 failed, 4 from before",
+        "0/40 rollouts, 0 correct, 1 failed, 4 from before, 20 s",
+        "2/40 rollouts, 1 correct, 1 failed, 4 from before, 40 s",
+    ]
+
+
 def test_on_a_terminal_there_is_a_bar():
     terminal = console(force_terminal=True)
     display = EvaluationDisplay(terminal)

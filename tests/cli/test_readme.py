@@ -59,7 +59,7 @@ def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):
     arguments = [agent if item == "my_agent.py:agent" else item for item in commands("rllm train")[0]]
     done = rllm(*with_model(arguments, policy), *SMALL, cwd=readme)
     assert done.returncode == 0, done.stderr
-    assert "step 1: reward" in done.stderr
+    assert "step 1/1: reward" in done.stderr
     assert "failed" not in done.stderr
 
 

@@ -28,7 +28,7 @@ def test_a_model_is_fine_tuned_on_a_file(work, policy, chats):
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["loss_after"] < outcome["loss_before"]
     assert AutoModelForCausalLM.from_pretrained(work / "run" / "checkpoints" / "step-000002").config.hidden_size == 32
-    assert "step 1: loss" in done.stderr
+    assert "step 1/2: loss" in done.stderr
 
 
 def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, capsys):

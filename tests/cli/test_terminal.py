@@ -51,3 +51,58 @@ def test_a_pipe_gets_plain_letters_and_wide_tables(capsys):
     terminal.console().print("[bold]loss[/] [red]0.5[/]")
     assert capsys.readouterr().out == "loss 0.5\n"
     assert terminal.console(wide=True).width == 200
+
+
+NO_TORCH = """
+import sys
+from rllm.cli import main
+
+class Watched:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers"):
+            sys.exit("torch is imported")
+
+sys.meta_path.insert(0, Watched())
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model"],
+        ["eval", "my_agent.py:agent", "--data", "tasks.jsonl", "--model"],
+        ["sft", "tasks.jsonl", "--model"],
+        ["serve", "--port", "0"],
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize(
+    ("model", "about"),
+    [(None, r" \(\S+K parameters, .* kB\)"), ("nobody/nothing", " \\(not on this machine yet, .*\\)")],
+)
+def test_the_first_line_comes_before_torch(work, policy, command, model, about):
+    """As all that comes before it: to import torch takes seconds, in which a new user wonders."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *command, str(model or policy)],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HOME": str(work)},
+    )
+    first, *_, last = (done.stdout + done.stderr).splitlines()
+    assert re.match(rf"(rllm serve: )?loading {re.escape(str(model or policy))}{about}", first)
+    assert last == "torch is imported"
+
+
+@pytest.mark.parametrize("model", ["./nothing", "nothing", "a/b/c"])
+def test_what_can_be_no_hub_id_is_not_said_to_be_downloaded(model):
+    assert terminal.loading(model) == f"loading {model}"
+
+
+def test_the_demo_speaks_before_torch_is_imported(tmp_path):
+    command = [sys.executable, "-c", NO_TORCH, "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("loading a tiny model")
+    assert done.stderr == "torch is imported\n"

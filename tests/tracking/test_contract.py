@@ -58,7 +58,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody_calls_out: N
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "first-try"
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"project": "fruit", "optim": {"lr": 1e-5}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"log_samples": 4, "project": "fruit", "optim": {"lr": 1e-5}}))
     return folder
 
 

@@ -19,7 +19,7 @@ def test_from_the_worst_to_the_best_and_evenly_between() -> None:
 
 def test_the_same_episodes_give_the_same_rows_in_any_order() -> None:
     episodes = [episode(index, 1.0) for index in range(9)]
-    assert sample_rows(1, episodes) == sample_rows(1, episodes[::-1])
+    assert sample_rows(1, episodes, most=4) == sample_rows(1, episodes[::-1], most=4)
 
 
 def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
@@ -37,7 +37,7 @@ def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
     )
     failed = Episode(id="figs:3", info={"error": {"type": "AgentError"}}, trajectories=[Trajectory()])
     said = 'user: A fig?\n\nassistant: price({"item": "fig"})\n\ntool: 3'
-    assert sample_rows(7, [done, failed]) == [
+    assert sample_rows(7, [done, failed], most=4) == [
         [7, "figs:3", "agent", None, False, "AgentError", ""],
         [7, "figs:2", "buyer", 1.0, True, "env_done", said],
     ]
@@ -45,5 +45,5 @@ def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
 
 def test_half_a_character_stops_no_tracker() -> None:
     step = Step(chat_completions=[{"role": "user", "content": "A \ud83d?"}])
-    [row] = sample_rows(1, [Episode(id="figs:2", trajectories=[Trajectory(steps=[step])])])
+    [row] = sample_rows(1, [Episode(id="figs:2", trajectories=[Trajectory(steps=[step])])], most=4)
     assert row[-1] == "user: A \\ud83d?"

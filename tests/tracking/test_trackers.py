@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking import EXTRAS
 from rllm.tracking.base import Trackers, checked_trackers
-from rllm.tracking.console import ConsoleTracker
 from rllm.tracking.jsonl import JSONLTracker, forget_after
 from rllm.trainer.run_folder import evaluations_of
 from rllm.types import Episode
@@ -208,25 +206,6 @@ def test_there_may_be_nothing_to_forget(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("metrics", "line"),
-    [
-        ({"rollout/reward": 0.5, "rollout/num_failed": 0.0}, "step 4: reward 0.500\n"),
-        ({"rollout/reward": 0.0, "rollout/num_failed": 2.0}, "step 4: reward 0.000, failed 2\n"),
-        ({"eval/accuracy": 0.25, "tokens/per_second": 1234.5}, "step 4: held-out accuracy 25.0%, 1,234 tokens/s\n"),
-        ({"policy/loss": 1.0}, ""),
-    ],
-)
-def test_a_line_on_the_console(
-    tmp_path: Path, metrics: dict[str, float], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker = ConsoleTracker(tmp_path, Console(width=200, highlight=False))
-    tracker.log(4, metrics)
-    tracker.progress("update", 0, 1)
-    tracker.close()
-    assert capsys.readouterr().out == f"Run folder: {tmp_path}\n{line}"
-
-
 @pytest.mark.parametrize("name", EXTRAS)
 def test_one_whose_package_is_missing_names_the_extra(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,18 +218,3 @@ def test_one_whose_package_is_missing_names_the_extra(
         MissingDependencyError, match=rf"trackers={name} needs the package.*pip install 'rllm\[{name}\]'"
     ):
         Trackers.start(["jsonl", name], tmp_path)
-
-
-def test_a_line_says_how_the_reward_moves_where_the_time_goes_and_what_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text("num_steps: 63\n")
-    tracker = ConsoleTracker(tmp_path, Console(width=200, highlight=False))
-    for step, reward in enumerate([0.25, 0.75, 1.0], start=1):
-        tracker.log(
-            step, {"rollout/reward": reward, "timing/rollout_s": 2.0, "timing/update_s": 0.5, "timing/step_s": 3.0}
-        )
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "step 2: reward 0.750, 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
-        "step 3: reward 1.000 (+0.500 against the last 2 steps), 3.0 s (rollouts 2.0 s, update 0.5 s), 3 min left",
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rllm.trainer.config.by_size import (
     noted,
     rate_in_words,
     settle_rate,
+    size_in_words,
     size_of,
     trained_bytes,
 )
@@ -171,3 +173,29 @@ def test_memory_is_added_up(tmp_path: Path) -> None:
     assert told.startswith("predicted memory for training on cpu: 0.16 GB (0.04 GB weights, 0.04 GB gradients, 0.08 GB")
     assert training_memory(load_config([f"model.path={model}", "backend=verl"])) == []
     assert training_memory(load_config(["model.path=a/unknown"])) == []
+
+
+def weights(*shape: int) -> bytes:
+    """A file of safetensors with one tensor in bfloat16, without its numbers."""
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a.safetensors": weights(1000, 134_500), "b.safetensors": weights(12)}, "135M parameters, {size} bytes"),
+        ({"a.safetensors": weights(10, 100)}, "1K parameters, {size} bytes"),
+        ({"pytorch_model.bin": bytes(2_500_000)}, "2.5 MB"),
+        ({"adapter_config.json": b"", "a.safetensors": weights(999)}, "999 parameters of an adapter, {size} bytes"),
+        ({"config.json": b"{}"}, ""),
+        ({"a.safetensors": b"short"}, ""),
+        ({"a.safetensors": b"long enough to hold a length, which it does not"}, ""),
+        ({"a.safetensors": (5).to_bytes(8, "little") + b"nojson"}, ""),
+        ({"a.safetensors": (3).to_bytes(8, "little") + b"[1]"}, ""),
+    ],
+)
+def test_the_size_of_a_model_is_read_from_its_files(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert size_in_words(str(tmp_path)) == told.format(size=sum(map(len, files.values())))

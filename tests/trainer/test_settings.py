@@ -149,6 +149,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
     "trackers": ([f"{__name__}:Noting"], lambda run: (run.trainer.run_dir / "noted").exists(), True),
+    "log_samples": (1, lambda run: about_run(run.trainer.run_dir).log_samples, 1),
     "project": ("other", lambda run: about_run(run.trainer.run_dir).project, "other"),
     "rollout.group_size": (2, group_size, 2),
     "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rllm.errors import StoreError
+from rllm.errors import StoreError, number, signed
 from rllm.store.base import SessionInfo
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
 from rllm.viewer.batches import FedBatch, digest_of, read_batch
-from rllm.viewer.charts import charts_of, number, sync_lights
+from rllm.viewer.charts import charts_of, sync_lights
 from rllm.viewer.drift import drifts_of
 from rllm.viewer.graph import graph_of
 from rllm.viewer.messages import Said, said
 from rllm.viewer.metrics import MetricsFile, neighbours, series
-from rllm.viewer.render import seconds, signed
+from rllm.viewer.render import seconds
 from rllm.viewer.rollouts import rollout_of
 from rllm.viewer.runs import Run
 from rllm.viewer.timeline import timeline
@@ -49,14 +49,23 @@ def test_steps_have_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [(None, ""), (0.0, "0"), (0.53123, "0.531"), (1234.5, "1234"), (3.14e-7, "3.1e-07"), (float("inf"), "inf")],
+    [
+        (None, ""),
+        (0.0, "0"),
+        (-1.6e-16, "0"),
+        (-0.0, "0"),
+        (0.53123, "0.531"),
+        (1234.5, "1234"),
+        (3.14e-7, "3.1e-07"),
+        (float("inf"), "inf"),
+    ],
 )
 def test_numbers_are_short(value: float | None, told: str) -> None:
     assert number(value) == told
 
 
 def test_a_number_says_on_which_side_it_is() -> None:
-    assert [signed(value) for value in (0.5, -0.5, 0.0, None)] == ["+0.5", "-0.5", "0", ""]
+    assert [signed(value) for value in (0.5, -0.5, 0.0, 2e-17, None)] == ["+0.5", "-0.5", "0", "0", ""]
     assert [seconds(value) for value in (0.25, 3.21, 245.0)] == ["250 ms", "3.2 s", "4:05 min"]
 
 
@@ -66,6 +75,14 @@ def test_a_long_run_keeps_its_peaks() -> None:
     points = chart.traces[0].points
     assert len(points) <= 420
     assert max(point.value for point in points) == 5.0
+
+
+def test_rounding_noise_is_drawn_as_zero() -> None:
+    rows = [{"step": step, "policy/loss": value} for step, value in enumerate([-1.6e-16, 2e-17, 1e-14])]
+    [chart] = charts_of([("one", rows)])
+    assert [point.value for point in chart.traces[0].points] == [0.0, 0.0, 0.0]
+    large = [{"step": 1, "rollout/reward": 1e6}, {"step": 2, "rollout/reward": 1e-9}]
+    assert [point.value for point in charts_of([("one", large)])[0].traces[0].points] == [1e6, 0.0]
 
 
 def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:

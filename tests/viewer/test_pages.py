@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rllm.store import open_store
+from rllm.viewer import charts
 from rllm.viewer.runs import Run
 
 from .conftest import Client
@@ -175,6 +177,20 @@ def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tm
     html = page(look(run_folder, other), "/run/real?with=other")
     assert "other: training" in html
     assert "real: training" in html
+
+
+def test_a_line_of_a_single_point_is_a_point_to_be_seen(look: Client, tmp_path: Path) -> None:
+    from .made import large_run
+
+    run = large_run(tmp_path / "young", num_episodes=4)
+    rows = [*({"step": step, "rollout/reward": 0.5} for step in range(200)), {"step": 200, "eval/reward": 0.25}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    html = page(look(run), "/run/young")
+    assert html.count(" lone") == 1, "the evaluation's, also beside a line that has too many to be points"
+    (run / "metrics.jsonl").write_text('{"step": 1, "rollout/reward": 0.5}\n')
+    assert page(look(run), "/run/young").count(" lone") == 1
+    css = (Path(charts.__file__).parent / "static" / "viewer.css").read_text()
+    assert ".point.lone" in css
 
 
 @pytest.mark.parametrize(

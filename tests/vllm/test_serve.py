@@ -28,7 +28,7 @@ def test_a_model_is_served_by_vllm_and_what_it_says_is_kept(
     command += ["--port", "0", "--store", "said.db"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().endswith("/model is being loaded; traces are kept in said.db\n")
+        assert process.stdout.readline().endswith("traces are kept in said.db\n")
         assert process.stdout.readline() == "starting vLLM; what it says is in vllm.log\n"
         greeting = process.stdout.readline()
         address = re.search(r"http://\S+/v1", greeting)

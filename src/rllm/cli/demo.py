@@ -44,11 +44,15 @@ def demo(
     """
     started = time.perf_counter()
     from rllm.cli import terminal
+
+    console = terminal.console(stderr=as_json)
+    console.print(
+        "loading a tiny model; the first time it is built here, which takes a minute or two ...", soft_wrap=True
+    )
     from rllm.cli.stopping import CTRL_C, tell_stopped
     from rllm.cli.training import accuracies, quiet_libraries
 
-    quiet_libraries()
-    console = terminal.console(stderr=as_json)
+    quiet_libraries()  # which imports transformers
     config = _config(seed, resume)
     assert config.run_dir is not None
     samples = _FirstAndLast()

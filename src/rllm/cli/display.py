@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,33 +15,62 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.engine.under_way import UnderWay
-from rllm.errors import counted
-from rllm.tracking.console import phases
+from rllm.errors import number
+from rllm.tracking.console import (
+    PhaseProgress,
+    by_role,
+    memory,
+    outcomes,
+    own_metrics,
+    phases,
+    sample_lines,
+)
 from rllm.types import Episode
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_MAX_STUCK, _MAX_WARNING = 3, 100
+_MAX_STUCK, _MAX_WARNING, _MAX_EVALUATIONS = 3, 100, 6
 _ROLLOUT_SHARE = 0.8
 """How much of a step's time its rollouts are taken to be, so that the bar moves evenly."""
 
 
+_WITH_HISTORY = {"rollout/reward", "eval/reward", "eval/accuracy", "policy/nll", "eval/loss"}
+"""Metrics of which more than the last value is shown."""
+
+
 class LiveDisplay:
-    """A tracker for a terminal: progress and time left, reward and its trend, held-out accuracy, where the time goes, and
-    rollouts that are under way or stuck. Warnings are printed above it."""
+    """A tracker for a terminal: progress and time left, reward and its trend, held-out reward and accuracy, where the time goes,
+    and rollouts that are under way or stuck. Warnings and sample conversations are printed above it."""
 
     def __init__(
-        self, console: Console, num_steps: int, under_way: Callable[[], UnderWay] = UnderWay, *, num_done: int = 0
+        self,
+        console: Console,
+        num_steps: int,
+        under_way: Callable[[], UnderWay] = UnderWay,
+        *,
+        num_done: int = 0,
+        log_samples: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`under_way` tells the rollouts that are being made now; `num_done` are the steps of earlier processes of the run."""
+        """
+        Args:
+            console: a terminal.
+            num_steps: of the whole run.
+            under_way: returns the rollouts that are being made now.
+            num_done: steps of earlier processes of the run.
+            log_samples: see `TrainConfig`.
+            clock: in seconds.
+        """
+        self._console = console
         self._num_steps = num_steps
         self._under_way = under_way
+        self._log_samples = log_samples
         self._warnings = _Warnings(console)
-        self._rewards: list[float] = []
-        self._losses: list[float] = []
-        self._held_out_losses: list[tuple[int, float]] = []
-        self._accuracies: list[tuple[int, float]] = []
+        self._histories: dict[str, list[tuple[int, float]]] = {}
         self._latest: dict[str, float] = {}
-        self._phase = "loading the model"
+        self._held_out: dict[str, float] = {}
+        self._phase = PhaseProgress(clock)
+        self._phase.reach("loading the model", 0, 1)
+        self._ended = ""
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(bar_width=40),
@@ -55,61 +85,87 @@ class LiveDisplay:
         self._live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._latest.update(metrics)
-        if "rollout/reward" in metrics:
-            self._rewards.append(metrics["rollout/reward"])
-        if "policy/nll" in metrics:
-            self._losses.append(metrics["policy/nll"])
-        if "eval/loss" in metrics:
-            self._held_out_losses.append((step, metrics["eval/loss"]))
-        if "eval/accuracy" in metrics:
-            self._accuracies.append((step, metrics["eval/accuracy"]))
+        for name in _WITH_HISTORY & metrics.keys():
+            self._histories.setdefault(name, []).append((step, metrics[name]))
+        is_evaluation = any(name.startswith("eval/") for name in metrics)
+        if is_evaluation:
+            self._held_out = dict(metrics)
+        else:
+            self._latest |= metrics
         self._done = step
         self._progress.update(self._task, completed=step)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """The display shows numbers."""
+        for line in sample_lines(step, split, episodes, self._log_samples, self._console.width):
+            self._console.print(Text(line))
+
+    def log_rollout(self, phase: str, episode: Episode) -> None:
+        self._phase.add(phase, episode)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        self._phase = f"{phase} {done}/{total}" if total > 1 else phase
+        self._phase.reach(phase, done, total)
         if phase == "roll out":
             self._progress.update(self._task, completed=self._done + _ROLLOUT_SHARE * done / max(total, 1))
 
     def close(self) -> None:
         if not self._live.is_started:
             return
-        self._phase = "done" if self._done >= self._num_steps else f"stopped at step {self._done}"
+        self._ended = "done" if self._done >= self._num_steps else f"stopped at step {self._done}"
         self._live.refresh()
         self._live.stop()
         logging.getLogger("rllm").removeHandler(self._warnings)
 
     def _render(self) -> Group:
         facts = Table.grid(padding=(0, 2))
-        if self._losses or self._held_out_losses:
-            facts.add_row("loss", _latest_of(self._losses))
-            facts.add_row("held-out loss", _by_step(self._held_out_losses, "{:.3f}"))
-        else:
-            facts.add_row("reward", _latest_of(self._rewards))
-            facts.add_row("held-out accuracy", _by_step(self._accuracies, "{:.0%}"))
-        facts.add_row("speed", f"{self._latest.get('tokens/per_second', 0):,.0f} tokens/s")
-        facts.add_row("last step", phases(self._latest) or "-")
-        facts.add_row("now", Text(self._now()))
-        if self._warnings.count:
-            facts.add_row(
-                "warnings", Text(f"{self._warnings.count}, the last: {self._warnings.latest}", style="yellow")
-            )
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column()
+        for name, value in self._rows():
+            if value:
+                facts.add_row(name, Text(value) if isinstance(value, str) else value)
         return Group(self._progress, facts)
 
+    def _rows(self) -> Iterator[tuple[str, Text | str]]:
+        latest, held_out = self._latest, self._held_out
+        if "policy/nll" in self._histories or "eval/loss" in self._histories:
+            yield "loss", self._trend("policy/nll")
+            yield "held-out loss", self._by_step("eval/loss")
+        else:
+            yield "reward", self._trend("rollout/reward")
+            yield "held-out reward", self._by_step("eval/reward")
+            yield "held-out accuracy", self._by_step("eval/accuracy", "{:.0%}")
+        yield "rollouts", ", ".join(outcomes(latest, "rollout/"))
+        yield "roles", _beside(by_role(latest, "rollout/reward/"), by_role(held_out, "eval/reward/"))
+        yield "reported", _beside(own_metrics(latest), own_metrics(held_out, "eval/"))
+        speed = [f"{latest['tokens/per_second']:,.0f} tokens/s"] if "tokens/per_second" in latest else []
+        yield "speed", ", ".join([*speed, *memory(latest)])
+        yield "last step", phases(latest)
+        yield "now", self._now()
+        if self._warnings.count:
+            yield "warnings", Text(f"{self._warnings.count}, the last: {self._warnings.latest}", style="yellow")
+
+    def _trend(self, name: str) -> Text:
+        """The last value and the trend of all."""
+        values = [value for _, value in self._histories.get(name, ())]
+        if not values:
+            return Text("-")
+        return Text(f"{number(values[-1], decimals=3)}  ").append(trend(values), style="green")
+
+    def _by_step(self, name: str, form: str = "") -> str:
+        """The latest values, each with its step."""
+        values = self._histories.get(name, [])[-_MAX_EVALUATIONS:]
+        shown = ((step, form.format(value) if form else number(value, decimals=3)) for step, value in values)
+        return "  ".join(f"{value} (step {step})" for step, value in shown)
+
     def _now(self) -> str:
+        if self._ended:
+            return self._ended
         under_way = self._under_way()
-        told = [self._phase]
+        told = [self._phase.in_words()] if self._phase.in_words() else []
         if under_way.num_running:
             told.append(f"{under_way.num_running} running")
         told += [
             f"{label} stuck for {seconds:.0f} s" for label, seconds in list(under_way.stuck().items())[:_MAX_STUCK]
         ]
-        if failed := int(self._latest.get("rollout/num_failed", 0)):
-            told.append(f"{counted(failed, 'rollout')} of the last step failed")
         return "; ".join(told)
 
 
@@ -130,14 +186,10 @@ class _Warnings(logging.Handler):
             self._console.print(Text(message, style="yellow"))
 
 
-def _latest_of(values: Sequence[float]) -> Text:
-    """The last value and the trend of all."""
-    return Text(f"{values[-1]:.3f}  ").append(trend(values), style="green") if values else Text("-")
-
-
-def _by_step(values: Sequence[tuple[int, float]], form: str) -> str:
-    """The latest values, each with its step."""
-    return "  ".join(f"{form.format(value)} (step {step})" for step, value in values[-6:]) or "-"
+def _beside(training: Sequence[str], held_out: Sequence[str]) -> str:
+    """Values of training, and those of the last evaluation behind them."""
+    shown = [", ".join(training), f"held out: {', '.join(held_out)}" if held_out else ""]
+    return "; ".join(filter(None, shown))
 
 
 def trend(values: Sequence[float], width: int = 40) -> str:

@@ -89,9 +89,8 @@ def evaluate(
     from rllm.cli.agent_file import load_agent
     from rllm.cli.model_source import embedded, key_of_server, served
     from rllm.cli.task_source import tasks_for
-    from rllm.cli.training import lead_to_gateway
+    from rllm.cli.training import announce, lead_to_gateway
     from rllm.errors import ConfigError
-    from rllm.evaluation.evaluate import Evaluation
 
     started = time.perf_counter()
     if compare is not None:
@@ -106,6 +105,10 @@ def evaluate(
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before ours may take its place
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
+    if base_url is None:
+        announce(config)
+    from rllm.evaluation.evaluate import Evaluation  # which imports torch
+
     config.gateway.port = lead_to_gateway(config)
     function = load_agent(agent, reward)
     data = tasks_for(function, dataset, split, option="--data")

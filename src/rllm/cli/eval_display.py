@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from rllm.errors import counted
+from rllm.tracking.background import Heartbeat
+from rllm.tracking.console import QUIET_S, in_words
 
 if TYPE_CHECKING:
     from rllm.engine.failures import Reason
@@ -26,10 +29,14 @@ _MAX_REASON = 400
 
 
 class EvaluationDisplay:
-    """A bar on a terminal; elsewhere a line for every tenth of the way."""
+    """A bar on a terminal; elsewhere a line for every tenth of the way, and one after `QUIET_S` without any."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._began_at = self._printed_at = clock()
+        self._latest: Progress | None = None
+        self._heart = Heartbeat(self.beat, every_s=QUIET_S / 8)
         self._bar = Bar(
             TextColumn("[bold]evaluating"),
             BarColumn(bar_width=40),
@@ -42,6 +49,7 @@ class EvaluationDisplay:
         self._tenths_said = -1
 
     def __call__(self, progress: Progress) -> None:
+        self._latest = progress
         if self._console.is_interactive:
             self._bar.start()
             self._bar.update(
@@ -51,10 +59,22 @@ class EvaluationDisplay:
         tenths = progress.num_done * 10 // progress.num_planned
         if tenths > self._tenths_said:
             self._tenths_said = tenths
-            self._console.print(f"{progress.num_done}/{progress.num_planned} rollouts, {_counts(progress)}")
+            self._print(f"{progress.num_done}/{progress.num_planned} rollouts, {_counts(progress)}")
+
+    def beat(self) -> None:
+        """Print how far the evaluation is, if no line was printed for `QUIET_S`."""
+        if self._console.is_interactive or self._latest is None or self._clock() - self._printed_at < QUIET_S:
+            return
+        done, total = self._latest.num_done, self._latest.num_planned
+        self._print(f"{done}/{total} rollouts, {_counts(self._latest)}, {in_words(self._clock() - self._began_at)}")
+
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
+        self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bar as it stands. Repeatable."""
+        self._heart.close()
         if self._console.is_interactive:  # elsewhere it would print an empty line
             self._bar.stop()
 

@@ -12,6 +12,7 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import OnlyJson, known_split
+from rllm.errors import number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,9 +117,9 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     facts += [f"reward {_earned(episode.rewards)}"] if episode.rewards else []
     console.print(f"[bold]{escape(episode.episode_id)}[/], {escape(', '.join(filter(None, facts)))}", soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
-    for number, step in enumerate(episode.steps):
+    for place, step in enumerate(episode.steps):
         table.add_row(
-            str(number),
+            str(place),
             escape(step.role),
             _number(step.reward),
             escape(step.group_id or ""),
@@ -131,7 +132,7 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     console.print(table)
     trained = sum(step.num_trained_tokens for step in episode.steps)
     if trained:
-        console.print(f"{trained} tokens in the batch, their advantages sum to {sum(_sums(episode)):.6g}")
+        console.print(f"{trained} tokens in the batch, their advantages sum to {number(sum(_sums(episode)), digits=6)}")
     if episode.error is not None:
         failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
         console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
@@ -139,8 +140,8 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
         look = shlex.join(["traces", "show", episode.session_id, "--store", store])
         console.print(f"What was said: {terminal.command()} {look}", soft_wrap=True, markup=False)
     if tokens:
-        for number, call in enumerate(episode.steps):
-            _show_tokens(console, number, call)
+        for place, call in enumerate(episode.steps):
+            _show_tokens(console, place, call)
 
 
 def _learned(step: ExplainedStep) -> str:
@@ -152,11 +153,11 @@ def _learned(step: ExplainedStep) -> str:
     return step.dropped or ("no: nobody trained on it" if step.training_step is None else "no: its advantage is 0")
 
 
-def _show_tokens(console: Console, number: int, step: ExplainedStep) -> None:
+def _show_tokens(console: Console, place: int, step: ExplainedStep) -> None:
     from rich.table import Table
 
     heads = ("position", "id", "version", "sampler logprob", "trainer logprob", "ratio", "advantage")
-    table = Table(*heads, title=f"call {number}")
+    table = Table(*heads, title=f"call {place}")
     for token in step.tokens:
         trained = token.trainer_logprob is not None
         ratio = math.exp(token.trainer_logprob - token.sampler_logprob) if token.trainer_logprob is not None else None
@@ -177,4 +178,4 @@ def _sums(episode: ExplainedEpisode) -> list[float]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return number(value, digits=4)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rllm.cli.options import AsJson, Split, ValSplit
-from rllm.errors import counted
+from rllm.errors import counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,4 +118,4 @@ def _show(console: Console, told: Comparison) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "unscored" if value is None else f"{value:.4g}"
+    return "unscored" if value is None else number(value, digits=4)

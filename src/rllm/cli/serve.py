@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rllm.cli.options import DEFAULT_STORE, CheckpointOfRun, GatewayKey, Host, Port, Store
-from rllm.cli.terminal import say
+from rllm.cli.terminal import loading, say
 
 if TYPE_CHECKING:
     from rllm.gateway.upstream import Upstream
@@ -52,17 +52,20 @@ def serve(
 
     gateway = GatewayConfig(host=host, port=port, api_key=api_key)
     config = _config(folder_of(model, checkpoint), settings or [])
+    say(f"rllm serve: {loading(config.model.path)}; traces are kept in {store}")
+    from rllm.inference.local.loading import check_source  # which imports torch
+
+    check_source(config.model.path)
     with (
         closing(bind(host, port)) as listener,
         closing(open_store(store)) as traces,
+        _upstream(config, max_concurrent) as upstream,
     ):
-        say(f"rllm serve: {config.model.path} is being loaded; traces are kept in {store}")
-        with _upstream(config, max_concurrent) as upstream:
-            say(
-                f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
-                "  Ctrl-C ends it, and calls in flight are finished first."
-            )
-            serve_forever(create_app(traces, upstream, gateway), listener, gateway)
+        say(
+            f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
+            "  Ctrl-C ends it, and calls in flight are finished first."
+        )
+        serve_forever(create_app(traces, upstream, gateway), listener, gateway)
     say("rllm serve: stopped")
 
 
@@ -70,7 +73,6 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
     from rllm.backends.refusals import refuse_changes
     from rllm.cli.model_source import given_of_training
     from rllm.errors import ConfigError
-    from rllm.inference.local.loading import check_source
     from rllm.trainer.config import load_config
 
     for pair in settings:
@@ -88,7 +90,6 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
         refuse_changes(config.vllm, "vllm", given, "without a server; set model.engine=vllm, too")
     else:
         refuse_changes(config.vllm, "vllm", [name for name in given if name in _OF_UPDATES], why)
-    check_source(config.model.path)
     return config
 
 

@@ -42,7 +42,7 @@ def sft(
     sft.reward_threshold and sft.best_per_task take the best of them.
     """
     from rllm.cli.resuming import begun_as, leading_setting
-    from rllm.cli.training import as_typed, carry_out, chosen_settings, losses, quiet_libraries
+    from rllm.cli.training import announce, as_typed, carry_out, chosen_settings, losses, quiet_libraries
 
     started = time.perf_counter()
     data, settings = leading_setting(data, settings)
@@ -53,6 +53,8 @@ def sft(
             "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
         )
     chosen = chosen_settings(settings, model=model, config=config, resume=resume)
+    if not dry_run:
+        announce(chosen.config)
     shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
     held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
     quiet_libraries()  # which takes its time, as does what follows

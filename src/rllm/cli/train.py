@@ -65,6 +65,7 @@ def train(
     from rllm.cli.task_source import tasks_for
     from rllm.cli.training import (
         accuracies,
+        announce,
         as_typed,
         carry_out,
         chosen_settings,
@@ -80,6 +81,8 @@ def train(
     chosen = chosen_settings(
         settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
     )
+    if not dry_run:
+        announce(chosen.config)
     port = lead_to_gateway(chosen.config)
     function = load_agent(begun["agent"], begun.get("reward"))
     tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")

@@ -62,6 +62,12 @@ def chosen_settings(
     return ChosenSettings(config=from_layers(layers), layers=layers)
 
 
+def announce(config: TrainConfig) -> None:
+    """Print that the model of a run is loaded, if it has one; the first thing that a command that trains prints."""
+    if config.model.path:
+        terminal.console(stderr=True).print(f"{terminal.loading(config.model.path)} ...", soft_wrap=True, markup=False)
+
+
 def carry_out(
     trainer: AgentTrainer,
     chosen: ChosenSettings,
@@ -186,7 +192,16 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
     if not console.is_interactive:
         return []
     trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
-    return [LiveDisplay(console, trainer.config.num_steps, lambda: trainer.under_way, num_done=trainer.steps_done)]
+    config, num_done = trainer.config, trainer.steps_done
+    return [
+        LiveDisplay(
+            console,
+            config.num_steps,
+            lambda: trainer.under_way,
+            num_done=num_done,
+            log_samples=config.log_samples,
+        )
+    ]
 
 
 def accuracies(run_dir: Path) -> list[float]:

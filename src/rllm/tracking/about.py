@@ -12,6 +12,7 @@ from rllm.ids import new_id
 from rllm.tracking.own_runs import settings_of
 
 DEFAULT_PROJECT = "rllm"
+DEFAULT_LOG_SAMPLES = 2
 _STORE = "store"
 
 
@@ -24,6 +25,11 @@ class AboutRun:
     project: str
     settings: Mapping[str, Any]
     """Its whole configuration, in sections."""
+
+    @property
+    def log_samples(self) -> int:
+        """How many conversations of a step are shown."""
+        return int(self.settings.get("log_samples", DEFAULT_LOG_SAMPLES))
 
     def flat_settings(self) -> dict[str, Any]:
         """The settings by dotted key."""

@@ -1,4 +1,4 @@
-"""Calls that are made one after the other in a thread, so that a slow server never holds up training."""
+"""Calls in a thread: one after the other, so that a slow server never holds up training; and one at regular intervals."""
 
 from __future__ import annotations
 
@@ -56,3 +56,24 @@ class Background:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+class Heartbeat:
+    """A thread that calls a function at regular intervals, until it is closed or the function raises."""
+
+    def __init__(self, beat: Callable[[], object], *, every_s: float) -> None:
+        self._beat = beat
+        self._every_s = every_s
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="rllm heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait until no call is under way; there will be none after it. Repeatable."""
+        self._is_closed.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        with suppress(Exception):  # a line less is no reason to end a run
+            while not self._is_closed.wait(self._every_s):
+                self._beat()

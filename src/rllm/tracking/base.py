@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives what a run has to say. Made with the run's folder."""
+    """Receives what a run has to say. Made with the run's folder.
+
+    It may also have `log_rollout(phase, episode)`, which is called as soon as each rollout of a phase ends.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a training step; a step may be logged in several parts."""
@@ -79,7 +82,10 @@ class Trackers:
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         self._tell(lambda tracker: tracker.log_episodes(step, split, episodes))
 
-    def progress(self, phase: str, done: int, total: int) -> None:
+    def progress(self, phase: str, done: int, total: int, episode: Episode | None = None) -> None:
+        """Note how far a phase is; `episode` is the one that has just ended, for trackers with a method `log_rollout`."""
+        if episode is not None:
+            self._tell(lambda tracker: getattr(tracker, "log_rollout", _unheard)(phase, episode))
         self._tell(lambda tracker: tracker.progress(phase, done, total))
 
     def close(self) -> None:
@@ -96,6 +102,10 @@ class Trackers:
                 )
                 logger.debug("the tracker's traceback", exc_info=error)
                 self._trackers.remove(told)
+
+
+def _unheard(phase: str, episode: Episode) -> None:
+    """What a tracker without `log_rollout` does."""
 
 
 def _start(name: str, run_dir: Path) -> Tracker:

@@ -1,88 +1,253 @@
-"""A plain line for each training step, for terminals and log files alike."""
+"""Plain lines of what a run does: one for each step and each evaluation, sample conversations, and signs of life in between."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
+from rich.text import Text
 
+from rllm.errors import number, signed
 from rllm.files import from_here
 from rllm.tracking.about import about_run
+from rllm.tracking.background import Heartbeat
+from rllm.tracking.jsonl import RECORD_FILE, last_step
 from rllm.tracking.printed import LastingConsole
+from rllm.tracking.samples import excerpts
 from rllm.types import Episode
 
-SHOWN = {
-    "rollout/reward": "reward {:.3f}",
-    "policy/nll": "loss {:.3f}",
-    "policy/teacher_kl": "divergence from the teacher {:.3f}",
-    "eval/loss": "held-out loss {:.3f}",
-    "eval/accuracy": "held-out accuracy {:.1%}",
-    "rollout/num_failed": "failed {:.0f}",
-    "tokens/per_second": "{:,.0f} tokens/s",
-    "timing/step_s": "{:.1f} s",
-}
-"""What a line shows, and how."""
-
-
+QUIET_S = 20.0
+"""Longest time without a line while a run works."""
 PHASES = {"rollout": "rollouts", "assemble": "batch", "update": "update", "publish": "publish", "eval": "evaluation"}
 """What a step's time goes into, as `timing/<name>_s`, and how it is called."""
+_PROGRESS = {"roll out": "rollouts", "evaluate": "evaluation", "assemble": "batch", "save": "checkpoint"}
+"""How the phases of `progress` are called, where that differs from their names."""
+_OURS = {
+    *("batch", "critic", "dropped", "eval", "memory", "optim", "policy", "rollout", "sft", "signal"),
+    *("timing", "tokens", "val"),
+}
+"""Groups of metrics that the trainer measures; all others are what agents and rewards report."""
 _MEAN_OF = 10
 """Steps that a reward is compared with."""
+_MAX_OWN = 6
+"""Metrics of a user's that a line shows."""
+_SAMPLE_EVERY = 10
+_WIDTH = 120
+"""Of lines where no terminal bounds them."""
 
 
 class ConsoleTracker:
-    """Prints where the run is, and then the metrics of `SHOWN`, the reward's trend, where the time goes and how much is left;
-    what is zero and would only matter otherwise stays out."""
+    """Prints where the run is, then a line for each step and evaluation: what was earned, what is wrong, where the time goes
+    and how much is left. What is zero and would only matter otherwise stays out. In a phase that takes longer than `QUIET_S`
+    it prints how far that is."""
 
-    def __init__(self, run_dir: Path, console: Console | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        about = about_run(run_dir)
         self._console = console or LastingConsole(sys.stderr)
-        self._num_steps = int(about_run(run_dir).settings.get("num_steps") or 0)
+        self._num_steps = int(about.settings.get("num_steps") or 0)
+        self._log_samples = about.log_samples
         self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
         self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
-        self._console.print(f"Run folder: {from_here(run_dir)}", soft_wrap=True, markup=False)
+        self._held_out: dict[str, float] = {}
+        self._clock = clock
+        self._phase = PhaseProgress(clock)
+        self._step = last_step(run_dir / RECORD_FILE)
+        self._printed_at = clock()
+        self._heart = Heartbeat(self.beat, every_s=QUIET_S / 8)
+        self._print(f"Run folder: {from_here(run_dir)}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        parts = [
-            text.format(metrics[name]) + (self._trend(metrics[name]) if name == "rollout/reward" else "")
-            for name, text in SHOWN.items()
-            if metrics.get(name) or ("failed" not in text and name in metrics)
-        ]
-        if "timing/step_s" in metrics:
-            parts[-1] += f" ({phases(metrics)})" if phases(metrics) else ""
-            self._seconds.append(metrics["timing/step_s"])
-            if self._num_steps > step:
-                parts.append(f"{in_words(fmean(self._seconds) * (self._num_steps - step))} left")
-        if parts:
-            self._console.print(f"step {step}: {', '.join(parts)}", soft_wrap=True)
-
-    def _trend(self, reward: float) -> str:
-        before = list(self._rewards)
-        self._rewards.append(reward)
-        return f" ({reward - fmean(before):+.3f} against the last {len(before)} steps)" if len(before) > 1 else ""
+        self._step = step
+        held_out = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        if held_out:
+            seconds = {name: metrics[name] for name in ("timing/eval_s",) if name in metrics}
+            self._print_step(step, ", held out", self._evaluation({**held_out, **seconds}))
+        if len(held_out) < len(metrics):
+            self._print_step(step, "", self._training(step, metrics))
+        self._phase.end()
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """A line has no room for conversations."""
+        for line in sample_lines(step, split, episodes, self._log_samples, self._width):
+            self._print(line)
+
+    def log_rollout(self, phase: str, episode: Episode) -> None:
+        self._phase.add(phase, episode)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Lines are for results."""
+        self._phase.reach(phase, done, total)
+
+    def beat(self) -> None:
+        """Print how far the current phase is, if nothing was printed for `QUIET_S`."""
+        told = self._phase.in_words()
+        if told and self._clock() - max(self._printed_at, self._phase.began_at) >= QUIET_S:
+            self._print_step(self._step + (not self._phase.is_of_last_step), "", [told])
 
     def close(self) -> None:
-        """Nothing is held back."""
+        self._heart.close()
+
+    def _training(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """The parts of a training step's line."""
+        parts = []
+        if (reward := metrics.get("rollout/reward")) is not None:
+            before = fmean(self._rewards) if len(self._rewards) > 1 else None
+            parts.append(f"reward {_changed(reward, before)}")
+            self._rewards.append(reward)
+        parts += _shown(metrics, {"policy/nll": "loss", "policy/teacher_kl": "divergence from the teacher"})
+        parts += outcomes(metrics, "rollout/")
+        if "tokens/per_second" in metrics:
+            parts.append(f"{metrics['tokens/per_second']:,.0f} tokens/s")
+        if (seconds := metrics.get("timing/step_s")) is not None:
+            self._seconds.append(seconds)
+            parts.append(f"{seconds:.1f} s" + (f" ({phases(metrics)})" if phases(metrics) else ""))
+            if self._num_steps > step:
+                parts.append(f"{in_words(fmean(self._seconds) * (self._num_steps - step))} left")
+        return [*parts, *memory(metrics), *by_role(metrics, "rollout/reward/"), *own_metrics(metrics)]
+
+    def _evaluation(self, metrics: Mapping[str, float]) -> list[str]:
+        """The parts of an evaluation's line, compared with the one before."""
+        before, self._held_out = self._held_out, dict(metrics)
+        shown = {"eval/reward": "reward", "eval/loss": "loss"}
+        parts = [
+            f"{word} {_changed(metrics[name], before.get(name))}" for name, word in shown.items() if name in metrics
+        ]
+        parts += outcomes(metrics, "eval/")
+        if "timing/eval_s" in metrics:
+            parts.append(f"{metrics['timing/eval_s']:.1f} s")
+        return [*parts, *by_role(metrics, "eval/reward/"), *own_metrics(metrics, "eval/")]
+
+    def _print_step(self, step: int, which: str, parts: Sequence[str]) -> None:
+        of = f"/{self._num_steps}" if self._num_steps else ""
+        if parts:
+            self._print(folded(f"step {step}{of}{which}: ", parts, self._width))
+
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
+        self._console.print(Text(text), soft_wrap=True)
+
+    @property
+    def _width(self) -> int:
+        return self._console.width if self._console.is_terminal else _WIDTH
+
+
+class PhaseProgress:
+    """How far the current phase of a run is: rollouts that ended, what they sampled and earned, and for how long it lasts."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._name = ""
+        self._done = self._total = 0
+        self._num_tokens: dict[str, int] = {}
+        self._rewards: dict[str, list[float]] = {}
+        self.began_at = clock()
+
+    @property
+    def is_of_last_step(self) -> bool:
+        """Whether the phase belongs to the step that was logged last, and not to the one after it."""
+        return self._name in ("evaluate", "save")
+
+    def reach(self, phase: str, done: int, total: int) -> None:
+        """Note a call of `Tracker.progress`."""
+        if done == 0:
+            self.began_at = self._clock()
+            self._num_tokens[phase], self._rewards[phase] = 0, []
+        self._name, self._done, self._total = phase, done, total
+
+    def add(self, phase: str, episode: Episode) -> None:
+        """Count a rollout that ended."""
+        steps = [step for path in episode.trajectories for step in path.steps]
+        rewards = [] if episode.failed else [path.final_reward() for path in episode.trajectories]
+        self._num_tokens[phase] = self._num_tokens.get(phase, 0) + sum(len(step.response_ids) for step in steps)
+        self._rewards.setdefault(phase, []).extend(reward for reward in rewards if reward is not None)
+
+    def end(self) -> None:
+        """Nothing is under way until the next phase begins."""
+        self._name = ""
+
+    def in_words(self) -> str:
+        """Return `rollouts 37/128, 12,345 tokens, reward 0.430 so far, 40 s`; nothing between phases."""
+        if not self._name:
+            return ""
+        name = _PROGRESS.get(self._name, self._name)
+        parts = [f"{name} {self._done}/{self._total}" if self._total > 1 else name]
+        if tokens := self._num_tokens.get(self._name):
+            parts.append(f"{tokens:,} tokens")
+        if rewards := self._rewards.get(self._name):
+            parts.append(f"reward {number(fmean(rewards), decimals=3)} so far")
+        return ", ".join([*parts, in_words(self._clock() - self.began_at)])
+
+
+def outcomes(metrics: Mapping[str, float], group: str) -> list[str]:
+    """Return accuracy, and what went wrong: answers that were cut off, rollouts that failed or were not scored."""
+    parts = [f"accuracy {metrics[f'{group}accuracy']:.1%}"] if f"{group}accuracy" in metrics else []
+    if cut := metrics.get(f"{group}truncated"):
+        parts.append(f"cut {cut:.0%}" if cut >= 0.005 else "cut <1%")
+    bad = {"failed": metrics.get(f"{group}num_failed"), "unscored": metrics.get(f"{group}num_unscored")}
+    return [*parts, *(f"{word} {count:.0f}" for word, count in bad.items() if count)]
+
+
+def by_role(metrics: Mapping[str, float], group: str) -> list[str]:
+    """Return the mean reward of each role, where there are several."""
+    roles = [name for name in metrics if name.startswith(group) and not name.endswith(("_p10", "_p90"))]
+    return [f"{name.removeprefix(group)} {number(metrics[name], decimals=3)}" for name in roles]
+
+
+def own_metrics(metrics: Mapping[str, float], group: str = "") -> list[str]:
+    """Return what agents and rewards report themselves, of training or, with `eval/`, of an evaluation."""
+    names = [name.removeprefix(group) for name in metrics if name.startswith(group)]
+    ours = {*_OURS, "reward"} if group else _OURS  # those of roles
+    own = sorted(name for name in names if "/" in name and name.partition("/")[0] not in ours)
+    shown = [f"{name.removeprefix('agent/')} {number(metrics[group + name])}" for name in own[:_MAX_OWN]]
+    return [*shown, *([f"and {len(own) - _MAX_OWN} more in metrics.jsonl"] if len(own) > _MAX_OWN else [])]
+
+
+def memory(metrics: Mapping[str, float]) -> list[str]:
+    """Return the most memory that the process, and its GPU, have held."""
+    names = {"memory/peak_gb": "memory", "memory/gpu_peak_gb": "GPU memory"}
+    return [f"{word} {metrics[name]:.1f} GB" for name, word in names.items() if name in metrics]
+
+
+def sample_lines(step: int, split: str, episodes: Sequence[Episode], most: int, width: int = _WIDTH) -> Iterable[str]:
+    """Return sample conversations to print: of the evaluation before training, of the first step, and of each tenth."""
+    is_shown = step == 0 if split == "eval" else step == 1 or step % _SAMPLE_EVERY == 0
+    return excerpts(episodes, most, width=width) if is_shown else ()
+
+
+def folded(head: str, parts: Sequence[str], width: int) -> str:
+    """Return the parts behind the head, divided by commas, in lines that are broken between parts only."""
+    lines = [head]
+    for place, part in enumerate(parts):
+        text = part if place == len(parts) - 1 else f"{part},"
+        if len(lines[-1]) + len(text) + (place > 0) > width and place > 0:
+            lines.append("    ")
+        lines[-1] += text if lines[-1].isspace() or place == 0 else f" {text}"
+    return "\n".join(lines)
 
 
 def phases(metrics: Mapping[str, float]) -> str:
-    """Where the time of a step went: what took at least a tenth of a second."""
+    """Return the phases of a step that took at least a tenth of a second."""
     told = {name: metrics.get(f"timing/{key}_s", 0.0) for key, name in PHASES.items()}
     return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in told.items() if seconds >= 0.1)
 
 
 def in_words(seconds: float) -> str:
-    """A length of time, as people say it."""
+    """Format a length of time: seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _changed(value: float, before: float | None) -> str:
+    change = "" if before is None else f" ({signed(value - before, decimals=3)})"
+    return f"{number(value, decimals=3)}{change}"
+
+
+def _shown(metrics: Mapping[str, float], words: Mapping[str, str]) -> list[str]:
+    return [f"{word} {number(metrics[name], decimals=3)}" for name, word in words.items() if name in metrics]

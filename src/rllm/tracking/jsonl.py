@@ -16,6 +16,7 @@ from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
 
+RECORD_FILE = "metrics.jsonl"
 _VARIES = re.compile(r"(^|/)(timing|memory)/|^tokens/per_second")
 
 
@@ -24,7 +25,7 @@ class JSONLTracker:
     and written before the next line."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
+        self._file = (run_dir / RECORD_FILE).open("ab", buffering=0)
         self._unwritten = b""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

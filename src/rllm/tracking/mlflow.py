@@ -41,6 +41,7 @@ class MLflowTracker:
 
     def __init__(self, run_dir: Path) -> None:
         about = about_run(run_dir)
+        self._log_samples = about.log_samples
         self._client = MlflowClient()
         self._id = kept_id(run_dir, "mlflow", lambda: self._new_run(about))
         self._client.update_run(self._id, status="RUNNING")
@@ -59,7 +60,7 @@ class MLflowTracker:
         self._background.do(lambda: self._told.once(step, told, tell))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        rows = sample_rows(step, episodes)
+        rows = sample_rows(step, episodes, self._log_samples)
         if rows:
             table = {f"{_SAMPLES}/{split}.json": rows}
             self._background.do(lambda: self._told.once(step, table, self._add_rows))

@@ -1,28 +1,76 @@
-"""A few episodes of a step as the rows of a table: conversations from the worst to the best rewarded."""
+"""A few conversations of a step, from the worst to the best rewarded: as the rows of a table, and as excerpts to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rllm.errors import counted, number
 from rllm.store.codec import plain_text
 from rllm.types import Episode, Message, Trajectory, text_of
 
 COLUMNS = ["step", "episode", "role", "reward", "correct", "ended", "conversation"]
-NUM_SAMPLES = 4
 MAX_CHARACTERS = 20_000
 """Of a conversation; the store has it whole."""
+_MAX_MESSAGES, _MAX_LINES, _LABEL = 6, 3, 11
+"""Of an excerpt: messages, lines of each, and the column in which their roles end."""
 
 Row = list[Any]
 """A value for each of `COLUMNS`; an unscored reward is `None`."""
 
 
-def sample_rows(step: int, episodes: Sequence[Episode], most: int = NUM_SAMPLES) -> list[Row]:
+def sample_rows(step: int, episodes: Sequence[Episode], most: int) -> list[Row]:
+    """Return a row for each of the samples."""
+    return [_row(step, episode, path) for episode, path in samples(episodes, most)]
+
+
+def samples(episodes: Sequence[Episode], most: int) -> list[tuple[Episode, Trajectory]]:
     """Of the trajectories, the one that earned least, the one that earned most, and others evenly between; those that were
-    not scored come first. The same episodes give the same rows."""
+    not scored come first. The same episodes give the same ones."""
     paths = [(episode, path) for episode in episodes for path in episode.trajectories]
     paths.sort(key=lambda pair: (_reward(pair[1]), pair[0].id, pair[1].name))
-    return [_row(step, episode, path) for episode, path in _spread(paths, most)]
+    return _spread(paths, most)
+
+
+def excerpts(episodes: Sequence[Episode], most: int, *, width: int) -> Iterator[str]:
+    """Return the samples in a few lines each: the end of the prompt, the last messages, and the reward."""
+    for episode, path in samples(episodes, most):
+        yield f"  sample {episode.id}{_role(path, episode)}: {', '.join(_verdict(episode, path))}"
+        messages = path.steps[-1].chat_completions if path.steps else []
+        if len(messages) > _MAX_MESSAGES:
+            yield f"{'...':>{_LABEL}}  {counted(len(messages) - _MAX_MESSAGES, 'earlier message')}"
+        for message in messages[-_MAX_MESSAGES:]:
+            yield _excerpt(message, width)
+
+
+def _role(path: Trajectory, episode: Episode) -> str:
+    return f" {path.name}" if len({other.name for other in episode.trajectories}) > 1 else ""
+
+
+def _verdict(episode: Episode, path: Trajectory) -> list[str]:
+    """Return what came of a sample."""
+    reward = path.final_reward()
+    parts = ["unscored" if reward is None else f"reward {number(reward, decimals=3)}"]
+    if episode.failed:
+        parts.append(f"failed with {episode.info['error'].get('type')}")
+    elif reward is not None:
+        parts.append("right" if episode.is_correct else "wrong")
+    cut = sum(step.finish_reason == "length" for step in path.steps)
+    return [*parts, *(["cut off"] if cut else [])]
+
+
+def _excerpt(message: Message, width: int) -> str:
+    """Return a message in at most `_MAX_LINES` lines: of a prompt the end, of an answer the beginning and the end."""
+    text = " ".join(plain_text(_said(message)).split())
+    room = _MAX_LINES * max(width - _LABEL - 2, 20)
+    if len(text) > room:
+        is_answer = message.get("role") == "assistant"
+        head = text[: room * 2 // 3] if is_answer else ""
+        text = f"{head} ... {text[len(head) + 5 - room :]}".strip()
+    indent = " " * (_LABEL + 2)
+    lines = textwrap.wrap(text, max(width, _LABEL + 22), initial_indent=indent, subsequent_indent=indent) or [indent]
+    return f"{message.get('role', ''):>{_LABEL}}  {lines[0][_LABEL + 2 :]}" + "".join(f"\n{line}" for line in lines[1:])
 
 
 def _reward(path: Trajectory) -> float:
@@ -33,6 +81,8 @@ def _reward(path: Trajectory) -> float:
 def _spread(items: Sequence[Any], most: int) -> list[Any]:
     if len(items) <= most:
         return list(items)
+    if most < 2:
+        return list(items[len(items) // 2 :][:most])
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 

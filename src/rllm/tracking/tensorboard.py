@@ -31,7 +31,9 @@ class TensorBoardTracker:
     def __init__(self, run_dir: Path) -> None:
         self._told = Told(run_dir, "tensorboard")
         self._writer = EventFileWriter(str(run_dir / "tensorboard"))
-        settings = json.dumps(about_run(run_dir).settings, indent=2)
+        about = about_run(run_dir)
+        self._log_samples = about.log_samples
+        settings = json.dumps(about.settings, indent=2)
         self._tell(0, {"settings": _text("settings", f"<pre>{html.escape(settings)}</pre>")})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -39,7 +41,7 @@ class TensorBoardTracker:
         self._tell(step, values)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        rows = sample_rows(step, episodes)
+        rows = sample_rows(step, episodes, self._log_samples)
         if rows:
             self._tell(step, {f"samples/{split}": _text(f"samples/{split}", _markdown(rows))})
 

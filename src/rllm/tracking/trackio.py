@@ -26,6 +26,7 @@ class TrackioTracker:
 
     def __init__(self, run_dir: Path) -> None:
         about = about_run(run_dir)
+        self._log_samples = about.log_samples
         resumed = (run_dir / ".trackio-id").exists()
         with redirect_stdout(sys.stderr):  # which belongs to what programs read
             self._run = copy_context().run(  # trackio would end at exit what it takes for the current run
@@ -42,7 +43,7 @@ class TrackioTracker:
         self._told.once(step, metrics, lambda new: self._run.log(new, step=step))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        rows = sample_rows(step, episodes)
+        rows = sample_rows(step, episodes, self._log_samples)
         if rows:
             self.log(step, {f"samples/{split}": trackio.Table(columns=COLUMNS, data=rows)})
 

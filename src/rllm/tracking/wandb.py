@@ -25,6 +25,7 @@ class WandbTracker:
 
     def __init__(self, run_dir: Path) -> None:
         about = about_run(run_dir)
+        self._log_samples = about.log_samples
         self._run = wandb.init(
             project=None if "WANDB_PROJECT" in os.environ else about.project,
             name=None if "WANDB_NAME" in os.environ else about.name,
@@ -44,7 +45,7 @@ class WandbTracker:
         self._told.once(step, metrics, lambda new: self._run.log({"step": step, **new}))
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        rows = sample_rows(step, episodes)
+        rows = sample_rows(step, episodes, self._log_samples)
         if rows:
             table = wandb.Table(columns=COLUMNS, data=rows, allow_mixed_types=True)
             self.log(step, {f"samples/{split}": table})

@@ -141,6 +141,7 @@ class TrainingLoop:
             self._is_first = False
         if not self._has_named_side_call:
             self._has_named_side_call = await self._in_thread(name_side_call, episodes, self.store)
+        self.trackers.progress("assemble", 0, 1)
         with _timed(times, "assemble"):
             assembled = await self._assembled(episodes)
         self.trackers.progress("update", 0, 1)
@@ -219,6 +220,7 @@ class TrainingLoop:
 
     async def save(self) -> None:
         """Keep the weights and all that is needed to go on from the last whole step."""
+        self.trackers.progress("save", 0, 1)
         saving = self._in_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state)
         await _to_the_end(saving, f"step {self.steps_done} is saved")
 
@@ -291,7 +293,9 @@ class TrainingLoop:
         num_done = itertools.count(1)
         self.trackers.progress(phase, 0, len(attempts))
         episodes = await self.runner.run(
-            attempts, on_episode=lambda _: self.trackers.progress(phase, next(num_done), len(attempts)), rank=rank
+            attempts,
+            on_episode=lambda episode: self.trackers.progress(phase, next(num_done), len(attempts), episode),
+            rank=rank,
         )
         reasons = [self.judge.why_unusable(episode) for episode in episodes]
         if all(reasons) and not may_fail:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rllm.errors import NOISE, number
 from rllm.viewer.metrics import Row, series
 
 WIDTH, HEIGHT = 420, 150
@@ -187,10 +189,9 @@ def _chart(
             bands = [_within(series(rows, name), first, last) for name in line.band or ()]
             if values:
                 found.append((run, run_number, place, line, values, bands))
-    every = [pair for *_, values, bands in found for pair in (*values, *(item for band in bands for item in band))]
-    if not every:
+    numbers = [value for *_, values, bands in found for _, value in itertools.chain(values, *bands)]
+    if not numbers:
         return chart
-    numbers = [value for _, value in every]
     up = _Axis.of(*_padded(min(numbers), max(numbers)), HEIGHT - BOTTOM, TOP)
     chart.y_ticks = [(up.at(value), number(value)) for value in up.ticks(4)]
     chart.x_ticks = [(across.at(value), f"{value:g}") for value in across.ticks(6) if value == int(value)]
@@ -202,22 +203,6 @@ def _chart(
             Trace(label=label, style=3 * run_number + place, run=run, points=points, path=_path(points), band=band)
         )
     return chart
-
-
-def number(value: object) -> str:
-    """A number in few digits: 0.531, 12.4, 3.1e-07."""
-    if value is None:
-        return ""
-    if not isinstance(value, int | float):
-        return str(value)
-    if value == 0:
-        return "0"
-    if not math.isfinite(value):
-        return str(value)
-    size = abs(value)
-    if size >= 1e6 or size < 1e-3:
-        return f"{value:.2g}"
-    return f"{value:.3g}" if size < 1000 else f"{value:.0f}"
 
 
 @dataclass(frozen=True)
@@ -251,7 +236,10 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _within(values: Sequence[tuple[int, float]], first: int | None, last: int | None) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in values if abs(value) < _GREATEST and _is_within(step, first, last)]
+    """Return the values of these steps that can be drawn, rounding noise among larger ones, or alone, as 0."""
+    shown = [(step, value) for step, value in values if abs(value) < _GREATEST and _is_within(step, first, last)]
+    noise = NOISE * max(1.0, *(abs(value) for _, value in shown), 0.0)
+    return [(step, 0.0 if abs(value) < noise else value) for step, value in shown]
 
 
 def _is_within(step: int, first: int | None, last: int | None) -> bool:

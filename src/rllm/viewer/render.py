@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from rllm.errors import MissingDependencyError, counted
+from rllm.errors import MissingDependencyError, counted, number, signed
 from rllm.store.codec import plain_text
 from rllm.viewer import charts
 from rllm.viewer.messages import said
@@ -42,7 +42,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=charts.number,
+        number=number,
         seconds=seconds,
         when=when,
         tone=tone,
@@ -78,11 +78,6 @@ def url(*parts: object, **query: object) -> str:
 def tone(value: float | None) -> str:
     """The class of an advantage: from `d-5`, far below the others, to `d5`; `none` where there is none."""
     return shade("advantage", value) if value is not None else "none"
-
-
-def signed(value: float | None) -> str:
-    """A number with its sign, since colour alone tells not everybody which side it is on."""
-    return "" if value is None else f"{'+' if value > 0 else ''}{charts.number(value)}"
 
 
 def seconds(value: float | None) -> str:

@@ -116,6 +116,7 @@ def test_eval_metrics() -> None:
     assert eval_metrics([episode(1.0, correct=True), episode(0.0), FAILED, FAILED, episode(None)]) == {
         "eval/accuracy": 0.25,
         "eval/reward": 0.5,
+        "eval/truncated": 0.0,
         "eval/num_episodes": 5.0,
         "eval/num_failed": 2.0,
         "eval/num_unscored": 1.0,

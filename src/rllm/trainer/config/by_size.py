@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ FLOAT32, BFLOAT16, ADAMW = 4, 2, 8
 """Bytes of a weight, or of its gradient; and of AdamW's two running means, which are float32."""
 
 _IN_A_NAME = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _UNITS = {"m": 1e6, "b": 1e9}
 _NOTED = re.compile(rf"^  lr: (\S+)  # ({BY_SIZE}.*)$", re.MULTILINE)
 
@@ -180,6 +181,34 @@ def size_of(model: str) -> float | None:
     return _stated(folder.name) if number is None else number
 
 
+def size_in_words(model: str) -> str:
+    """Return the size of a model's files, `135M parameters, 269 MB`, as far as they say; nothing where they do not or are damaged,
+    and that it is downloaded first where it is a hub id that was not before."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = _cached(model)
+        if not folder.is_dir():
+            is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).parent.is_dir()
+            return "not on this machine yet, so it is downloaded first" if is_hub_id else ""
+    files = [path for kind in ("*.safetensors", "*.bin") for path in sorted(folder.glob(kind))]
+    try:
+        size, number = sum(path.stat().st_size for path in files), num_weights(folder)
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):  # which loading the model reports
+        return ""
+    of = "of an adapter" if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else ""
+    parameters = f"{_in_units(number, ('', 'K', 'M', 'B', 'T'))} parameters {of}".rstrip() if number else ""
+    return ", ".join(
+        filter(None, [parameters, _in_units(size, (" bytes", " kB", " MB", " GB", " TB")) if size else ""])
+    )
+
+
+def _in_units(value: float, units: Sequence[str]) -> str:
+    """Format a size in three digits and the greatest unit that fits."""
+    power = min(int(math.log10(max(value, 1)) + 1e-9) // 3, len(units) - 1)
+    scaled = value / 1000**power
+    return f"{scaled:.3g}{units[power]}" if scaled < 999.5 else f"{scaled:.0f}{units[power]}"
+
+
 def settle_rate(config: TrainConfig, *, demonstrates: bool, begun: str = "") -> str | None:
     """Set `optim.lr`, if it is not set, to the rate that suits the model; return where the value is from, `None` for the user.
 
@@ -283,7 +312,10 @@ def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
 def _numbers_in(path: Path) -> int:
     """See https://huggingface.co/docs/safetensors: eight bytes of length, then that much JSON."""
     with path.open("rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        length = int.from_bytes(file.read(8), "little")
+        header: Any = json.loads(file.read(length)) if length <= path.stat().st_size else None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is cut off, or not a file of safetensors")
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 

@@ -373,6 +373,9 @@ class TrainConfig(Section):
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
     """Where metrics and sample conversations go: console, tensorboard, wandb, mlflow, trackio, or a package.module:Class; jsonl,
     the run's metrics.jsonl, is always among them."""
+    log_samples: NonNegativeInt = 2
+    """Sample conversations of a step, from the least to the best rewarded: trackers keep them of every step, and the console
+    prints them of the first evaluation, the first step and each tenth. 0 shows none."""
     project: str = "rllm"
     """What trackers file the run under; its name there is that of its folder."""
 

@@ -14,7 +14,7 @@ import torch
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.assemble import Assembled
-from rllm.types import Episode, StepCredit, token_versions
+from rllm.types import Episode, Step, StepCredit, token_versions
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -31,7 +31,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_mean("rollout/response_tokens", lengths),
         **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
         "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
-        "rollout/truncated": sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1),
+        "rollout/truncated": _cut_off(steps),
         **_endings(episodes),
         "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
         "rollout/num_unscored": float(sum(reward is None for reward in _final_rewards(episodes))),
@@ -82,6 +82,9 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_by_role("eval/reward", episodes),
         **_mean("eval/accuracy", _verdicts(episodes)),
         **_mean("eval/reward", rewards_of(episodes)),
+        "eval/truncated": _cut_off(
+            [step for episode in episodes for path in episode.trajectories for step in path.steps]
+        ),
         "eval/num_episodes": float(len(episodes)),
         "eval/num_failed": float(sum(episode.failed for episode in episodes)),
         "eval/num_unscored": float(sum(why_unscored(episode) is not None for episode in episodes)),
@@ -107,6 +110,11 @@ def rates(
             if times.get(name) and not (ahead and name == "rollout")
         },
     }
+
+
+def _cut_off(steps: Sequence[Step]) -> float:
+    """Return the share of answers that were cut off at their maximal length."""
+    return sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1)
 
 
 def _verdicts(episodes: Iterable[Episode]) -> list[float]:
