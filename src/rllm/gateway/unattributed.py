@@ -97,5 +97,5 @@ def _process_behind(port: int) -> str:
 
 
 def _inode_of(port: int) -> str:
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    lines = Path("/proc/net/tcp").read_text().split("\n")[1:-1]
     return next((f[9] for f in map(str.split, lines) if f[1].endswith(f":{port:04X}")), "none")

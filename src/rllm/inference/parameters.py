@@ -47,7 +47,7 @@ class Table:
     def __init__(self, text: str) -> None:
         """Read lines such as `KEY, KEY | FATE | FATE | REMARK`."""
         self.rows: dict[str, Row] = {}
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, text.split("\n"))):
             keys, *fates, remark = (cell.strip() for cell in line.split("|"))
             self.rows |= {key: Row(key=key, fates=tuple(fates), remark=remark) for key in keys.split(", ")}
         self._nested = {key[: match.start()] for key in self.rows if (match := _INNER.search(key))} - _TRANSLATED
