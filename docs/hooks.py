@@ -89,6 +89,7 @@ VARIABLES = {
     "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
     "RLLM_TRUSTED_RUNS": "folders of runs to trust as if you had begun them yourself, separated as in `PATH`: these may be resumed, and "
     "may keep their traces elsewhere",
+    "RLLM_TRUSTED_MODELS": "model folders (or folders above them) and hub ids whose own code (`auto_map`) may run, separated as in `PATH`",
     "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",
     "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
     "RAY_ADDRESS": "the Ray cluster, where no setting names one",

@@ -65,6 +65,12 @@ def from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def is_named_by(variable: str, path: Path) -> bool:
+    """Return whether a variable of the environment names this folder, or one above it; its entries are as in `PATH`."""
+    places = (Path(place).expanduser().resolve() for place in os.environ.get(variable, "").split(os.pathsep) if place)
+    return any(path.resolve().is_relative_to(place) for place in places)
+
+
 def whole_lines(path: Path) -> int:
     """The length of the file without a torn last line, in bytes."""
     with path.open("rb") as file:

@@ -45,6 +45,18 @@ def test_code_of_a_model_is_not_run_even_if_stdin_says_yes(
     assert not (hostile.parent / "marker").exists()
 
 
+def test_code_runs_only_if_the_user_names_the_folder(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(hostile.parent / "modules"))
+    monkeypatch.setenv("RLLM_TRUSTED_MODELS", f"{hostile.parent / 'another'}:owner/name")
+    with pytest.raises(ConfigError, match="RLLM_TRUSTED_MODELS"):
+        load_tokenizer(hostile)
+    assert not (hostile.parent / "marker").exists()
+    monkeypatch.setenv("RLLM_TRUSTED_MODELS", str(hostile))
+    with pytest.raises(Exception, match="Planted"):  # the module runs, and has no such class
+        load_tokenizer(hostile)
+    assert (hostile.parent / "marker").exists()
+
+
 class _Planted:
     def __reduce__(self) -> tuple[object, ...]:
         return os.system, ("touch marker",)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
-from rllm.files import replace_text
+from rllm.files import is_named_by, replace_text
 
 SETTINGS, BEGUN_AS, STORE = "config.yaml", "begun_as.yaml", "traces.db"
 _SEAL = ".seal"
@@ -32,9 +32,7 @@ def seal(run_dir: Path) -> None:
 
 def is_own(run_dir: Path) -> bool:
     """Return whether this user began the run, with these settings, or trusts the folder it is in."""
-    folder = run_dir.resolve()
-    trusted = [Path(place).expanduser().resolve() for place in os.environ.get(_TRUSTED, "").split(os.pathsep) if place]
-    if any(folder.is_relative_to(place) for place in trusted):
+    if is_named_by(_TRUSTED, run_dir):
         return True
     digest = _digest(run_dir, create_key=False)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,12 +29,14 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
+from rllm.files import is_named_by
 from rllm.inference.local.kernels import keep_few_kernels
 from rllm.inference.local.weights import check_complete, check_finite
 from rllm.parser.tool_prompt import TemplateChoice
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+TRUSTED_MODELS = "RLLM_TRUSTED_MODELS"
 _PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -432,15 +435,21 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
     return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
 
 
+def may_bring_code(source: str) -> bool:
+    """Return whether the user trusts the code in a model folder, or behind a hub id, by naming it in RLLM_TRUSTED_MODELS."""
+    named = os.environ.get(TRUSTED_MODELS, "").split(os.pathsep)
+    return is_named_by(TRUSTED_MODELS, Path(source)) if Path(source).is_dir() else source in named
+
+
 def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
-    """Call a `from_pretrained`, without running code that comes with the model and without asking whether to.
+    """Call a `from_pretrained`. Code that comes with the model is run only if `RLLM_TRUSTED_MODELS` names the folder.
 
     Raises:
         ConfigError: naming the setting and the remedy, which the library's own errors do not.
     """
     try:
         with without_bars():
-            return load(source, trust_remote_code=False, **options)
+            return load(source, trust_remote_code=may_bring_code(source), **options)
     except UnpicklingError as error:
         raise ConfigError(
             f"model={source!r}: cannot load its {part}: they are pickled and hold more than tensors, which could run code "
@@ -448,7 +457,10 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
         ) from error
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
-            remedy = "it brings code of its own (auto_map in its config.json), which is not run; use a model that transformers has"
+            remedy = (
+                "it brings code of its own (auto_map in its config.json), which is not run; use a model that transformers has, "
+                f"or read the code and set {TRUSTED_MODELS}={source}"
+            )
         elif Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
