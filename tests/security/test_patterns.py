@@ -153,7 +153,7 @@ def _sample_of(code: Any, value: Any, runs: list[str]) -> str:
     if code is codes.ATOMIC_GROUP:
         return _sample(value, runs)
     if code is codes.BRANCH:
-        return [_sample(branch, runs) for branch in value[1]][0]
+        return next(iter([_sample(branch, runs) for branch in value[1]]))
     if code in (codes.ASSERT, codes.ASSERT_NOT):
         _sample(value[1], runs)
     return ""
