@@ -61,7 +61,12 @@ class _Names(dict[str, Any]):
     """The names of a module; one that only exists while a function runs stands for a word."""
 
     def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, "word")
+        return getattr(builtins, name, _Word("word"))
+
+
+class _Word(str):
+    def __getattr__(self, name: str) -> _Word:
+        return self
 
 
 def _names(path: Path) -> _Names:
