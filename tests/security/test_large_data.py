@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import StoreError
+from rllm.data.files import read_file
+from rllm.errors import ConfigError, StoreError
+from rllm.parser.tool_formats.typed import arguments_json
+from rllm.parser.tool_parser import tool_parser
 from rllm.store import codec, open_store
 from rllm.types import Trace
 from rllm.untrusted import TooLargeError, check_values, parse_json, unpack_zlib
@@ -135,3 +138,35 @@ def test_a_batch_that_unpacks_to_more_than_fits_is_named(tmp_path: Path, told: d
     (tmp_path / "batches/step-000001.json").write_text(json.dumps({"step": 1, "sequences": [], "tokens": {}, **told}))
     with at_most(150), pytest.raises(StoreError, match=r"step-000001.json"):
         read_batch(tmp_path, 1)
+
+
+def test_references_of_a_schema_that_double_in_circles_end() -> None:
+    double = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#/$defs/a"}] * 9}
+    schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {**double, "type": "integer"}, "b": double}}
+    assert arguments_json({"x": "5"}, schema) == '{"x": 5}'
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(5_000):
+        deep = {"anyOf": [deep]}
+    assert arguments_json({"x": "5"}, {"properties": {"x": deep}}) == '{"x": "5"}'
+
+
+@pytest.mark.parametrize(
+    "argument", ["9" * 100_000, "[" * 100_000, '{"a":' * 100_000, "-" + "9" * 5_000, "1e999999999"]
+)
+def test_arguments_of_any_size_are_read(argument: str) -> None:
+    text = f"<function=f>\n<parameter=x>\n{argument}\n</parameter>\n</function>"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "number"}}}}}
+    [call] = tool_parser("qwen3_coder").for_tools([tool]).parse(text).tool_calls
+    assert argument in call["function"]["arguments"].replace("\\", "")
+    for name in ("hermes", "llama3_json", "mistral"):
+        assert not tool_parser(name).parse(f'{{"name": "f", "arguments": {{"x": {argument}').tool_calls
+
+
+def test_rows_of_nothing_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr("rllm.data.files._MANY_ROWS", 1_000)
+    parquet.write_table(pyarrow.table({"question": ["again"] * 100_000}), tmp_path / "tasks.parquet")
+    with pytest.raises(ConfigError, match=r"tasks\.parquet has 100,000 rows"):
+        read_file(tmp_path / "tasks.parquet")
