@@ -8,7 +8,7 @@ bounded in size before it is made.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
 from functools import lru_cache, wraps
 from itertools import chain
@@ -68,8 +68,8 @@ def render_bounded(tokenizer: Any, messages: Sequence[Any], tools: Any, options:
 
 
 def _is_of_transformers(tokenizer: Any) -> bool:
-    apply = getattr(type(tokenizer), "apply_chat_template", None)
-    return getattr(apply, "__module__", "") == "transformers.tokenization_utils_base"
+    own = getattr(tokenizer, "apply_chat_template", None)
+    return getattr(own, "__module__", "") == "transformers.tokenization_utils_base"
 
 
 class _Budget:
@@ -100,7 +100,7 @@ class _Budget:
             return self._size_of(value, chain(value, value.values()))
         if isinstance(value, list | tuple):
             return self._size_of(value, value)
-        return self._size_of(value, list(value)) if isinstance(value, MappingView) else 1
+        return self._size_of(value, [*value]) if isinstance(value, KeysView | ValuesView | ItemsView) else 1
 
     def _size_of(self, container: Any, items: Iterable[Any]) -> int:
         known = self._sizes.get(id(container))
@@ -186,7 +186,7 @@ def _unless_constant(node: nodes.Expr) -> nodes.Expr:
     return node if isinstance(node, nodes.Const) else _filtered(node, "rllm_use")
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -208,8 +208,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check_numbers(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
-        # `context` and `called` are never given by name: a macro may have parameters of such names.
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = _BUDGET.get()
         budget.spend(_CALL)
         if isinstance(called, LoopContext):
