@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -13,7 +16,7 @@ import pytest
 from starlette.types import Scope
 
 from rllm.capture import ChatStream, SSEDecoder
-from rllm.errors import TokenMismatchError
+from rllm.errors import ConfigError, InferenceError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.http_limits import BodyRoom, read_body
@@ -21,10 +24,11 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.http import _read_answer
-from rllm.inference.openai_engine import InferenceError
+from rllm.inference.openai_engine import OpenAIEngine
 from rllm.parser.incremental_text import IncrementalText
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing import ScriptedEngine
+from rllm.tools.mcp_tool import mcp_tools
 from rllm.untrusted import LARGE
 
 MANY_LISTS = b"[" + b"[]," * 2_500_000 + b"[]]"
@@ -170,3 +174,72 @@ def test_bytes_of_no_character_are_not_decoded_again_for_ever(unit: bytes, end: 
     assert ids.decode(errors="replace").startswith(shown)
     assert len(shown) >= 0.9 * len(ids.decode(errors="replace"))
     assert decoder.num_decoded < 200 * len(ids)
+
+
+class _Compressing(BaseHTTPRequestHandler):
+    """A server that compresses what was asked for as it is."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = gzip.compress(bytes(1_000_000))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-encoding", "gzip")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Endless(_Compressing):
+    """A server whose answer is longer than it should be."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(10_000):
+                self.wfile.write(bytes(100_000))
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [(_Compressing, "content-encoding='gzip'"), (_Endless, "longer than")],
+    indirect=["address"],
+)
+def test_an_endpoints_answer_is_not_unpacked_or_read_without_bound(
+    address: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.inference.openai_engine._MAX_ANSWER_BYTES", 1_000_000)
+    engine = OpenAIEngine("m", base_url=f"{address}/v1", api_key="none", api_retries=0)
+
+    async def ask() -> None:
+        try:
+            await engine.get_model_response(ASKED["messages"])
+        finally:
+            await engine.close()
+
+    with pytest.raises(InferenceError, match=complaint):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("address", [_Compressing], indirect=True)
+def test_an_mcp_server_that_compresses_its_answers_is_refused(address: str) -> None:
+    async def connect() -> None:
+        async with mcp_tools(f"{address}/mcp", start_timeout_s=60):
+            pass
+
+    pytest.importorskip("mcp")
+    with pytest.raises(ConfigError, match="content-encoding='gzip'"):
+        asyncio.run(connect())

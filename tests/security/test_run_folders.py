@@ -188,7 +188,7 @@ def test_lines_without_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match=r"episodes\.jsonl has a line of more than"):
         list(EpisodeLog.read(tmp_path / "episodes.jsonl"))
     (viewed,) = Runs([str(tmp_path)]).all()
-    assert viewed.rows == []
+    assert viewed.rows() == []
 
 
 def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:
