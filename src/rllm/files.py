@@ -7,8 +7,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+from rllm.errors import ConfigError
+
+MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -53,10 +58,20 @@ def sync(descriptor: int) -> None:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file, without a torn last one; none if there is no file."""
+    """Yield the whole lines of a file, without a torn last one; none if there is no file.
+
+    Raises:
+        ConfigError: if a line is longer than any that is written here.
+    """
     if path.exists():
         with path.open("rb") as file:
-            yield from (line for line in file if line.endswith(b"\n"))
+            for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+                if line.endswith(b"\n"):
+                    yield line
+                elif len(line) == MAX_LINE_BYTES:
+                    raise ConfigError(
+                        f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes: it was not written by rllm"
+                    )
 
 
 def from_here(path: Path) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.local.loading import load_model, load_tokenizer
+from rllm.parser.chat_template import ChatTemplate
 
 CODE = "import pathlib\npathlib.Path({marker!r}).write_text('run')\n"
 
@@ -74,3 +75,62 @@ def test_pickled_weights_run_nothing_and_are_named(
     with pytest.raises(ConfigError, match="pickled"):
         load_model(folder)
     assert not (tmp_path / "marker").exists()
+
+
+DOUBLED = "{% set ns = namespace(a=[1, 2]) %}{% for x in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
+TEXT = "{% set ns = namespace(a='ab' * 1000) %}"
+HOSTILE_TEMPLATES = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops of a macro": "{% macro m() %}{% for b in range(99999) %}{% endfor %}{% endmacro %}"
+    "{% for a in range(99999) %}{{ m() }}{% endfor %}",
+    "a recursive loop": DOUBLED + "{% for x in ns.a recursive %}{{ loop(x) if x is iterable }}{% endfor %}",
+    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "a macro without end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "doubled text": TEXT + "{% for x in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "added text": TEXT + "{% for x in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "printed twice": TEXT
+    + "{% for x in range(60) %}{% set ns.b %}{{ ns.a }}{{ ns.a }}{% endset %}{% set ns.a = ns.b %}{% endfor %}",
+    "repeated text": "{{ 'a' * 9999999999 }}",
+    "repeated list": "{{ [0] * 9999999999 }}",
+    "wide text": "{{ 'a'|center(9999999999) }}",
+    "wide text by a method": "{{ 'a'.ljust(9999999999) }}",
+    "wide text by a mapped filter": "{{ ['a']|map('center', 9999999999)|list }}",
+    "a wide format": "{{ '%9999999999d' % 1 }}",
+    "a wide format by a filter": "{{ '%9999999999d'|format(1) }}",
+    "a wide format by a method": "{{ '{:9999999999}'.format(1) }}",
+    "a format of many": TEXT + "{{ ('{0}' * 99999).format(ns.a * 1000) }}",
+    "much text replaced": TEXT + "{{ (ns.a * 1000).replace('', ns.a * 1000) }}",
+    "much text joined": TEXT + "{{ ([ns.a * 1000] * 99999)|join }}",
+    "much text joined by a method": TEXT + "{{ ''.join([ns.a * 1000] * 99999) }}",
+    "mapped text joined": TEXT + "{{ ([ns.a * 1000] * 99999)|map('string')|join }}",
+    "shared lists as JSON": DOUBLED + "{{ ns.a|tojson }}",
+    "shared lists as text": DOUBLED + "{{ ns.a|string }}",
+    "shared lists printed": DOUBLED + "{{ ns.a }}",
+    "shared lists compared": DOUBLED + "{% set b = ns.a %}" + DOUBLED + "{{ ns.a == b }}",
+    "shared lists in a dict": DOUBLED + "{{ {'a': ns.a}.values() }}",
+    "a number of a billion digits": "{{ 10 ** (10 ** 9) }}",
+    "a number that is squared": "{% set ns = namespace(a=9) %}{% for x in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+    "long texts read again and again": TEXT
+    + "{% set a = ns.a * 10000 %}{% for x in range(99999) %}{% if a|upper == a|lower %}{% endif %}{% endfor %}",
+    "long texts cut again and again": TEXT
+    + "{% set a = ns.a * 10000 %}{% for x in range(99999) %}{% set b = a[::-1] %}{% endfor %}",
+    "words of Latin": "{{ lipsum(n=99999999) }}",
+    "deep brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE_TEMPLATES)
+def test_a_chat_template_ends_within_bounds(policy_folder: Path, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.parser.bounded_template.MAX_STEPS", 200_000)
+    tokenizer = load_tokenizer(str(policy_folder)).tokenizer
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages|length > 8 %}" + (
+        HOSTILE_TEMPLATES[attack] + "{% endif %}"
+    )
+    if attack == "deep brackets":
+        with pytest.raises(ConfigError):
+            ChatTemplate(tokenizer).render_text([{"role": "user", "content": "hi"}])
+        return
+    template = ChatTemplate(tokenizer)
+    assert template.render_text([{"role": "user", "content": "hi"}]) == "hi"
+    with pytest.raises(ConfigError, match="chat template"):
+        template.render_text([{"role": "user", "content": "hi"}] * 9)

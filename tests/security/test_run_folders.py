@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rllm.cli.resuming import begun_as
+from rllm.engine.episode_log import EpisodeLog
+from rllm.engine.task_file import read_tasks
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.tracking.own_runs import check_contained, is_own, seal, store_of_run
@@ -173,3 +175,23 @@ def test_a_settings_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
         file.truncate(10_000_000_000)
     with pytest.raises(ConfigError, match="more than 4,000,000 bytes"):
         load_config(tmp_path / "config.yaml")
+
+
+def test_lines_without_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.files.MAX_LINE_BYTES", 1_000_000)
+    monkeypatch.setattr("rllm.viewer.metrics.MAX_LINE_BYTES", 1_000_000)
+    for name in ("tasks.jsonl", "episodes.jsonl", "metrics.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10_000_000_000)
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl has a line of more than"):
+        read_tasks(tmp_path)
+    with pytest.raises(ConfigError, match=r"episodes\.jsonl has a line of more than"):
+        list(EpisodeLog.read(tmp_path / "episodes.jsonl"))
+    (viewed,) = Runs([str(tmp_path)]).all()
+    assert viewed.rows() == []
+
+
+def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").write_bytes(b'{"task":[' + b"[]," * 4_000_000 + b"1]}\n")
+    with pytest.raises(StoreError, match=r"episodes\.jsonl, line 1 is not an episode"):
+        list(EpisodeLog.read(tmp_path / "episodes.jsonl"))

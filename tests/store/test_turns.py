@@ -35,7 +35,7 @@ def test_a_turn_is_kept_as_what_it_adds():
 
 def test_what_was_left_out_is_put_back():
     packed = pack_trace(turn_of(10), pack_trace(turn_of(9)).turn)
-    document, shared_ids = unpack_document_of(packed.document, turn_of(9))
+    document, shared_ids, _ = unpack_document_of(packed.document, turn_of(9))
     assert shared_ids == list(range(1000, 1300))
     assert document["messages"] == turn_of(10).messages
     assert (document["tools"], document["metadata"]) == (turn_of(10).tools, {"task": 7})

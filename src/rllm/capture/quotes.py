@@ -32,9 +32,9 @@ _LONGEST_RUN = 4 * QUOTE
 """Letters of a quotation that are compared with the call's own prompt; characters of a piece that may be a line."""
 
 _WORD = re.compile(r"[^\W_]+")
-_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|([nrt\"'/]))")
+_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|([nrt\"'/]))")
 _BREAK = re.compile(r"""[\n\r"`]|(?<!\w)'|'(?!\w)|</?[A-Za-z][^<>\n]*>""")
-_NUMBER = re.compile(r"\s*\(?\d+[.):]\s+")
+_NUMBER = re.compile(r"(?<!\d)\d++[.):]\s")
 _FENCE = re.compile(r"```\w*\n(.*)```", re.DOTALL)
 
 

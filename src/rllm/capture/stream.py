@@ -11,6 +11,9 @@ from rllm.errors import TokenMismatchError
 
 E = TypeVar("E")
 
+_MAX_CHOICES, _MAX_TOOL_CALLS = 1_024, 10_000
+"""Of one answer: a server may name any number as the index of the next piece."""
+
 
 def split_lines(text: bytes) -> list[bytes] | None:
     """The payloads of whole events, each one line `data: ...` and an empty one (missing behind the last); `None` if any is not. Lines
@@ -34,6 +37,8 @@ class SSEDecoder(Generic[E]):
         into whatever its caller reads these as."""
         self._split = split
         self._rest = b""
+        self._later: list[bytes] = []
+        """What follows the rest, while no line ends."""
         self._data: list[bytes] = []
         self._after_cr = False
 
@@ -44,7 +49,11 @@ class SSEDecoder(Generic[E]):
             self._after_cr = False
         if not received:
             return []
-        text = self._rest + received
+        if self._rest and b"\n" not in received and b"\r" not in received:
+            self._later.append(received)
+            return []
+        text = b"".join([self._rest, *self._later, received]) if self._later else self._rest + received
+        self._later.clear()
         end = -1 if self._data else text.rfind(b"\n\n")
         if end >= 0 and b"\r" not in text and (plain := self._split(text[:end])) is not None:
             self._rest = text[end + 2 :]
@@ -100,6 +109,10 @@ class ChatStream:
 
     def _choice(self, index: int) -> _ChoiceStream:
         if index not in self._choices:
+            if len(self._choices) >= _MAX_CHOICES:
+                raise TokenMismatchError(
+                    f"the answer has more than {_MAX_CHOICES} choices, and nobody asks for so many"
+                )
             self._choices[index] = _ChoiceStream(index)
         return self._choices[index]
 
@@ -164,13 +177,15 @@ class _ChoiceStream:
         index = piece.get("index")
         if index is None:
             index = len(self.tool_calls) if piece.get("id") else max(len(self.tool_calls) - 1, 0)
+        if len(self.tool_calls) >= _MAX_TOOL_CALLS and index not in self.tool_calls:
+            raise TokenMismatchError(f"an answer has more than {_MAX_TOOL_CALLS:,} tool calls")
         return self.tool_calls.setdefault(index, {})
 
     def whole(self) -> dict[str, Any]:
         texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
         message = {"role": self.role, "content": "", **texts, **self.extras}
         if self.tool_calls:
-            message["tool_calls"] = [call for _, call in sorted(self.tool_calls.items())]
+            message["tool_calls"] = [_joined(call) for _, call in sorted(self.tool_calls.items())]
         if not message["content"] and any(value for name, value in message.items() if name != "role"):
             # What an unstreamed answer says when everything it holds is a tool call, reasoning or a refusal.
             message["content"] = None
@@ -185,11 +200,26 @@ _GROWING = ("arguments", "input")
 """The texts of a tool call that arrive in pieces; its id and name arrive whole, and some servers repeat them."""
 
 
+class _Pieces(list[str]):
+    """A text that is still growing: to add to it each time would take time for all that it has."""
+
+
+def _joined(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call with its texts whole."""
+    return {
+        name: "".join(value) if isinstance(value, _Pieces) else _joined(value) if isinstance(value, Mapping) else value
+        for name, value in call.items()
+    }
+
+
 def _merge(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
     for name, value in piece.items():
         if isinstance(value, Mapping):
             _merge(call.setdefault(name, {}), value)
         elif name in _GROWING and isinstance(value, str):
-            call[name] = call.get(name, "") + value
+            pieces = call.get(name)
+            if not isinstance(pieces, _Pieces):
+                pieces = call[name] = _Pieces()
+            pieces.append(value)
         elif name != "index" and value is not None:
             call[name] = value

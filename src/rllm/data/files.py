@@ -18,6 +18,7 @@ Located: TypeAlias = tuple[str, Any]
 """A row behind its place: `"tasks.jsonl, line 3"`."""
 
 _LONGEST_CELL = 2**31 - 1
+_MANY_ROWS = 1_000_000
 
 
 def read_file(path: Path) -> list[Task]:
@@ -135,6 +136,11 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
+        # Rows that are all alike take no room in a file, and all in memory.
+        if file.metadata.num_rows > max(_MANY_ROWS, path.stat().st_size):
+            raise ConfigError(
+                f"{path} has {file.metadata.num_rows:,} rows, more than bytes: it holds nothing to learn from"
+            )
         yield from file.iter_batches()
 
 

@@ -18,6 +18,7 @@ import orjson
 from rllm.errors import StoreError
 from rllm.files import lines_of, whole_lines
 from rllm.types import Episode, is_scored
+from rllm.untrusted import MAX_UNPACKED_BYTES, parse_json
 
 EPISODES = "episodes.jsonl"
 """The log of an evaluation, in its folder."""
@@ -88,8 +89,8 @@ class EpisodeLog:
         """
         for number, line in enumerate(lines_of(Path(path)), start=1):
             try:
-                yield Episode.from_dict(orjson.loads(line))
-            except (ValueError, TypeError, AttributeError) as error:
+                yield Episode.from_dict(parse_json(line, limit=MAX_UNPACKED_BYTES))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise StoreError(
                     f"{path}, line {number} is not an episode ({error}): delete the line, or the file"
                 ) from error

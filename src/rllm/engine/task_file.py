@@ -8,13 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError
 from rllm.files import lines_of, whole_lines
 from rllm.types import Episode
+from rllm.untrusted import parse_json
 
 _TASKS = "tasks.jsonl"
 _PLACE = re.compile(r"@\d+\.\d+\.\d+$")
@@ -62,7 +61,7 @@ class TaskFile:
 
 def read_tasks(run_dir: Path) -> dict[Key, Any]:
     """The tasks that a run has rolled out; a line that a crash cut off is left out."""
-    rows = map(orjson.loads, lines_of(run_dir / _TASKS))
+    rows = map(parse_json, lines_of(run_dir / _TASKS))
     return {(row["split"], row["task_id"]): row["task"] for row in rows}
 
 
@@ -72,7 +71,7 @@ def task_of(folder: Path, split: str, task_id: str) -> Any:
     written = to_json(wanted)  # which takes less to look for than every line takes to parse
     for line in chain(lines_of(folder / _TASKS), lines_of(folder / EPISODES)):
         if written in line:
-            row = orjson.loads(line)
+            row = parse_json(line)
             if row["task_id"] == wanted and row.get("split", split) == split:
                 return row["task"]
     return None

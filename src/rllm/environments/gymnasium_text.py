@@ -29,7 +29,7 @@ def to_plain(value: Any) -> Any:
 
 def rendering_to_text(rendering: Any) -> str:
     """An `ansi` rendering without its terminal codes; what was coloured is put into brackets: `[P]`."""
-    marked = re.sub(r"\x1b\[[\d;]*[1-9][\d;]*m([^\x1b]*)\x1b\[0?m", r"[\1]", str(rendering))
+    marked = re.sub(r"\x1b\[(?=[0;]*[1-9])[\d;]*+m([^\x1b]*+)\x1b\[0?m", r"[\1]", str(rendering))
     return re.sub(r"\x1b\[[\d;]*m", "", marked)
 
 

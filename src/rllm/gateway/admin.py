@@ -17,7 +17,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.admission import caller_of, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects.fields import members
+from rllm.gateway.dialects.fields import members_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import session_key
 from rllm.gateway.limits import CallLimits
@@ -101,7 +101,7 @@ class Admin:
         raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
-        wanted = members(await request.body(), id=str, metadata=dict, sampling=dict)
+        wanted = await members_of(request, id=str, metadata=dict, sampling=dict)
         session_id = wanted.get("id") or new_session_id()
         if self._limits is not None:
             await self._limits.admit_session(session_id)

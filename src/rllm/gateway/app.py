@@ -28,7 +28,7 @@ from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError, to_gateway_error
-from rllm.gateway.http_limits import bounded
+from rllm.gateway.http_limits import BodyRoom, bounded
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.observed import CallObserver, observers_of
 from rllm.gateway.operate import Operator
@@ -63,7 +63,8 @@ def create_app(
         observed=bool(observers),
     )
     limits = CallLimits.of(config, sessions, store)
-    calls = _call_endpoints(gateway, sessions, config, limits, observers)
+    room = BodyRoom(config)
+    calls = _call_endpoints(gateway, sessions, config, limits, observers, room)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -92,8 +93,13 @@ def create_app(
         elif called is not None:
             scope["path_params"] = called.groupdict()
             await calls[called["call"]](scope, receive, send)
+        elif scope["type"] == "http":
+            try:
+                await others(scope, bounded(scope, receive, config, room), send)
+            finally:
+                room.give(scope)
         else:
-            await others(scope, bounded(scope, receive, config) if scope["type"] == "http" else receive, send)
+            await others(scope, receive, send)
 
     return app
 
@@ -104,9 +110,10 @@ def _call_endpoints(
     config: GatewayConfig,
     limits: CallLimits | None,
     observers: Sequence[CallObserver],
+    room: BodyRoom,
 ) -> dict[str, CallEndpoint]:
     """What answers model calls, by the end of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, observers=observers, limits=limits)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, room, observers=observers, limits=limits)
     return {
         "chat/completions": endpoint(ChatDialect(), "chat"),
         "completions": endpoint(CompletionsDialect(), "completions"),

@@ -23,7 +23,7 @@ from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.dialects.parameters import left_out
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
-from rllm.gateway.http_limits import read_body
+from rllm.gateway.http_limits import BodyRoom, read_body
 from rllm.gateway.identity import SESSION_HEADER, check_one_named, headers_of, metadata_of, session_named
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
@@ -37,6 +37,7 @@ from rllm.gateway.trace_context import trace_context_of
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import Trace
+from rllm.untrusted import LARGE
 
 _CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
 _MAX_NAMED = 40
@@ -50,6 +51,8 @@ class CallEndpoint:
     gateway: Gateway
     sessions: Sessions
     config: GatewayConfig
+    room: BodyRoom
+    """Bounds the bodies of all requests under way."""
     dialect: Dialect
     name: str
     """What logs and metrics call the dialect."""
@@ -87,6 +90,7 @@ class CallEndpoint:
             await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
             metrics.in_flight -= 1
+            self.room.give(scope)
             seconds = time.perf_counter() - started
             metrics.observe(self.name, mode, answer.status, seconds)
             if answer.call is not None:
@@ -146,11 +150,12 @@ class CallEndpoint:
         asked: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         try:
-            body = await read_body(scope, receive, self.config)
+            body = await read_body(scope, receive, self.config, self.room)
             metadata = metadata_of(headers)
             if named is None and self.render_count is None:
                 metadata |= self.sessions.unattributed.note(scope, headers)
-            asked = self.dialect.parse(body)
+            # All other calls would wait meanwhile.
+            asked = self.dialect.parse(body) if len(body) < LARGE else await asyncio.to_thread(self.dialect.parse, body)
             check_one_named(path, headers)
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except DeclinedError:

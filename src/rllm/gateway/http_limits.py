@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -18,11 +19,17 @@ from rllm.gateway.corked import CorkedHTTP
 from rllm.gateway.dialects.messages_output import error_to_dict
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError
+from rllm.main_memory import total_memory
+from rllm.untrusted import LARGE
 
 LATE = "rllm.late"
 """What the scope of a request says whose body was cut off because it came too slowly."""
 _LATE_S = 5.0
 """How much longer its connection is kept, so that the client can be told."""
+
+_HELD = "rllm.held"
+"""What the scope of a request has with a large body: the bytes of its room."""
+_LONGEST_NUMBER = 15
 
 _MESSAGES = re.compile(rb"/messages(?:/count_tokens)?/?(?:\?.*)?\Z")
 
@@ -164,11 +171,60 @@ def _answering(status: int, body: bytes) -> ASGIApp:
     return app
 
 
-async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig) -> bytes:
-    """The whole body of a request.
+class BodyRoom:
+    """Bounds the bytes of all requests under way together; bodies below a megabyte are not counted.
+
+    The body of a request without room stays unread, so its client cannot send on. Belongs to one event loop.
+    """
+
+    def __init__(self, limits: GatewayConfig, *, most: int | None = None) -> None:
+        """`most` is the bound in bytes, by default an eighth of the memory, or eight of the longest bodies."""
+        self._longest = limits.max_body_bytes
+        self._left = self._most = most or max(8 * self._longest, total_memory() // 8)
+        self._patience_s = limits.body_timeout_s / 2
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def take(self, scope: Scope) -> None:
+        """Wait for room for the whole body of a request, which keeps it until `give`.
+
+        Raises:
+            GatewayError: 503, if there is none in time.
+        """
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        size = int(declared) if declared.isdigit() and len(declared) < _LONGEST_NUMBER else self._longest
+        size = min(size, self._longest, self._most)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while self._left < size:
+                    self._waiting.append(asyncio.get_running_loop().create_future())
+                    await self._waiting[-1]
+        except TimeoutError:
+            raise GatewayError(
+                503,
+                "the requests under way are too large together: send this one again later",
+                code="overloaded",
+                retry_after_s=self._patience_s,
+            ) from None
+        self._left -= size
+        scope[_HELD] = size
+
+    def give(self, scope: Scope) -> None:
+        """Make the room of a request free, if it has any."""
+        size = scope.pop(_HELD, 0)
+        if size:
+            self._left += size
+            for waiter in self._waiting:
+                with suppress(asyncio.InvalidStateError):
+                    waiter.set_result(None)
+            self._waiting.clear()
+
+
+async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, room: BodyRoom) -> bytes:
+    """Return the whole body of a request; a large one takes room until its request is done.
 
     Raises:
-        GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time; 415, if it is compressed.
+        GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time; 415, if it is compressed;
+            503, if there is no room for it.
         ClientDisconnected: if it never arrives.
     """
     for name, coding in scope["headers"]:
@@ -196,12 +252,14 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig) -> by
                 f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, or raise "
                 "max_body_bytes",
             )
+        if size > LARGE and _HELD not in scope:
+            await room.take(scope)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-def bounded(scope: Scope, receive: Receive, limits: GatewayConfig) -> Receive:
+def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, room: BodyRoom) -> Receive:
     """A `receive` that gives a request's body in one piece, if it keeps the limits; see `read_body`."""
     is_read = False
 
@@ -210,6 +268,6 @@ def bounded(scope: Scope, receive: Receive, limits: GatewayConfig) -> Receive:
         if is_read:
             return await receive()
         is_read = True
-        return {"type": "http.request", "body": await read_body(scope, receive, limits), "more_body": False}
+        return {"type": "http.request", "body": await read_body(scope, receive, limits, room), "more_body": False}
 
     return receive_whole

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.dialects.fields import members
+from rllm.gateway.dialects.fields import members_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of
 from rllm.gateway.upstream.pool import UpstreamPool
@@ -74,7 +74,7 @@ class Operator:
         return self._state()
 
     async def _add(self, request: Request) -> Response:
-        wanted = members(await request.body(), url=str)
+        wanted = await members_of(request, url=str)
         if "url" not in wanted:
             raise GatewayError(400, "'url' is missing: send {url}, the base URL of an inference server", param="url")
         return self._state(201, added=self._replicas.add(wanted["url"]).id)
@@ -84,7 +84,7 @@ class Operator:
 
     async def _pause(self, request: Request) -> Response:
         """Hold new calls, and wait for those under way for as long as `drain_s` says."""
-        wanted = members(await request.body(), id=int, drain_s=(int, float))
+        wanted = await members_of(request, id=int, drain_s=(int, float))
         replica_id = wanted.get("id")
         drain_s = wanted.get("drain_s", 0.0)
         if not 0 <= drain_s <= _MAX_DRAIN_S:
@@ -94,7 +94,7 @@ class Operator:
 
     async def _resume(self, request: Request) -> Response:
         """Let calls go again, with new weights if `version` says so."""
-        wanted = members(await request.body(), id=int, version=int)
+        wanted = await members_of(request, id=int, version=int)
         replica_id = wanted.get("id")
         if "version" in wanted:
             _check_version(wanted["version"])
@@ -103,7 +103,7 @@ class Operator:
         return self._state()
 
     async def _publish(self, request: Request) -> Response:
-        wanted = members(await request.body(), id=int, version=int)
+        wanted = await members_of(request, id=int, version=int)
         if "version" not in wanted:
             raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
         _check_version(wanted["version"])

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import openai
-import orjson
 
 from rllm.capture import SAMPLING_FIELDS
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import ModelOutput, SamplingParams
 from rllm.types import Message
+from rllm.untrusted import LARGE, parse_json
 
+_MAX_ANSWER_BYTES, _MAX_VALUE_BYTES = 64 * LARGE, 512 * LARGE
+"""Of a server's answer, and of its values in memory."""
 _OPENAI_HOST = "api.openai.com"
 _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
@@ -94,7 +97,11 @@ class OpenAIEngine:
         client = self._clients.get(loop)
         if client is None:
             # The default client closes itself when it is forgotten, in whatever loop then runs, and fails.
-            http_client = openai.DefaultAsyncHttpxClient(timeout=self._client_settings["timeout"])
+            http_client = openai.DefaultAsyncHttpxClient(
+                timeout=self._client_settings["timeout"],
+                headers={"accept-encoding": "identity"},
+                event_hooks={"response": [_refuse_unbounded]},
+            )
             client = self._clients[loop] = openai.AsyncOpenAI(**self._client_settings, http_client=http_client)
         return client
 
@@ -128,7 +135,8 @@ class OpenAIEngine:
             raise InferenceError(
                 f"{client.base_url} cannot be reached ({error.__cause__ or error}): see whether the server is running"
             ) from error
-        output = output_of_answer(_parsed(response.content), {**_as_json(sampling), **others})
+        parsed = await _parsed(response.content)
+        output = output_of_answer(parsed, {**_as_json(sampling), **others})
         length = output.metrics.get("prompt_tokens", output.prompt_length)
         if self.max_prompt_length is not None and length > self.max_prompt_length:
             raise PromptTooLongError(
@@ -161,11 +169,41 @@ class OpenAIEngine:
             await client.close()
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+async def _refuse_unbounded(response: Any) -> None:
+    """Refuse an answer that is compressed, which no one asked for, or too long: the client would unpack and keep all of it."""
+    coding = response.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise InferenceError(f"the server's answer has content-encoding={coding!r}, and was asked for without")
+    response.stream = _bounded(response.stream)
+
+
+def _bounded(stream: Any) -> Any:
+    """Return a stream whose bytes are counted; the client knows streams by their class, which is httpx's or httpx2's."""
+
+    class Bounded(type(stream)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            num_read = 0
+            async for piece in stream:
+                num_read += len(piece)
+                if num_read > _MAX_ANSWER_BYTES:
+                    raise InferenceError(f"the server's answer is longer than {_MAX_ANSWER_BYTES:,} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+async def _parsed(body: bytes) -> dict[str, Any]:
     """The chat completion, known to have a choice with a message."""
+    read = partial(parse_json, body, limit=_MAX_VALUE_BYTES)
     try:
-        response = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        response = read() if len(body) < LARGE else await asyncio.to_thread(read)
+    except ValueError as error:
         raise InferenceError(f"the server's answer is no JSON ({error}): {_start_of(body)}") from error
     choices = response.get("choices") if isinstance(response, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None

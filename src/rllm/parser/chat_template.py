@@ -136,13 +136,16 @@ class ChatTemplate:
         options = {"add_generation_prompt": add_generation_prompt, **control.hidden_value(template_kwargs or {})}
         try:
             return self._apply(shaped, shaped_tools, **options)
+        except ConfigError:  # it does not end
+            raise
         except Exception as error:  # a template is a program of its author: it may raise anything
             refused = self._first_refused(shaped, shaped_tools, str(error), options)
             raise _refusal(refused, messages[refused], error) from error
 
     def _apply(self, messages: Sequence[Message], tools: Any, **options: Any) -> str:
-        text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
-        return text
+        from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
+
+        return render_bounded(self._tokenizer, messages, tools, options)
 
     def _first_refused(self, messages: Sequence[Message], tools: Any, why: str, options: Mapping[str, Any]) -> int:
         """Return the place of the first message with which the template refuses the conversation for this reason."""

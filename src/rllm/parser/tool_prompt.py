@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from rllm.errors import ConfigError
+from rllm.parser.bounded_template import render_bounded
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.template_shape import SYSTEM
 from rllm.parser.tool_call_parser import get_tool_parser
@@ -164,7 +165,7 @@ def with_tool_prompt(tokenizer: Any) -> str:
 def _check(tokenizer: Any, name: str) -> None:
     """Raise ConfigError if the template does not render a user's message."""
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "Hello."}], tokenize=False)
+        render_bounded(tokenizer, [{"role": "user", "content": "Hello."}], None, {})
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"{name} is not valid jinja (line {error.lineno}: {error}): correct it, or leave it out"

@@ -124,7 +124,7 @@ def _solution_in(blocks: list[str], tests: Tests) -> str:
         called = tests.candidate
     if called is None:
         return blocks[-1]
-    defines = re.compile(rf"^\s*(?:async\s+)?def\s+{re.escape(called.rpartition('.')[2])}\b", re.MULTILINE)
+    defines = re.compile(rf"^[^\S\n]*+(?:async\s++)?def\s++{re.escape(called.rpartition('.')[2])}\b", re.MULTILINE)
     return ([block for block in blocks if defines.search(block)] or blocks)[-1]
 
 

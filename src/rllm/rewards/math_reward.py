@@ -55,7 +55,8 @@ _DECIMAL = re.compile(r"[.eE%]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s]{3,}|(?i:yes|no)")
 _BASE = re.compile(r"[0-9A-Za-z]+_\{?([0-9]+)\}?")
 _HALF_OF_DAY = re.compile(r".*[0-9]([AaPp])\.?[Mm]\.?")
-_SET, _TUPLE = re.compile(r"\\\{[^(),]*,[^()]*\\\}"), re.compile(r"\([^(),]*,[^()]*\)")
+_SET = re.compile(r"\\\{[^(),]*,[^()]*\\\}")
+_TUPLE = re.compile(r"\([^(),]*,[^()]*\)")
 
 
 @dataclass(frozen=True)
@@ -164,15 +165,19 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         is_rounded = _DECIMAL.search(gold) or _DECIMAL.search(answer)
         if not is_rounded or (_is_integer(gold_number) and _is_integer(answer_number)):
             return False
-    for kind in (_BASE, _HALF_OF_DAY):  # to math-verify, they are units
-        one, other = kind.fullmatch(plain_gold), kind.fullmatch(plain_answer)
+    for read in (_BASE.fullmatch, _HALF_OF_DAY.fullmatch):  # to math-verify, they are units
+        one, other = read(plain_gold), read(plain_answer)
         if one and other and one[1].lower() != other[1].lower():
             return False
     word = _TEXT.sub(r"\1", gold).strip()
     if _WORDS.fullmatch(word) or (_TEXT.fullmatch(gold) and re.fullmatch("[A-Za-z]{2,}", word)):
         return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
-    kinds = [_SET if _SET.fullmatch(text) else _TUPLE.fullmatch(text) and _TUPLE for text in (plain_gold, plain_answer)]
-    return False if kinds in ([_SET, _TUPLE], [_TUPLE, _SET]) else None
+    kinds = {_bracketed(plain_gold), _bracketed(plain_answer)}
+    return False if kinds == {"set", "tuple"} else None
+
+
+def _bracketed(text: str) -> str:
+    return "set" if _SET.fullmatch(text) else "tuple" if _TUPLE.fullmatch(text) else ""
 
 
 def _with_units_marked(text: str, short: re.Pattern[str] | None) -> str:

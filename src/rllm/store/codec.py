@@ -20,6 +20,7 @@ import orjson
 
 from rllm import native
 from rllm.errors import StoreError
+from rllm.untrusted import MAX_UNPACKED_BYTES, check_values, unpack_zlib
 
 _zlib: ModuleType
 try:
@@ -27,7 +28,7 @@ try:
 except ImportError:
     _zlib = zlib
 
-UNREADABLE = (LookupError, ValueError, TypeError, zlib.error, _zlib.error)
+UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error, _zlib.error)
 """What is raised for a blob that nothing here packed."""
 
 _FLOAT32, _FLOAT64, _FLOAT32_SPLIT = 4, 8, 20
@@ -48,6 +49,10 @@ _WORDS = (
     b'"content":"You are a helpful assistant. '
 )
 """What documents are likely to contain, likeliest last: zlib refers to it instead of writing it. Part of the format."""
+_MAX_ID_BYTES = 64 * 1024 * 1024
+"""Of compressed token ids, unpacked: the longest contexts have a few million of them."""
+_MAX_VALUE_BYTES = 1024 * 1024 * 1024
+"""See `check_values`: more than a gateway accepts as a request and an answer together."""
 _DEEPEST = 100
 """Levels of nesting that a document may have before the rest is kept as text; circular values end here too."""
 
@@ -82,7 +87,7 @@ def pack_wide_ids(wide: bytes) -> bytes:
     highest = narrow[2::3] if width == 3 else b""
     in_bits = width == 3 and not highest.translate(None, b"\0\1\2\3")
     smallest = len(wide) * 18 // 32 if in_bits else len(narrow)
-    if len(wide) > 4 * _COMPRESS_IDS_ABOVE:
+    if 4 * _COMPRESS_IDS_ABOVE < len(wide) <= _MAX_ID_BYTES:
         compressed: bytes = _zlib.compress(narrow, 1)
         if len(compressed) < smallest:
             return bytes([_COMPRESSED_IDS | width]) + compressed
@@ -98,7 +103,7 @@ def unpack_ids(blob: bytes) -> list[int]:
         return _unpack_eighteen_bits(body)
     width = tag & ~_COMPRESSED_IDS
     if tag & _COMPRESSED_IDS:
-        body = _zlib.decompress(body)
+        body = unpack_zlib(body, _zlib.decompressobj(), limit=_MAX_ID_BYTES)
     if width == 2:
         return _little_endian(array("H", body)).tolist()
     if width == 3:
@@ -190,6 +195,8 @@ def unpack_floats(blob: bytes) -> list[float]:
     if tag == _FLOAT32_SPLIT:
         count, body = int.from_bytes(body[:4], "little"), body[4:]
         end = 3 * count + -(-count // 2)
+        if end > len(body):
+            raise ValueError(f"{count:,} numbers do not fit into {len(body):,} bytes")
         numbers, heads = _unpack(body[3 * count : end], bits=4), body[end:]
         narrow = bytearray(4 * count)
         for byte in range(3):
@@ -240,8 +247,8 @@ def to_json(value: Any) -> bytes:
 
 
 def pack_json(text: bytes, tag: int = 0) -> bytes:
-    """JSON, compressed where that makes it smaller."""
-    if len(text) > _COMPRESS_JSON_ABOVE:
+    """Return JSON with its tag, compressed where that makes it smaller and it may be unpacked again."""
+    if _COMPRESS_JSON_ABOVE < len(text) <= MAX_UNPACKED_BYTES:
         compressor = _zlib.compressobj(
             1, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, _WORDS
         )
@@ -253,12 +260,22 @@ def pack_json(text: bytes, tag: int = 0) -> bytes:
 
 def unpack_document(blob: bytes) -> Any:
     """What `pack_document` packed, in JSON's types."""
+    return unpack_sized_document(blob)[0]
+
+
+def unpack_sized_document(blob: bytes) -> tuple[Any, int]:
+    """Return a document, and the bytes of its JSON.
+
+    Raises:
+        One of UNREADABLE: if it is damaged, or unpacks to more than any document has.
+    """
     tag, text = blob[0], blob[1:]
     if tag & _COMPRESSED_WITH_WORDS:
-        text = _zlib.decompressobj(zdict=_WORDS).decompress(text)
+        text = unpack_zlib(text, _zlib.decompressobj(zdict=_WORDS))
     elif tag & _COMPRESSED:
-        text = _zlib.decompress(text)
-    return json.loads(text) if tag & _STANDARD else orjson.loads(text)
+        text = unpack_zlib(text, _zlib.decompressobj())
+    check_values(text, limit=_MAX_VALUE_BYTES)
+    return (json.loads(text) if tag & _STANDARD else orjson.loads(text)), len(text)
 
 
 def _little_endian(values: array[Any]) -> array[Any]:

@@ -8,12 +8,16 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rllm.store.base import SessionInfo
-from rllm.store.codec import pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
+from rllm.store.codec import UNREADABLE, pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
 from rllm.store.turns import HEAD, PackedTrace, draft_of, pack, unpack_document_of
 from rllm.types import StepCredit, Trace
+from rllm.untrusted import TooLargeError
 
 SCHEMA = 3
 """The version of the tables that this module speaks of; 1 had no `base` and no `digest`, and 2 one credit for a step."""
+
+_MAX_BYTES = 2 * 1024 * 1024 * 1024
+"""Of one session's traces, unpacked; each of a few bytes may stand for as many as another one has."""
 
 SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
@@ -131,25 +135,39 @@ def rows_to_traces(found: Iterable[Sequence[Any]], session_id: str) -> list[tupl
 
     Raises:
         LookupError: if a trace was left out without which another cannot be read.
+        ValueError: naming the trace that cannot be read.
     """
     traces: dict[int, Trace] = {}
     bases: dict[int, int | None] = {}
+    num_bytes = 0
     for row in sorted(found, key=itemgetter(0)):
         seq, base = row[:2]
-        traces[seq] = _row_to_trace(row[2:], session_id, None if base is None else traces.get(base))
+        traces[seq], size = _row_to_trace(row[2:], session_id, None if base is None else traces.get(base))
         bases[seq] = base
+        num_bytes += size
+        if num_bytes > _MAX_BYTES:
+            raise TooLargeError(
+                f"call {traces[seq].id!r} is the first beyond {_MAX_BYTES:,} bytes of the session, unpacked"
+            )
     return [(seq, bases[seq], trace) for seq, trace in traces.items()]
 
 
-def _row_to_trace(row: Sequence[Any], session_id: str, base: Trace | None) -> Trace:
+def _row_to_trace(row: Sequence[Any], session_id: str, base: Trace | None) -> tuple[Trace, int]:
+    """Return the trace, and about how many bytes it takes beside those that it builds upon."""
     values = dict(zip(TRACE_COLUMNS, row, strict=True))
     del values["digest"]
-    document, shared_ids = unpack_document_of(values.pop("document"), base)
-    for name, unpack in (("prompt_ids", unpack_ids), ("response_ids", unpack_ids), ("logprobs", unpack_floats)):
-        values[name] = unpack(values[name])
-    if shared_ids:
-        values["prompt_ids"] = shared_ids + values["prompt_ids"]
-    return Trace(session_id=session_id, **values, **document)
+    try:
+        document, shared_ids, size = unpack_document_of(values.pop("document"), base)
+        for name, unpack in (("prompt_ids", unpack_ids), ("response_ids", unpack_ids), ("logprobs", unpack_floats)):
+            values[name] = unpack(values[name])
+        if shared_ids:
+            values["prompt_ids"] = shared_ids + values["prompt_ids"]
+        trace = Trace(session_id=session_id, **values, **document)
+        return trace, size + 8 * (len(trace.prompt_ids) + len(trace.response_ids) + len(trace.messages))
+    except LookupError:
+        raise
+    except UNREADABLE as error:
+        raise ValueError(f"call {values['id']!r} is unreadable: {error}") from error
 
 
 def rows_to_rewrite(found: Iterable[Sequence[Any]], session_id: str, seq: int) -> list[Row]:

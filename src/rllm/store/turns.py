@@ -21,7 +21,7 @@ from rllm.store.codec import (
     pack_json,
     pack_wide_ids,
     to_json,
-    unpack_document,
+    unpack_sized_document,
 )
 from rllm.types import Trace
 
@@ -203,23 +203,24 @@ def _json_object(messages: Sequence[bytes], fields: Mapping[str, bytes]) -> byte
     return b"{" + b",".join(members) + b"}"
 
 
-def unpack_document_of(blob: bytes, base: Trace | None) -> tuple[dict[str, Any], list[int]]:
-    """The document's fields of a trace, and the prompt ids that its own follow.
+def unpack_document_of(blob: bytes, base: Trace | None) -> tuple[dict[str, Any], list[int], int]:
+    """Return the document's fields of a trace, the prompt ids that its own follow, and the bytes of what was unpacked.
 
     Raises:
         LookupError: if it has something in common with a trace that is not given.
     """
-    document: dict[str, Any] = unpack_document(blob)
+    document: dict[str, Any]
+    document, size = unpack_sized_document(blob)
     shared = document.pop(_SHARED, None)
     if shared is None:
-        return document, []
+        return document, [], size
     if base is None:
         raise LookupError("the trace that this one continues is missing")
     num_ids, num_messages, same = shared
     document["messages"] = [*base.messages, base.response][:num_messages] + document["messages"]
     document |= {name: getattr(base, name) for name in same}
     ids = base.prompt_ids if num_ids == len(base.prompt_ids) else base.prompt_ids + base.response_ids
-    return document, ids if num_ids else []
+    return document, ids if num_ids else [], size
 
 
 def _fields_of(trace: Trace) -> dict[str, Any]:

@@ -111,17 +111,24 @@ async def open_client(server: MCPServer, stderr: StderrTail) -> AsyncIterator[An
             limits = httpx2.Limits()  # none: a call that waited too long for others to end would end them all
             http = await stack.enter_async_context(
                 httpx2.AsyncClient(
-                    headers=server.headers,
+                    headers={"accept-encoding": "identity", **(server.headers or {})},
                     timeout=timeout,
                     limits=limits,
-                    event_hooks={"response": [_end_unauthorized]},
+                    event_hooks={"response": [_refuse_compressed, _end_unauthorized]},
                 )
             )
             transport = streamable_http_client(server.url, http_client=http)
         client = await stack.enter_async_context(Client(transport))
         if server.url:
-            http.event_hooks = {"response": [_end_with_session]}
+            http.event_hooks = {"response": [_refuse_compressed, _end_with_session]}
         yield client
+
+
+async def _refuse_compressed(response: Any) -> None:
+    """End the client where a server compresses what was asked for as it is: the client would unpack it without bound."""
+    coding = response.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise PermissionError(f"it answers with content-encoding={coding!r}, and was asked for answers as they are")
 
 
 async def _end_unauthorized(response: Any) -> None:

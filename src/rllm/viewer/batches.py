@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from array import array
 from base64 import b64decode
@@ -14,11 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from rllm.errors import StoreError
+from rllm.untrusted import parse_json, unpack_zlib
 
 _KINDS = {"i4": "i", "f4": "f", "f2": "e"}
+_MAX_FILE_BYTES = 512 * 1024 * 1024
+_MAX_ARRAY_BYTES = 64 * 1024 * 1024
+"""16 million tokens: four times the batches of the largest runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +77,11 @@ class FedBatch:
         return None if found is None else float(found)
 
     @cached_property
-    def ids(self) -> list[int]:
-        return [int(value) for value in _unpacked(self.told["ids"])]
+    def ids(self) -> Sequence[int]:
+        return _unpacked(self.told["ids"])
 
     @cached_property
-    def numbers(self) -> dict[str, list[float]]:
+    def numbers(self) -> dict[str, Sequence[float]]:
         """Of every token, by name: `advantage`, `weight`, and `entropy`, `ratio`, ... where the trainer knew them."""
         return {name: _unpacked(packed) for name, packed in self.told["tokens"].items()}
 
@@ -119,7 +122,9 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
     """
     path = folder / "batches" / f"step-{step:06d}.json"
     try:
-        batch = FedBatch(orjson.loads(path.read_bytes()))
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {_MAX_FILE_BYTES:,} bytes")
+        batch = FedBatch(parse_json(path.read_bytes()))
         if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.told["sequences"]):
             raise ValueError(f"{len(batch.ids)} ids for {batch.num_tokens} tokens")
     except FileNotFoundError:
@@ -140,7 +145,7 @@ def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
         batch = batch_of(training_step + 1)
         if batch is None:
             return []
-        return [batch.numbers["advantage"][span.tokens] for span in batch.by_trace.get(trace_id, [])]
+        return [list(batch.numbers["advantage"][span.tokens]) for span in batch.by_trace.get(trace_id, [])]
 
     return of
 
@@ -150,8 +155,12 @@ def digest_of(ids: Sequence[int]) -> str:
     return sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()[:16]
 
 
-def _unpacked(packed: Mapping[str, str]) -> list[float]:
-    raw = zlib.decompress(b64decode(packed["data"]))
+def _unpacked(packed: Mapping[str, str]) -> array[Any]:
+    raw = unpack_zlib(b64decode(packed["data"]), limit=_MAX_ARRAY_BYTES)
     kind = _KINDS[packed["kind"]]
-    values = struct.unpack(f"<{len(raw) // struct.calcsize(kind)}{kind}", raw)
-    return array("d", values).tolist()
+    if kind == "e":
+        return array("f", (number for (number,) in struct.iter_unpack("<e", raw)))
+    values = array(kind, raw)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

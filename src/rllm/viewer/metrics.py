@@ -6,10 +6,12 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import orjson
+from rllm.files import MAX_LINE_BYTES
+from rllm.untrusted import parse_json
 
 Row: TypeAlias = Mapping[str, Any]
 """What is known of one step: the names and values of all its lines together."""
@@ -43,7 +45,7 @@ class MetricsFile:
     def _read_on(self) -> None:
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            for line in file:
+            for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
@@ -51,7 +53,7 @@ class MetricsFile:
 
     def _add(self, line: bytes) -> None:
         try:
-            told = orjson.loads(line)
+            told = parse_json(line)
             step = int(told["step"])
             numbers = {name: value for name, value in told.items() if value is None or isinstance(value, int | float)}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):

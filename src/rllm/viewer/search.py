@@ -21,8 +21,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "": operator.eq,
 }
-_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_REWARD = re.compile(rf"\s*(<=|>=|<|>|=|)\s*({_NUMBER})\s*(?:(?:\.\.|to)\s*({_NUMBER})\s*)?")
+_NUMBER = r"-?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?"
+_REWARD = re.compile(rf"\s*+(<=|>=|<|>|=|)\s*+({_NUMBER})\s*+(?:(?:\.\.|to)\s*+({_NUMBER})\s*+)?")
 SORTS: dict[str, Callable[[Rollout], float]] = {
     "newest": lambda item: -item.created_at,
     "reward": lambda item: -(item.reward if item.reward is not None else float("-inf")),

@@ -132,7 +132,7 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
     spans = batch.by_trace.get(trace.id, []) if batch is not None else []
     for name in ("advantage", "weight", "entropy", "ratio"):
         if batch is not None and spans and name in batch.numbers:
-            fed = [batch.numbers[name][span.tokens] for span in spans]
+            fed = [list(batch.numbers[name][span.tokens]) for span in spans]
             # Trajectories that share a call give each of its tokens an advantage.
             put(name, [sum(values) for values in zip(*fed, strict=True)] if name == "advantage" else fed[0])
 

@@ -127,7 +127,7 @@ def _checked(number: int, sequence: FedSequence, batch: FedBatch, calls: Mapping
         told.num_sampled += len(trace.response_ids)
         told.role = credit.trajectory_name if credit else told.role
         told.credited += (credit.advantage or 0.0) * len(trace.response_ids) if credit else 0.0
-        fed = batch.ids[span.tokens]
+        fed = list(batch.ids[span.tokens])
         if fed != trace.response_ids:
             told.same_ids = False
             place = next(

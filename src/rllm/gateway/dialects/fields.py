@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
+from starlette.requests import Request
 
 from rllm.gateway.errors import GatewayError
+from rllm.untrusted import LARGE, TooLargeError, parse_json
 
 T = TypeVar("T")
 
@@ -30,16 +33,24 @@ def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
     """The JSON object that a body is.
 
     Raises:
-        GatewayError: 400, if it is none.
+        GatewayError: 400, if it is none; 413, if its values would take too much memory.
     """
     try:
-        request = orjson.loads(body)
+        request = parse_json(body)
+    except TooLargeError as error:
+        raise GatewayError(413, f"the request body: {error}", code="too_many_values") from error
     except ValueError as error:
         raise invalid(f"the request body is not valid JSON: {error}") from error
     if not isinstance(request, dict):
         raise invalid(f"the request body is a JSON {kind_of(request)}: send an object with {needs}")
     check_depth(body, request, "the request body")
     return request
+
+
+async def members_of(request: Request, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """Return the `members` of a request's body; a large one is read in a thread, so that no other request waits."""
+    body = await request.body()
+    return members(body, **kinds) if len(body) < LARGE else await asyncio.to_thread(members, body, **kinds)
 
 
 def members(body: bytes, **kinds: type | tuple[type, ...]) -> dict[str, Any]:

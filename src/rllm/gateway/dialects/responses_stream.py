@@ -109,12 +109,12 @@ class ResponsesStreamEncoder:
     def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
         """A function call grows by its pieces; a custom tool's input is known when the whole call is."""
         call = self._calls.setdefault(
-            piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": ""}
+            piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": []}
         )
         function = piece.get("function") or {}
         call["id"] = piece.get("id") or call["id"]
         call["name"] = function.get("name") or call["name"]
-        call["held"] += function.get("arguments") or ""
+        call["held"].append(function.get("arguments") or "")
         if not (call["id"] and call["name"]):
             return
         item = call_item(
@@ -122,9 +122,10 @@ class ResponsesStreamEncoder:
         )
         yield from self._end_spoken("rs_", "msg_")
         yield from self._begin(item)
-        if call["held"] and item["type"] == "function_call":
-            yield self._of(item["id"], "function_call_arguments.delta", delta=call["held"])
-            call["held"] = ""
+        if item["type"] == "function_call":
+            if held := "".join(call["held"]):
+                yield self._of(item["id"], "function_call_arguments.delta", delta=held)
+            call["held"].clear()
 
     def _begin(self, item: Mapping[str, Any]) -> Iterable[bytes]:
         """The events that announce an item, unless they were sent."""

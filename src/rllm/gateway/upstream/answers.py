@@ -14,7 +14,9 @@ import orjson
 
 from rllm import native
 from rllm.capture.tokens import LOGPROB_TOLERANCE, TOKEN_ID_PREFIX
+from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_plain_answer
+from rllm.untrusted import TooLargeError, check_values
 
 
 def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any] | None:
@@ -27,6 +29,8 @@ def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
+    if not _has_few_values(body):
+        return None
     if as_arrays and native.compiled is not None:
         scanned = native.compiled.scan_answer(body, LOGPROB_TOLERANCE)
         if scanned is not None and (read := _with_arrays(*scanned)) is not None:
@@ -41,6 +45,14 @@ def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any
     fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
     check_plain_answer(fields)
     return fields
+
+
+def _has_few_values(body: bytes) -> bool:
+    try:
+        check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
+    except TooLargeError:
+        return False  # `json_object` names it
+    return True
 
 
 def _with_arrays(

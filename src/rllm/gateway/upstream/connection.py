@@ -34,6 +34,9 @@ _REST_S = 1.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
 
+MAX_STREAM_BYTES = 4 * MAX_ANSWER_BYTES
+"""The same for all events of a stream, each of which repeats what names the answer."""
+
 
 class HTTPConnections:
     """Sends requests to one server. Belongs to the event loop that first uses it, until it is closed."""

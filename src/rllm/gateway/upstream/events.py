@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
-import orjson
 
 from rllm import native
 from rllm.capture import has_labels
 from rllm.capture.stream import split_lines
 from rllm.capture.tokens import LOGPROB_TOLERANCE
 from rllm.gateway.errors import UpstreamError
+from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_answer
+from rllm.untrusted import parse_json
 
 Event: TypeAlias = "bytes | tuple[bytes, array[int]] | tuple[bytes, array[int], array[float] | None]"
 """The data of a server-sent event. What the compiled reader has taken out of it, so that null stands there, follows it: the prompt's
@@ -94,7 +95,7 @@ def _with_prompt(text: bytes, prompt_ids: array[int]) -> dict[str, Any]:
 
 def _loads(payload: bytes) -> Any:
     try:
-        return orjson.loads(payload)
+        return parse_json(payload, limit=MAX_ANSWER_VALUE_BYTES)
     except ValueError as error:
         raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
 

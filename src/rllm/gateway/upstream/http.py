@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.gateway.upstream.base import IGNORED_HEADER, UpstreamCall
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
+    MAX_STREAM_BYTES,
     Connection,
     Exchange,
     HTTPConnections,
@@ -33,6 +36,7 @@ from rllm.gateway.upstream.shape import check_answer, check_models
 from rllm.gateway.upstream.text_completions import TextChunks, chat_answer, completion_request
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.types import Message
+from rllm.untrusted import LARGE
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
@@ -44,6 +48,7 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 }
 
 _DONE = b"[DONE]"
+_MAX_MODELS_BYTES = 8 * LARGE
 _SECRET_FROM = 8
 """Characters that make a key more than a word such as `EMPTY`, which a server without keys is given."""
 _NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
@@ -126,15 +131,9 @@ class HTTPUpstream:
             call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self._complete(shorter)
-        if (
-            answer.status == 200
-            and call.prompt_ids is None
-            and not call.logprob_details
-            and (plain := parse_plain_answer(body, as_arrays=call.as_arrays))
-        ):
-            return plain
-        [parsed] = without_error([json_object(answer.status, body, answer.headers)])
-        check_answer(parsed)
+        read = partial(_read_answer, call, answer.status, body, answer.headers)
+        # All other calls would wait meanwhile.
+        parsed = read() if len(body) < LARGE else await asyncio.to_thread(read)
         if call.prompt_ids is None:
             return parsed
         if (tokens := self._reader_of(call)) is None:
@@ -143,7 +142,8 @@ class HTTPUpstream:
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         decoder: SSEDecoder[Event] = SSEDecoder(split_events if call.as_arrays else split_lines)
-        num_unread, is_done = 0, False
+        num_read = num_unread = 0
+        is_done = False
         as_chat = self._chunk_reader(call)
         with self._told():
             async with self._chat(call) as answer:
@@ -153,11 +153,17 @@ class HTTPUpstream:
                     events = decoder.feed(received)
                     if is_done := _DONE in events:
                         del events[events.index(_DONE) :]  # proxies say more, and clients read no further either
-                    num_unread = 0 if events else num_unread + len(received)
+                    num_read += len(received)
+                    num_unread += len(received)
                     if num_unread > MAX_ANSWER_BYTES:
                         raise TooLongError(f"its stream holds an event of more than {MAX_ANSWER_BYTES:,} bytes")
+                    if num_read > MAX_STREAM_BYTES:
+                        raise TooLongError(f"its stream is longer than {MAX_STREAM_BYTES:,} bytes")
                     if events:
-                        yield as_chat(without_error(parse_events(events, logprob_details=call.logprob_details)))
+                        parse = partial(parse_events, events, logprob_details=call.logprob_details)
+                        chunks = parse() if num_unread < 2 * LARGE else await asyncio.to_thread(parse)
+                        num_unread = 0
+                        yield as_chat(without_error(chunks))
                 if is_done:
                     await answer.pass_over_rest()
         if shorter is not None:
@@ -181,7 +187,8 @@ class HTTPUpstream:
     async def models(self) -> list[dict[str, Any]]:
         with self._told():
             async with self._connections.exchange("GET", "/models", self._headers) as answer:
-                listed = json_object(answer.status, await self._body_of(answer), answer.headers)
+                body = await self._body_of(answer, _MAX_MODELS_BYTES)
+                listed = json_object(answer.status, body, answer.headers)
             check_models(listed)
         return listed.get("data") or []
 
@@ -232,9 +239,9 @@ class HTTPUpstream:
         except OSError as error:
             raise self._named(error) from error
 
-    async def _body_of(self, answer: Connection) -> bytes:
+    async def _body_of(self, answer: Connection, *limit: int) -> bytes:
         """The whole body; a refusal without the key, before a piece of it is quoted."""
-        body = await answer.read()
+        body = await answer.read(*limit)
         return body if answer.status == 200 or not self._key else body.replace(self._key.encode(), b"***")
 
     def _named(self, error: OSError) -> UpstreamError:
@@ -285,6 +292,20 @@ def normalized_base_url(url: str) -> str:
         )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
+
+
+def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a whole answer says.
+
+    Raises:
+        UpstreamError: if it is an error, or nothing that was asked for.
+    """
+    may_be_plain = status == 200 and call.prompt_ids is None and not call.logprob_details
+    if may_be_plain and (plain := parse_plain_answer(body, as_arrays=call.as_arrays)):
+        return plain
+    [parsed] = without_error([json_object(status, body, headers)])
+    check_answer(parsed)
+    return parsed
 
 
 def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:

@@ -11,12 +11,15 @@ from typing import Any
 import orjson
 
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
+from rllm.untrusted import LARGE, TooLargeError, parse_json
 
 _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""
 _BUSY = (429, 502, 503, 504)
 """What servers, and proxies before them, answer while they cannot do what was asked."""
 _DAY_S = 86_400.0
+MAX_ANSWER_VALUE_BYTES = 512 * 1024 * 1024
+"""See `check_values`: more than the longest answer takes with an entry for every token."""
 _FOR_GOOD = ("insufficient_quota", "billing_hard_limit_reached")
 """Codes that come with status 429 and that no waiting helps against."""
 
@@ -30,7 +33,9 @@ def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[st
     if status != 200:
         raise refusal_of(status, body, headers)
     try:
-        answer = orjson.loads(body)
+        answer = parse_json(body, limit=MAX_ANSWER_VALUE_BYTES)
+    except TooLargeError as error:
+        raise UpstreamError(f"the upstream's answer cannot be read: {error}") from error
     except ValueError as error:
         raise UpstreamError(f"the upstream's answer is not JSON ({error}); it begins with {start_of(body)}") from error
     if not isinstance(answer, dict):
@@ -49,7 +54,7 @@ def without_error(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def refusal_of(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
     """The upstream's error answer; a redirect, or a status that HTTP does not know, becomes 502: no agent can act on it."""
     try:
-        answer = orjson.loads(body)
+        answer = orjson.loads(body) if len(body) < LARGE else None
     except ValueError:
         answer = None
     shown = status if 400 <= status < 600 else 502

@@ -23,7 +23,7 @@ class DeepSeekToolParser(ToolFormat):
     markup = (_BLOCK, _BLOCK_END, _CALL, _CALL_END, _SEPARATOR)
     example = f"{_BLOCK}{_CALL}function{_SEPARATOR}NAME\n```json\n{{ARGUMENTS}}\n```{_CALL_END}{_BLOCK_END}"
     _fenced = re.compile(r"\s*function<｜tool▁sep｜>([^<\n]+)\n```(?:json)?\n")
-    _bare = re.compile(r"\s*([^<\n]+)<｜tool▁sep｜>")
+    _bare = re.compile(r"\s*+([^<\n]+)<｜tool▁sep｜>")
     _next = re.compile(f"{_CALL}|{_BLOCK_END}|{_BLOCK}")
 
     def parse(self, text: str) -> ParsedText:
@@ -54,8 +54,8 @@ class DeepSeekToolParser(ToolFormat):
 
     def _call(self, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
         """The call that begins here, if it is well-formed, and where it ends: if not, at the next mark."""
-        for head, closing in ((self._fenced, "```"), (self._bare, "")):
-            found = head.match(text, start)
+        for match_head, closing in ((self._fenced.match, "```"), (self._bare.match, "")):
+            found = match_head(text, start)
             end = object_end(text, found.end()) if found else None
             if found is None or end is None or not text.startswith(closing, end):
                 continue

@@ -8,7 +8,8 @@ from typing import Any
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 """Constants as JSON has them, by how Python's or JSON's spelling looks in lower case."""
-_MAX_REFERENCES = 16
+_MAX_PARTS = 100
+"""Of one argument's schema, which are looked at for the types that it allows."""
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -33,25 +34,29 @@ def value_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     `root` is where the schema's references point to. A value without a type in its schema is a string; a fraction where an
     integer is wanted stays a number, and the tool says what is wrong with it.
     """
-    types = {"number" if name == "integer" else name for name in _types(schema, root, _MAX_REFERENCES)}
+    types = {"number" if name == "integer" else name for name in _types(schema, root, set())}
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
     return bare if _type_of_json(bare) in types else _quoted(text)
 
 
-def _types(schema: Any, root: Mapping[str, Any], num_references: int) -> Iterator[str]:
-    """The types that a schema allows, as far as it names them."""
-    if not isinstance(schema, Mapping) or num_references == 0:
+def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    """Return the types that a schema allows, as far as it names them.
+
+    `seen` has the ids of the parts that were looked at: references may go round in circles, and double on the way.
+    """
+    if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > _MAX_PARTS:
         return
+    seen.add(id(schema))
     named = schema.get("type")
     yield from [named] if isinstance(named, str) else _listed(named)
     for value in [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
         yield _type_of(value)
     for kind in ("anyOf", "oneOf", "allOf"):
         for option in _listed(schema.get(kind)):
-            yield from _types(option, root, num_references - 1)
+            yield from _types(option, root, seen)
     if isinstance(reference := schema.get("$ref"), str):
-        yield from _types(_at(root, reference), root, num_references - 1)
+        yield from _types(_at(root, reference), root, seen)
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:

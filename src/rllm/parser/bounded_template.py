@@ -1,0 +1,327 @@
+"""Chat templates rendered within bounds: they come with models, and a loop in one could run for ever.
+
+The environment is the one of transformers, with a budget for each rendering. Every loop and every call takes from it, and so
+does everything whose cost grows with a value: operators, filters, comparisons, what is printed. What a template makes is
+bounded in size before it is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextvars import ContextVar
+from functools import lru_cache, wraps
+from itertools import chain
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from rllm.errors import ConfigError
+
+MAX_STEPS = 10_000_000
+"""Passes of loops, operations, and each 1,024 characters or 64 values that one reads: some ten seconds."""
+_CALL = 10
+"""Steps of a call, such as that of a macro."""
+MAX_SIZE = 64 * 1024 * 1024
+"""Characters of a text, or values in a list with all that they hold, that a template may make."""
+_MAX_PRINTED = 4 * MAX_SIZE
+"""What is printed into a variable, or by a macro, is often printed again."""
+_MOST_KEPT = 1_000_000
+_MAX_DIGITS = 10_000
+_MAX_WIDTH = 100_000
+_WIDTH = re.compile(r"\d{6,}|\*")
+_ATOMS = (bool, int, float, type(None))
+
+
+class TemplateLimitError(ConfigError):
+    """A chat template that does more than any rendering needs."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the chat template {what}: name another template with model.chat_template=PATH")
+
+
+def render_bounded(tokenizer: Any, messages: Sequence[Any], tools: Any, options: Mapping[str, Any]) -> str:
+    """Return what `tokenizer.apply_chat_template` gives for these messages, as text.
+
+    A tokenizer with another way to apply its template than transformers' is left to it.
+
+    Raises:
+        TemplateLimitError: if the template does not end within its bounds.
+        Exception: whatever else the template raises.
+    """
+    if not _is_of_transformers(tokenizer):
+        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+        return text
+    template = _compiled(tokenizer.get_chat_template(None, tools))
+    values = {"documents": None, "add_generation_prompt": False, **tokenizer.special_tokens_map, **options}
+    token = _BUDGET.set(_Budget())
+    try:
+        text = template.render(messages=messages, tools=tools, **values)
+    except MemoryError:
+        raise TemplateLimitError("needs more memory than there is") from None
+    finally:
+        _BUDGET.reset(token)
+    return text
+
+
+def _is_of_transformers(tokenizer: Any) -> bool:
+    own = getattr(tokenizer, "apply_chat_template", None)
+    return getattr(own, "__module__", "") == "transformers.tokenization_utils_base"
+
+
+class _Budget:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._printed = 0
+        self._sizes: dict[int, tuple[Any, int]] = {}
+        """Of containers, which a template cannot change; they are kept, so that no other one gets their id."""
+        self._num_kept = 0
+
+    def spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise TemplateLimitError(f"takes more than {MAX_STEPS:,} steps for one conversation")
+
+    def check(self, size: int) -> None:
+        """Refuse to make a value of this size."""
+        if size > MAX_SIZE:
+            raise TemplateLimitError(f"makes a value of more than {MAX_SIZE:,} characters or parts")
+
+    def size(self, value: Any) -> int:
+        """Return the characters of a text, or the number of values in a container, each as often as it is there."""
+        if isinstance(value, str | bytes):
+            return len(value)
+        if isinstance(value, dict):
+            return self._size_of(value, chain(value, value.values()))
+        if isinstance(value, list | tuple):
+            return self._size_of(value, value)
+        return self._size_of(value, [*value]) if isinstance(value, KeysView | ValuesView | ItemsView) else 1
+
+    def _size_of(self, container: Any, items: Iterable[Any]) -> int:
+        known = self._sizes.get(id(container))
+        if known is None:
+            size = 1 + sum(1 if isinstance(item, _ATOMS) else self.size(item) for item in items)
+            self.spend(1 + len(container) // 8)
+            self._num_kept += 1 + len(container)
+            if self._num_kept > _MOST_KEPT:
+                self._sizes.clear()
+                self._num_kept = 0
+            known = self._sizes[id(container)] = container, size
+        return known[1]
+
+    def use(self, value: Any) -> Any:
+        """Take what it costs to read a value, and return it."""
+        if not isinstance(value, _ATOMS):
+            size = self.size(value)
+            if size > 1024:
+                self.check(size)
+                self.spend(size // (1024 if isinstance(value, str) else 64))
+        return value
+
+    def printed(self, value: Any) -> Any:
+        """Take what it costs to print a value, and return it."""
+        self._printed += 1 if isinstance(value, _ATOMS) else self.size(value)
+        if self._printed > _MAX_PRINTED:
+            raise TemplateLimitError(f"prints more than {_MAX_PRINTED:,} characters")
+        return value
+
+
+_BUDGET: ContextVar[_Budget] = ContextVar("the budget of a rendering")
+
+
+def _use(value: Any) -> Any:
+    return _BUDGET.get().use(value)
+
+
+def _printed(value: Any) -> Any:
+    return _BUDGET.get().printed(value)
+
+
+def _concat(values: Sequence[Any]) -> str:
+    """The operator `~`."""
+    budget = _BUDGET.get()
+    budget.check(sum(map(budget.size, values)))
+    return "".join(map(str, map(budget.use, values)))
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    spend = _BUDGET.get().spend
+    for value in values:
+        spend(1)
+        yield value
+
+
+class _Bounds(NodeTransformer):
+    """Puts the budget into a parsed template."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "rllm_counted")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "rllm_concat")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _unless_constant(node.expr)
+        for operand in node.ops:
+            operand.expr = _unless_constant(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _filtered(node.node, "rllm_use")
+        return node
+
+
+def _unless_constant(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _filtered(node, "rllm_use")
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of transformers, as it becomes by `_bound`."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        parsed: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
+        return parsed
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        budget = _BUDGET.get()
+        budget.spend(1)
+        if not (isinstance(left, _ATOMS) and isinstance(right, _ATOMS)):
+            _check_operands(budget, operator, left, right)
+        elif operator in ("*", "**"):
+            _check_numbers(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = _BUDGET.get()
+        budget.spend(_CALL)
+        if isinstance(called, LoopContext):
+            args = tuple(_counted(value) for value in args)
+        owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)  # the sandbox wraps `format`
+        given = [owner] if isinstance(owner, str | list | tuple | dict) else []
+        _check_call(budget, getattr(called, "__name__", ""), [*given, *args, *kwargs.values()])
+        return budget.use(super().call(context, called, *args, **kwargs))
+
+
+def _check_operands(budget: _Budget, operator: str, left: Any, right: Any) -> None:
+    if operator == "*":
+        for value, times in ((left, right), (right, left)):
+            if isinstance(times, int) and times > 0:
+                budget.check(budget.size(value) * times)
+    elif operator == "%" and isinstance(left, str):
+        budget.check(_size_of_format([left], budget.size(left) + budget.size(right)))
+    elif operator == "+":
+        budget.check(budget.size(left) + budget.size(right))
+    budget.use(left)
+    budget.use(right)
+
+
+def _check_numbers(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        digits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if digits > _MAX_DIGITS:
+            raise TemplateLimitError("works with numbers of thousands of digits")
+
+
+def _check_call(budget: _Budget, name: str, given: Sequence[Any]) -> None:
+    """Check a call of a method or a filter before it is made: what it reads, and how large a text it makes."""
+    for value in given:
+        budget.use(value)
+    if name in _SIZED_BY_NUMBERS and any(isinstance(value, int) and value > _MAX_WIDTH for value in given):
+        raise TemplateLimitError(f"calls {name} with a number above {_MAX_WIDTH:,}")
+    if name in _MAKE_MORE:
+        budget.check(_MAKE_MORE[name](given, sum(map(budget.size, given))))
+
+
+def _size_of_format(given: Sequence[Any], size: int) -> int:
+    text = str(given[0]) if given else ""
+    if _WIDTH.search(text):
+        raise TemplateLimitError("formats a text with a width of its own")
+    return size * (1 + text.count("{") + text.count("%"))
+
+
+def _size_of_replacement(given: Sequence[Any], size: int) -> int:
+    text, old, new = map(str, (*given, "", "", "")[:3])
+    return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
+
+
+def _size_of_joined(given: Sequence[Any], size: int) -> int:
+    texts = [len(value) for value in given if isinstance(value, str)]
+    return size * (1 + max(texts, default=0))
+
+
+def _size_of_indented(given: Sequence[Any], size: int) -> int:
+    widths = [value if isinstance(value, int) else len(value) for value in given[1:] if isinstance(value, int | str)]
+    return size * (1 + max(widths, default=0))
+
+
+_SIZED_BY_NUMBERS = frozenset(
+    (
+        "center",
+        "ljust",
+        "rjust",
+        "zfill",
+        "expandtabs",
+        "indent",
+        "tojson",
+        "wordwrap",
+        "round",
+        "batch",
+        "slice",
+        "truncate",
+    )
+)
+_MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
+    **dict.fromkeys(("format", "format_map"), _size_of_format),
+    "replace": _size_of_replacement,
+    "join": _size_of_joined,
+    **dict.fromkeys(("indent", "tojson", "wordwrap", "expandtabs"), _size_of_indented),
+}
+"""How large a text these methods and filters make of what they are given."""
+
+
+def _filter_within(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter or a test that takes from the budget; what it yields is made at once, to be measured."""
+    num_passed = int(hasattr(function, "jinja_pass_arg"))
+    name = function.__name__.removeprefix("sync_").removeprefix("do_")
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        budget = _BUDGET.get()
+        budget.spend(1)
+        _check_call(budget, name, [*args[num_passed:], *kwargs.values()])
+        made = function(*args, **kwargs)
+        return budget.use(list(_counted(made)) if isinstance(made, Iterator) else made)
+
+    return bounded
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str) -> Any:
+    from transformers.utils import chat_template_utils
+
+    # The environment has the filters and extensions of transformers. One of its own, because it becomes another.
+    environment = chat_template_utils._compile_jinja_template.__wrapped__("").environment
+    environment.__class__ = _BoundedEnvironment
+    for known in (environment.filters, environment.tests):
+        known.update({name: _filter_within(function) for name, function in known.items()})
+    environment.filters |= {"rllm_counted": _counted, "rllm_use": _use, "rllm_concat": _concat}
+    environment.globals.pop("lipsum", None)
+    environment.finalize = _printed
+    return environment.from_string(text)
