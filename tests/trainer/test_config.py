@@ -29,7 +29,10 @@ from rllm.trainer.config.load import layers_of, naming_places
         ({"optim": 5}, "optim=5: this is a section, whose settings are autocast, beta1, "),
         (["algorithm=grpo"], "algorithm='grpo': input should be a valid dictionary; write it as algorithm.name=grpo"),
         ({"roles": {"judge": {"estimator": "rloo"}}}, "; write it as roles.judge.estimator.name=rloo"),
-        (["model=Qwen/Qwen3-0.6B"], "model='Qwen/Qwen3-0.6B': this is a section, whose settings are chat_template, device, "),
+        (
+            ["model=Qwen/Qwen3-0.6B"],
+            "model='Qwen/Qwen3-0.6B': this is a section, whose settings are chat_template, device, ",
+        ),
         (
             "model.path=Qwen/Qwen3-0.6B",
             "No such file or directory; a file of settings belongs here, and key=value into a list",
