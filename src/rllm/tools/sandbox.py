@@ -1,15 +1,24 @@
 """Run Python code that nobody has read, in a process with limits: `run_python(code)`, or `await arun_python(code)`.
 
-What it protects from: endless loops and sleeps, memory and output floods, fork bombs (but see below), processes left behind,
-signals to other processes, secrets in the parent's environment, and the network.
+With Linux namespaces the code has:
 
-What it does not protect from: the code reads every file that this user may read and writes wherever this user may write;
-it can reach services that listen on a Unix socket in the file system; it can fill the disk with many files; the kernel does
-not bound the number of root's processes, nor the memory of several processes together. Where the kernel permits no namespaces
-(`SandboxResult.network` says so), network, programs and signals are refused by Python alone, which hostile code can undo, and
-the parent's environment can be read through `/proc`. Against
-hostile code rather than careless code, run the whole program in a container or a virtual machine. macOS has no
-namespaces and does not enforce the memory limit.
+- no network, no connection to a socket in the file system, no System V or POSIX memory that outlives it;
+- no process of others to see, signal or trace, and none of its own that outlives it;
+- no capabilities, and no way to get some: no new privileges, no further namespaces, no mounts;
+- an empty folder in memory (64 MiB, 10,000 names) to write to, and 16 MiB at `/dev/shm`; all other files are read-only,
+  and of the devices there are `null`, `zero`, `full`, `random` and `urandom`;
+- bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
+
+It does not protect from this: the code reads every file that this user may read; up to 32 processes (300 of root's, from
+Linux 6.14; before, root's are not bounded) have `memory_mb` each; there is no protection from a kernel with holes. Run
+the whole program in a container or a virtual machine, under a user id of its own, where that matters.
+
+`SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code writes
+wherever the user may, its processes can outlive it, and programs and signals are refused by Python alone, which hostile
+code can undo; the network is shut off by a filter of system calls where there is one (`SandboxResult.network`). macOS has
+neither, and does not enforce the memory limit.
+
+Whatever the code does is a result. `SandboxError` is for a sandbox that could not be set up, which no code can cause.
 """
 
 from __future__ import annotations
@@ -20,22 +29,25 @@ import json
 import logging
 import math
 import os
+import secrets
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RLLMError
 from rllm.forks import no_fork_meanwhile
 from rllm.threads import in_thread
 
-__all__ = ["SandboxResult", "arun_python", "run_python"]
+__all__ = ["SandboxError", "SandboxResult", "arun_python", "run_python"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +57,18 @@ MAX_FILE_BYTES = 16 << 20
 MAX_OPEN_FILES = 64
 MAX_PROCESSES = 32
 """Threads count as processes."""
+MAX_REMOVED_LEVELS = 1_000_000
+"""Bounds the removal of a folder in which a process that got away still writes."""
 _CHILD = str(Path(__file__).with_name("sandbox_child.py"))
+
+
+class SandboxError(RLLMError):
+    """A sandbox that could not be set up: the code has not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult:
-    """What came of the code."""
+    """Outcome of the code."""
 
     stdout: str
     """Its beginning, if it was `truncated`."""
@@ -62,7 +80,10 @@ class SandboxResult:
     """It was cut at its deadline, or used up its CPU seconds."""
     truncated: bool = False
     network: str = "unknown"
-    """`namespace`: the kernel gave it no network. `blocked in python`: Python refused it. `unknown`: it ended too soon."""
+    """`namespace`: the kernel gave it no network. `filter`: the kernel refuses the calls that need one. `blocked in python`:
+    Python refuses it. `unknown`: the deadline came before the code began."""
+    missing: tuple[str, ...] = ()
+    """Protections that this machine does not provide: `processes`, `files`, `capabilities`, `calls`."""
 
     @property
     def ok(self) -> bool:
@@ -84,7 +105,7 @@ def run_python(
 
     Args:
         code: the source; it sees the installed packages, but neither this process nor its working directory.
-        stdin: what the code can read from its standard input.
+        stdin: text on its standard input.
         timeout_s: wall-clock seconds; at the deadline the process and its children are killed.
         cpu_s: CPU seconds of each process; by default as many as `timeout_s`.
         memory_mb: mebibytes of address space of each process.
@@ -93,25 +114,10 @@ def run_python(
 
     Raises:
         ConfigError: if a limit makes no sense.
+        SandboxError: if the sandbox could not be set up.
     """
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    with _files(job, stdin) as files:
-        process = _started(files)
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            _kill_group(process.pid)
-
-        deadline = threading.Timer(timeout_s, expire)  # `wait(timeout_s)` would poll, and add up to 50 ms
-        try:
-            deadline.start()
-            process.wait()
-        finally:
-            deadline.cancel()
-            _kill_group(process.pid)
-            exit_code = process.wait()
-        return files.result(exit_code, expired.is_set(), max_output_bytes)
+    return _Run(job, stdin, timeout_s, max_output_bytes).whole()
 
 
 async def arun_python(
@@ -126,22 +132,116 @@ async def arun_python(
 ) -> SandboxResult:
     """`run_python` beside the event loop; cancelling it kills the process."""
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    with _files(job, stdin) as files:
-        process = _started(files)
-        try:
-            await asyncio.wait_for(in_thread(process.wait, name="sandbox"), timeout_s)
-            timed_out = False
-        except TimeoutError:
-            timed_out = True
-        finally:
-            _kill_group(process.pid)
-            exit_code = await in_thread(process.wait, name="sandbox")
-        return files.result(exit_code, timed_out, max_output_bytes)
+    run = _Run(job, stdin, timeout_s, max_output_bytes)
+    running = asyncio.ensure_future(in_thread(run.whole, name="sandbox"))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        run.kill()
+        with suppress(Exception):
+            await running  # until everything is removed
+        raise
 
 
-def _started(files: _Files) -> subprocess.Popen[bytes]:
-    with no_fork_meanwhile():
-        return subprocess.Popen(files.command, **files.popen_options)
+def run_judged(
+    judge: str, judged: str, *, stdin: str, judged_stdin: str, timeout_s: float, memory_mb: int, max_output_bytes: int
+) -> tuple[SandboxResult, SandboxResult]:
+    """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
+
+    Args:
+        judge: the first program.
+        judged: the second program.
+        stdin: standard input of the first; `{channel}` in it stands for the number of its end of the socket.
+        judged_stdin: as `stdin`, of the second.
+
+    Returns:
+        The outcomes of both.
+    """
+    job = _job(judge, timeout_s, None, memory_mb, max_output_bytes, show_last_value=False)
+    here, there = socket.socketpair()
+    first = _Run(job, stdin, timeout_s, max_output_bytes, here)
+    second = _Run({**job, "code": judged}, judged_stdin, timeout_s, max_output_bytes, there)
+    with here, there, first.started(), second.started():
+        here.close()  # else neither would see the other's end
+        there.close()
+        result = first.result()
+        second.kill()
+        return result, second.result()
+
+
+class _Run:
+    """One run of a job. `result` blocks; any thread may `kill` the run, even before it has begun."""
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        stdin: str,
+        timeout_s: float,
+        max_output_bytes: int,
+        channel: socket.socket | None = None,
+    ) -> None:
+        self._job = job
+        self._stdin = stdin
+        self._timeout_s = timeout_s
+        self._max_output_bytes = max_output_bytes
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._files: _Files
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+
+    def whole(self) -> SandboxResult:
+        """Start it, and wait for its end."""
+        with self.started():
+            return self.result()
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Start it; end it and remove what it wrote on exit."""
+        with ExitStack() as opened:
+            try:
+                self._files = opened.enter_context(_files(self._job, self._stdin, self._channel))
+                with self._lock, no_fork_meanwhile():
+                    self._process = subprocess.Popen(self._files.command, **self._files.popen_options)
+            except OSError as error:
+                raise SandboxError(f"the sandbox could not be started: {error}") from error
+            try:
+                yield
+            finally:
+                self.kill()
+                self._process.wait()
+
+    def kill(self) -> None:
+        """End all processes of the run."""
+        self._is_killed = True
+        with self._lock:
+            if self._process is not None:
+                _kill_group(self._process.pid)
+
+    def result(self) -> SandboxResult:
+        """Wait for its end, or end it at its deadline.
+
+        Raises:
+            SandboxError: if the code could not begin.
+        """
+        assert self._process is not None
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.kill()
+
+        deadline = threading.Timer(self._timeout_s, expire)  # `wait(timeout_s)` would poll, and add up to 50 ms
+        deadline.daemon = True
+        deadline.start()
+        if self._is_killed:  # before there was a process
+            self.kill()
+        self._process.wait()
+        deadline.cancel()
+        _kill_group(self._process.pid)
+        return self._files.result(
+            self._process.returncode, expired.is_set(), self._max_output_bytes, may_be_early=self._is_killed
+        )
 
 
 def _job(
@@ -167,7 +267,7 @@ def _job(
 
 @dataclass(frozen=True, kw_only=True)
 class _Files:
-    """What passes between the two processes: files without a name, which a flood cannot grow beyond their limit."""
+    """Files between the two processes. They have no name, and a flood cannot grow them beyond their limit."""
 
     folder: str
     stdin: IO[bytes]
@@ -175,6 +275,7 @@ class _Files:
     stderr: IO[bytes]
     job: IO[bytes]
     report: IO[bytes]
+    channel: socket.socket | None
 
     @property
     def command(self) -> list[str]:
@@ -182,21 +283,25 @@ class _Files:
 
     @property
     def popen_options(self) -> dict[str, Any]:
+        channel = () if self.channel is None else (self.channel.fileno(),)
         return {
             "stdin": self.stdin,
             "stdout": self.stdout,
             "stderr": self.stderr,
-            "pass_fds": (self.job.fileno(), self.report.fileno()),
+            "pass_fds": (self.job.fileno(), self.report.fileno(), *channel),
             "cwd": self.folder,
             "env": _environment(self.folder),
             "start_new_session": True,
         }
 
-    def result(self, exit_code: int, timed_out: bool, max_output_bytes: int) -> SandboxResult:
+    def result(self, exit_code: int, timed_out: bool, max_output_bytes: int, *, may_be_early: bool) -> SandboxResult:
         self.report.seek(0)
-        network = self.report.read().decode() or "unknown"
-        if network == "blocked in python":
-            _warn_of_weak_isolation()
+        written = self.report.read()  # before the code began: it has no way to write there
+        if not written and not may_be_early:
+            reason = _read(self.stderr, 0, 4_000).strip().rpartition("\n")[2]
+            raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
+        report = json.loads(written) if written else {"network": "unknown", "missing": []}
+        _warn_of_weak_isolation(report["network"], tuple(report["missing"]))
         sizes = [os.fstat(file.fileno()).st_size for file in (self.stdout, self.stderr)]
         return SandboxResult(
             stdout=_read(self.stdout, 0, max_output_bytes),
@@ -204,21 +309,75 @@ class _Files:
             exit_code=exit_code,
             timed_out=timed_out or exit_code == -signal.SIGXCPU,
             truncated=max(sizes) > max_output_bytes,
-            network=network,
+            network=report["network"],
+            missing=tuple(report["missing"]),
         )
 
 
 @contextmanager
-def _files(job: dict[str, Any], stdin: str) -> Iterator[_Files]:
-    with (
-        tempfile.TemporaryDirectory(prefix="rllm-sandbox-", ignore_cleanup_errors=True) as folder,
-        _file_of(stdin.encode(errors="replace")) as input_file,
-        _file_of(b"") as stdout,
-        _file_of(b"") as stderr,
-        _file_of(json.dumps(job).encode()) as job_file,
-        _file_of(b"") as report,
-    ):
-        yield _Files(folder=folder, stdin=input_file, stdout=stdout, stderr=stderr, job=job_file, report=report)
+def _files(job: dict[str, Any], stdin: str, channel: socket.socket | None) -> Iterator[_Files]:
+    with ExitStack() as opened:
+        folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
+        opened.callback(_remove, folder)
+        number = "" if channel is None else str(channel.fileno())
+        contents = {
+            "stdin": stdin.replace("{channel}", number, 1) if number else stdin,
+            "stdout": "",
+            "stderr": "",
+            "job": json.dumps({**job, "folder": folder}),
+            "report": "",
+        }
+        files = {name: opened.enter_context(_file_of(text.encode(errors="replace"))) for name, text in contents.items()}
+        yield _Files(folder=folder, channel=channel, **files)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder in which hostile code may have written: any depth, any names, any permissions.
+
+    Folders in folders are moved to the top, one level at a time, so that no path grows long and nothing recurses. Links
+    are removed, not followed.
+    """
+    try:
+        with suppress(OSError):
+            Path(folder).rmdir()  # with namespaces it is always empty: the code wrote to memory
+            return
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for _ in range(MAX_REMOVED_LEVELS):
+                if not _remove_level(top):
+                    break
+        finally:
+            os.close(top)
+        Path(folder).rmdir()
+    except OSError as error:
+        logger.warning("a folder of the sandbox remains: %s", error)
+
+
+def _remove_level(top: int) -> bool:
+    """Remove everything in `top` but the folders that are two levels down, which move to it. Return whether there was any."""
+    folders = _folders_left(top)
+    for name in folders:
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+        try:
+            for child in _folders_left(inner):
+                os.rename(child, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=top)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+    return bool(folders)
+
+
+def _folders_left(folder: int) -> list[str]:
+    """Remove what is no folder, and permit everything with what is one."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=folder)
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
 
 
 def _file_of(content: bytes) -> IO[bytes]:
@@ -244,8 +403,16 @@ def _kill_group(leader: int) -> None:
 
 
 @functools.cache
-def _warn_of_weak_isolation() -> None:
-    logger.warning(
-        "this machine permits no namespaces: sandboxed code is kept off network and processes by Python alone, "
-        "which hostile code can undo; allow user namespaces, or run in a container without network"
-    )
+def _warn_of_weak_isolation(network: str, missing: tuple[str, ...]) -> None:
+    if network in ("filter", "blocked in python"):
+        logger.warning(
+            "this machine permits no namespaces: sandboxed code is kept off %s by Python alone, which hostile code can "
+            "undo, and writes wherever this user may; allow user namespaces, or run in a container without network",
+            "processes" if network == "filter" else "network and processes",
+        )
+    elif missing:
+        logger.warning(
+            "this machine does not provide a part of the sandbox (%s): see rllm.tools.sandbox; run in a container where "
+            "the code is hostile",
+            ", ".join(missing),
+        )
