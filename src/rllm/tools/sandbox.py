@@ -32,7 +32,6 @@ import os
 import secrets
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -148,11 +147,13 @@ def run_judged(
 ) -> tuple[SandboxResult, SandboxResult]:
     """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
 
+    The environment variable `RLLM_CHANNEL` of each has the number of its end of the socket.
+
     Args:
         judge: the first program.
         judged: the second program.
-        stdin: standard input of the first; `{channel}` in it stands for the number of its end of the socket.
-        judged_stdin: as `stdin`, of the second.
+        stdin: standard input of the first.
+        judged_stdin: standard input of the second.
 
     Returns:
         The outcomes of both.
@@ -283,14 +284,14 @@ class _Files:
 
     @property
     def popen_options(self) -> dict[str, Any]:
-        channel = () if self.channel is None else (self.channel.fileno(),)
+        channel = [] if self.channel is None else [self.channel.fileno()]
         return {
             "stdin": self.stdin,
             "stdout": self.stdout,
             "stderr": self.stderr,
             "pass_fds": (self.job.fileno(), self.report.fileno(), *channel),
             "cwd": self.folder,
-            "env": _environment(self.folder),
+            "env": {**_environment(self.folder), **({"RLLM_CHANNEL": str(channel[0])} if channel else {})},
             "start_new_session": True,
         }
 
@@ -319,9 +320,8 @@ def _files(job: dict[str, Any], stdin: str, channel: socket.socket | None) -> It
     with ExitStack() as opened:
         folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
         opened.callback(_remove, folder)
-        number = "" if channel is None else str(channel.fileno())
         contents = {
-            "stdin": stdin.replace("{channel}", number, 1) if number else stdin,
+            "stdin": stdin,
             "stdout": "",
             "stderr": "",
             "job": json.dumps({**job, "folder": folder}),
