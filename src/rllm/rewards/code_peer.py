@@ -7,7 +7,6 @@ send such values: nothing of it is executed beside the tests. It imports nothing
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import builtins
 import collections
@@ -16,7 +15,6 @@ import datetime
 import decimal
 import fractions
 import functools
-import inspect
 import io
 import json
 import operator
@@ -24,6 +22,7 @@ import pickle
 import re
 import socket
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -275,7 +274,7 @@ def _next(iterator: Any) -> list[Any]:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "await": lambda coroutine: asyncio.run(coroutine),
+    "await": lambda coroutine: _run(coroutine),
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -407,7 +406,7 @@ class Table:
         for base, exact in _IMMUTABLE.items():
             if isinstance(value, base):
                 return self.encoded(exact(value))
-        if inspect.iscoroutine(value):
+        if isinstance(value, types.CoroutineType):
             return ["coroutine", self._peer.export(value)]
         if not self._peer.trusts:
             with suppress(Exception):  # of what the tests define
@@ -519,6 +518,12 @@ def _array(data_type: str, shape: list[int], content: str) -> Any:
 @functools.cache
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name, fields, rename=True)
+
+
+def _run(coroutine: Any) -> Any:
+    import asyncio  # slow, and rarely needed
+
+    return asyncio.run(coroutine)
 
 
 async def _awaited(remote: Remote) -> Any:
