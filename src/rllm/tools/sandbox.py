@@ -24,12 +24,12 @@ Whatever the code does is a result. `SandboxError` is for a sandbox that could n
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
 import logging
 import math
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -56,8 +56,6 @@ MAX_FILE_BYTES = 16 << 20
 MAX_OPEN_FILES = 64
 MAX_PROCESSES = 32
 """Threads count as processes."""
-MAX_REMOVED_LEVELS = 1_000_000
-"""Bounds the removal of a folder in which a process that got away still writes."""
 _CHILD = str(Path(__file__).with_name("sandbox_child.py"))
 
 
@@ -334,42 +332,53 @@ def _files(job: dict[str, Any], stdin: str, channel: socket.socket | None) -> It
 def _remove(folder: str) -> None:
     """Remove a folder in which hostile code may have written: any depth, any names, any permissions.
 
-    Folders in folders are moved to the top, one level at a time, so that no path grows long and nothing recurses. Links
-    are removed, not followed.
+    One folder is open at a time, and no path is longer than a name. Links are removed, not followed.
     """
     try:
         with suppress(OSError):
             Path(folder).rmdir()  # with namespaces it is always empty: the code wrote to memory
             return
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            for _ in range(MAX_REMOVED_LEVELS):
-                if not _remove_level(top):
-                    break
-        finally:
-            os.close(top)
+        _empty(os.open(folder, _FOLDER))
         Path(folder).rmdir()
     except OSError as error:
         logger.warning("a folder of the sandbox remains: %s", error)
 
 
-def _remove_level(top: int) -> bool:
-    """Remove everything in `top` but the folders that are two levels down, which move to it. Return whether there was any."""
-    folders = _folders_left(top)
-    for name in folders:
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-        try:
-            for child in _folders_left(inner):
-                os.rename(child, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=top)
-        finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=top)
-    return bool(folders)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def _empty(folder: int) -> None:
+    """Remove all that is in the open folder, and close it."""
+    above: list[tuple[os.stat_result, list[str]]] = []
+    """For each folder on the way to the open one: its identity, and its folders that remain, the one on the way last."""
+    remaining = _folders_left(folder)
+    try:
+        while remaining or above:
+            if remaining:
+                above.append((os.fstat(folder), remaining))
+                folder = _moved(folder, remaining[-1])
+                remaining = _folders_left(folder)
+                continue
+            identity, remaining = above.pop()
+            folder = _moved(folder, "..")
+            if not os.path.samestat(os.fstat(folder), identity):  # a process that got away has moved it
+                raise OSError(errno.ESTALE, "a folder was moved while it was emptied")
+            os.rmdir(remaining.pop(), dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _moved(folder: int, name: str) -> int:
+    """Return the folder of that name, open, and close this one."""
+    opened = os.open(name, _FOLDER, dir_fd=folder)
+    os.close(folder)
+    return opened
 
 
 def _folders_left(folder: int) -> list[str]:
-    """Remove what is no folder, and permit everything with what is one."""
+    """Remove everything but the folders in the open one, and permit everything with these."""
     folders = []
+    os.fchmod(folder, 0o700)
     with os.scandir(folder) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
