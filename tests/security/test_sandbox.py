@@ -221,7 +221,7 @@ def test_without_namespaces_it_is_removed_too(litter: str, in_memory: Path) -> N
     folder, outside = in_memory / "folder", in_memory / "outside"
     folder.mkdir()
     outside.write_text("mine")
-    code = f"import os\nos.symlink({str(outside)!r}, 'to it')\n{LITTER[litter]}"
+    code = f"import os\nos.symlink({str(outside)!r}, 'to it')\n{LITTER[litter].replace('60_000', '9_000')}"
     subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, check=False, capture_output=True)
     sandbox._remove(str(folder))
     assert not folder.exists()
@@ -315,6 +315,18 @@ def test_a_sandbox_that_cannot_be_set_up_is_an_error_and_no_result(
                 run_python("print(1)")
             with pytest.raises(SandboxError):
                 RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
+
+
+def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.py"
+    broken = "if b'solution' in os.pread(0, 20, 0):\n        raise OSError('no room')\n    missing: list[str] = []\n"
+    child.write_text(Path(sandbox_child.__file__).read_text().replace("missing: list[str] = []\n", broken))
+    monkeypatch.setattr(sandbox, "_CHILD", str(child))
+    assert run_python("print(1)").ok
+    with pytest.raises(SandboxError, match="no room"):
+        RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
 def test_no_descriptor_of_this_process_is_left_open() -> None:

@@ -135,7 +135,7 @@ class Peer:
         if found is None:
             found = self._remotes[number] = type(str(name), (_catchable(base),), {})
             self.error_classes[found] = number
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _done(self, message: dict[str, Any]) -> dict[str, Any]:
         table = Table(self)

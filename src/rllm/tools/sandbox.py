@@ -36,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -164,6 +165,8 @@ def run_judged(
         here.close()  # else neither would see the other's end
         there.close()
         result = first.result()
+        if not result.timed_out:
+            second.await_code()  # else a sandbox that could not be set up would look like a solution that ended
         second.kill()
         return result, second.result()
 
@@ -211,11 +214,20 @@ class _Run:
                 self._process.wait()
 
     def kill(self) -> None:
-        """End all processes of the run."""
-        self._is_killed = True
+        """End all processes of the run, unless it has ended."""
         with self._lock:
-            if self._process is not None:
+            if self._process is None:
+                self._is_killed = True
+            elif self._process.poll() is None:
+                self._is_killed = True
                 _kill_group(self._process.pid)
+
+    def await_code(self) -> None:
+        """Wait until the code begins, or cannot, for a few seconds at most."""
+        assert self._process is not None
+        end = time.monotonic() + 5
+        while not self._files.report_size and self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
 
     def result(self) -> SandboxResult:
         """Wait for its end, or end it at its deadline.
@@ -293,13 +305,17 @@ class _Files:
             "start_new_session": True,
         }
 
+    @property
+    def report_size(self) -> int:
+        return os.fstat(self.report.fileno()).st_size
+
     def result(self, exit_code: int, timed_out: bool, max_output_bytes: int, *, may_be_early: bool) -> SandboxResult:
         self.report.seek(0)
         written = self.report.read()  # before the code began: it has no way to write there
         if not written and not may_be_early:
             reason = _read(self.stderr, 0, 4_000).strip().rpartition("\n")[2]
             raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
-        report = json.loads(written) if written else {"network": "unknown", "missing": []}
+        report: dict[str, Any] = json.loads(written) if written else {"network": "unknown", "missing": []}
         _warn_of_weak_isolation(report["network"], tuple(report["missing"]))
         sizes = [os.fstat(file.fileno()).st_size for file in (self.stdout, self.stderr)]
         return SandboxResult(
