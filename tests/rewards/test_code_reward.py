@@ -252,6 +252,10 @@ FORMS = {
         "import numpy as np\ndef twice(a):\n    return 2 * np.asarray(a)",
         "assert np.array_equal(twice(np.array([1, 2])), [2, 4])\nassert twice(np.float64(1)) == 2.0 and twice([1.5]).shape == (1,)",
     ),
+    "takes named arguments": (
+        "def f(target, operation=0, function=0, self=0, remote=0):\n    return target + operation + function + self + remote",
+        "import solution\nfrom solution import *\nassert f(target=1, operation=2, function=3, self=4, remote=5) == solution.f(15)",
+    ),
     "waits": ("async def later(n):\n    return n + 1", "import asyncio\nassert asyncio.run(later(1)) == 2"),
     "prints": (
         "def greet(name):\n    print('hello', name)",

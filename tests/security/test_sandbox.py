@@ -161,6 +161,12 @@ def test_the_number_of_processes_is_bounded_for_root_too() -> None:
     assert "BlockingIOError" in result.stderr or "OSError" in result.stderr
 
 
+@needs_namespaces
+def test_the_users_share_of_watches_is_left_to_others() -> None:
+    lines = attempt(*["libc.inotify_init"] * 10)
+    assert [line.startswith("permitted") for line in lines] == [True] * 8 + [False] * 2
+
+
 # Files
 
 

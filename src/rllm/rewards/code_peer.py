@@ -88,7 +88,7 @@ class Peer:
             self._end()
         return message
 
-    def request(self, operation: str, target: Any, *arguments: Any, **named: Any) -> Any:
+    def request(self, operation: str, target: Any, /, *arguments: Any, **named: Any) -> Any:
         """Have the other end apply the operation to its object, or to its module, and return or raise what it does."""
         table = Table(self)
         number = 0 if target is None else object.__getattribute__(target, "_number")
@@ -246,13 +246,13 @@ class Remote:
         return _ask("hash", self)  # type: ignore[no-any-return]
 
 
-def _ask(operation: str, remote: Remote, *arguments: Any, **named: Any) -> Any:
+def _ask(operation: str, remote: Remote, /, *arguments: Any, **named: Any) -> Any:
     peer: Peer = object.__getattribute__(remote, "_peer")
     return peer.request(operation, remote, *arguments, **named)
 
 
 def _unary(operation: str) -> Callable[..., Any]:
-    return lambda self, *arguments, **named: _ask(operation, self, *arguments, **named)
+    return lambda self, /, *arguments, **named: _ask(operation, self, *arguments, **named)
 
 
 def _binary(operation: str) -> Callable[[Any, Any], Any]:
@@ -275,7 +275,7 @@ def _next(iterator: Any) -> list[Any]:
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "await": lambda coroutine: _run(coroutine),
-    "call": lambda function, *arguments, **named: function(*arguments, **named),
+    "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "enter": lambda manager: manager.__enter__(),

@@ -79,8 +79,9 @@ def enter_namespaces() -> bool:
     with suppress(OSError):  # without the maps the code runs as the overflow user, and nothing else differs
         for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
             _write(f"/proc/self/{name}", text)
-    with suppress(OSError):
-        _write("/proc/sys/user/max_user_namespaces", "0")  # of this user namespace: the sysctl is per namespace
+    for name, value in ("user_namespaces", 0), ("inotify_instances", 8), ("inotify_watches", 1000):
+        with suppress(OSError):  # these are of this user namespace, and of what it takes from the user's share
+            _write(f"/proc/sys/user/max_{name}", str(value))
     return True
 
 
@@ -207,6 +208,8 @@ def give_up_privileges(namespaced: bool) -> list[str]:
         missing.append("capabilities")
     if not filter_calls(namespaced):
         missing.append("calls")
+    if not namespaced:
+        _libc().prctl(_PR_SET_DUMPABLE, 0)  # another sandbox would see this one, and could read its memory
     return missing
 
 
