@@ -254,11 +254,12 @@ _CALLS = {
     "setns": (308, 268),
     "shmget": (29, 194),
     "socket": (41, 198),
+    "socketpair": (53, 199),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-"""System calls that are refused: memory that no limit counts, mounts, namespaces, keys of the user, other processes' memory;
+"""System calls that are refused, some with some arguments only: memory that no limit counts, mounts, namespaces, keys of the user, other processes' memory;
 and connections, since a socket in the file system leads out of the network namespace."""
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -294,12 +295,10 @@ def _filter(numbers: dict[str, int], machine: int, namespaced: bool) -> Iterator
         if name == "clone":
             yield from (jump(equal, number, 0, 4), load(first))
             yield from (jump(has_bits, _ANY_NEW_NAMESPACE, 0, 1), refuse_with(errno.EPERM), load(call))
-        elif name == "socket" and namespaced:  # datagrams need no connection: none to sockets in the file system
+        elif name == "socketpair" or (name == "socket" and namespaced):  # datagrams go to the file system unconnected
             yield from (jump(equal, number, 0, 7), load(first), jump(equal, socket.AF_UNIX, 0, 4), load(second))
             yield from (struct.pack("HBBI", 0x54, 0, 0, 0xF), jump(equal, socket.SOCK_DGRAM, 0, 1))
             yield from (refuse_with(errno.EPERM), load(call))
-        elif name == "socket":
-            yield from (jump(equal, number, 0, 1), refuse_with(errno.EPERM))
         else:  # the C library falls back from clone3, whose arguments no filter sees, to clone
             error = {"clone3": errno.ENOSYS, "connect": errno.ENETUNREACH}.get(name, errno.EPERM)
             yield from (jump(equal, number, 0, 1), refuse_with(error))
