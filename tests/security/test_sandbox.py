@@ -161,6 +161,13 @@ def test_a_socket_in_the_file_system_is_out_of_reach() -> None:
 
 
 @needs_namespaces
+def test_no_socket_reaches_the_host_of_a_virtual_machine_or_the_kernels_own_services() -> None:
+    families = {"vsock": 40, "crypto": 38, "packet": 17, "bluetooth": 31, "tipc": 30, "xdp": 44, "can": 29}
+    assert_all_refused(*(f"libc.socket, {family}, {kind}, 0" for family in families.values() for kind in (1, 2, 5)))
+    assert run_python("import socket; socket.socket(); socket.socket(socket.AF_INET6); socket.if_nameindex()").ok
+
+
+@needs_namespaces
 def test_the_number_of_processes_is_bounded_for_root_too() -> None:
     code = "import os, time\nfor n in range(5000):\n    if os.fork() == 0: time.sleep(600)\n"
     result = run_python(code, timeout_s=60)

@@ -295,10 +295,13 @@ def _filter(numbers: dict[str, int], machine: int, namespaced: bool) -> Iterator
         if name == "clone":
             yield from (jump(equal, number, 0, 4), load(first))
             yield from (jump(has_bits, _ANY_NEW_NAMESPACE, 0, 1), refuse_with(errno.EPERM), load(call))
-        elif name == "socketpair" or (name == "socket" and namespaced):  # datagrams go to the file system unconnected
-            yield from (jump(equal, number, 0, 7), load(first), jump(equal, socket.AF_UNIX, 0, 4), load(second))
-            yield from (struct.pack("HBBI", 0x54, 0, 0, 0xF), jump(equal, socket.SOCK_DGRAM, 0, 1))
-            yield from (refuse_with(errno.EPERM), load(call))
+        elif name == "socketpair" or (name == "socket" and namespaced):
+            yield from (jump(equal, number, 0, 11), load(first), jump(equal, socket.AF_UNIX, 4, 0))
+            for index, family in enumerate((socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)):
+                yield jump(equal, family, 7 - index, 0)
+            yield refuse_with(errno.EPERM)  # others, as to a virtual machine's host, are of no network namespace
+            yield from (load(second), struct.pack("HBBI", 0x54, 0, 0, 0xF), jump(equal, socket.SOCK_DGRAM, 0, 1))
+            yield from (refuse_with(errno.EPERM), load(call))  # datagrams go to the file system unconnected
         else:  # the C library falls back from clone3, whose arguments no filter sees, to clone
             error = {"clone3": errno.ENOSYS, "connect": errno.ENETUNREACH}.get(name, errno.EPERM)
             yield from (jump(equal, number, 0, 1), refuse_with(error))
