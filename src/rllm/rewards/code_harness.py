@@ -178,8 +178,8 @@ def _names_for(
 ) -> dict[str, Any]:
     """Return what the tests use and neither define nor import: from the solution, unless Python has it.
 
-    Where Python has everything that they use, as in `assert sum(10, 15) == 6`, they test functions that bear the name of
-    one of Python's: those that they call innermost.
+    Where Python has everything that they use, as in `assert sum(10, 15) == 6`, they test functions that bear the name
+    of one of Python's: those that they call innermost.
     """
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     wanted = loaded - _bound_in(tree) - own.keys()

@@ -1,8 +1,8 @@
 """Channel between tests and the solution that they test, which run in two processes and do not trust each other.
 
-Values cross as JSON. Those of plain types (numbers, texts, containers, dates, NumPy's arrays) are copied, of exactly that
-type. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to itself, it can only
-send such values: nothing of it is executed beside the tests. It imports nothing of ours.
+Values cross as JSON. Those of plain types (numbers, texts, containers, dates, NumPy's arrays) are copied, of exactly
+that type. All others stay where they are; the other end has a `Remote` for each. Whatever a solution does to itself, it
+can only send such values: nothing of it is executed beside the tests. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def _check_permitted(operation: str, target: Any, arguments: list[Any]) -> None:
 class Remote:
     """An object of the other end. What is done to it, is done there.
 
-    An operator never combines it with a value from here: its own `__eq__` or `__sub__` would learn what was expected, and
-    decide. That raises a `TypeError`, so that neither `==` nor `!=` passes.
+    An operator never combines it with a value from here: its own `__eq__` or `__sub__` would learn what was expected,
+    and decide. That raises a `TypeError`, so that neither `==` nor `!=` passes.
     """
 
     __slots__ = ("_number", "_peer")

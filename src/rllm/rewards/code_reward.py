@@ -37,20 +37,21 @@ os._exit(0)  # whatever threads the solution has started
 
 @dataclass(frozen=True)
 class RewardCodeFn:
-    """Judges a text by the last closed block of Python in it, which must pass every test; `read_tests` says where they are.
-    Where the tests call a function it is the last block that defines it, if there is one: examples of its use may follow.
+    """Judges a text by the last closed block of Python in it, which must pass every test; `read_tests` says where they
+    are. Where the tests call a function it is the last block that defines it, if there is one: examples of its use may
+    follow.
 
-    No verdict is formed in a process that executes the solution, so that nothing which a solution does to its own process
-    can win. Outputs and results of calls are compared outside the sandbox, which never has what is expected. Tests that are
-    Python run in a second sandbox; there a solution's functions and objects stand for those in the first, of which plain
-    values are copies. Such tests are as strict as they are written: they pass if the solution's answers, given in plain
-    values or by methods that the tests call, are those that they ask for. So these remain the solution's to decide: helper
-    functions that the tests use but neither define nor import from elsewhere, and comparisons of two of its own objects.
-    A comparison of its own object with a plain value is an error.
+    No verdict is formed in a process that executes the solution, so that nothing which a solution does to its own
+    process can win. Outputs and results of calls are compared outside the sandbox, which never has what is expected.
+    Tests that are Python run in a second sandbox; there a solution's functions and objects stand for those in the
+    first, of which plain values are copies. Such tests are as strict as they are written: they pass if the solution's
+    answers, given in plain values or by methods that the tests call, are those that they ask for. So these remain the
+    solution's to decide: helper functions that the tests use but neither define nor import from elsewhere, and
+    comparisons of two of its own objects. A comparison of its own object with a plain value is an error.
 
-    Whatever the solution does earns a reward; a sandbox that could not be set up raises, which leaves the answer unscored.
-    The metadata has `passed` and `total`, and the `first_failure`; programs that read standard input are not run again
-    after it.
+    Whatever the solution does earns a reward; a sandbox that could not be set up raises, which leaves the answer
+    unscored. The metadata has `passed` and `total`, and the `first_failure`; programs that read standard input are not
+    run again after it.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)

@@ -9,14 +9,14 @@ With Linux namespaces the code has:
   and of the devices there are `null`, `zero`, `full`, `random` and `urandom`;
 - bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
 
-It does not protect from this: the code reads every file that this user may read; up to 32 processes (300 of root's, from
-Linux 6.14; before, root's are not bounded) have `memory_mb` each; there is no protection from a kernel with holes. Run
-the whole program in a container or a virtual machine, under a user id of its own, where that matters.
+It does not protect from this: the code reads every file that this user may read; up to 32 processes (300 of root's,
+from Linux 6.14; before, root's are not bounded) have `memory_mb` each; there is no protection from a kernel with holes.
+Run the whole program in a container or a virtual machine, under a user id of its own, where that matters.
 
-`SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code writes
-wherever the user may, its processes can outlive it, and programs and signals are refused by Python alone, which hostile
-code can undo; the network is shut off by a filter of system calls where there is one (`SandboxResult.network`). macOS has
-neither, and does not enforce the memory limit.
+`SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code
+writes wherever the user may, its processes can outlive it, and programs and signals are refused by Python alone, which
+hostile code can undo; the network is shut off by a filter of system calls where there is one (`SandboxResult.network`).
+macOS has neither, and does not enforce the memory limit.
 
 Whatever the code does is a result. `SandboxError` is for a sandbox that could not be set up, which no code can cause.
 """
@@ -78,8 +78,8 @@ class SandboxResult:
     """It was cut at its deadline, or used up its CPU seconds."""
     truncated: bool = False
     network: str = "unknown"
-    """`namespace`: the kernel gave it no network. `filter`: the kernel refuses the calls that need one. `blocked in python`:
-    Python refuses it. `unknown`: the deadline came before the code began."""
+    """`namespace`: the kernel gave it no network. `filter`: the kernel refuses the calls that need one. `blocked in
+    python`: Python refuses it. `unknown`: the deadline came before the code began."""
     missing: tuple[str, ...] = ()
     """Protections that this machine does not provide: `processes`, `files`, `capabilities`, `calls`."""
 
@@ -366,7 +366,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def _empty(folder: int) -> None:
     """Remove all that is in the open folder, and close it."""
     above: list[tuple[os.stat_result, list[str]]] = []
-    """For each folder on the way to the open one: its identity, and its folders that remain, the one on the way last."""
+    """For each folder on the way to the open one: its identity, and its folders that remain, the one on the way
+    last."""
     remaining = _folders_left(folder)
     try:
         while remaining or above:
@@ -437,7 +438,7 @@ def _warn_of_weak_isolation(network: str, missing: tuple[str, ...]) -> None:
         )
     elif missing:
         logger.warning(
-            "this machine does not provide a part of the sandbox (%s): see rllm.tools.sandbox; run in a container where "
+            "this machine does not provide a part of the sandbox (%s), see rllm.tools.sandbox: run in a container if "
             "the code is hostile",
             ", ".join(missing),
         )

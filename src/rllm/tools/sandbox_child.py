@@ -125,7 +125,8 @@ def _only_wait() -> None:
 
 
 def isolate_files(folder: str) -> list[str]:
-    """Make `folder` an empty one in memory, show own processes and harmless devices only, and all other files read-only.
+    """Make `folder` an empty one in memory, show own processes and harmless devices only, and all other files
+    read-only.
 
     Returns:
         What could not be done: `processes` of others stay visible in `/proc`, or `files` and devices writable.
@@ -259,8 +260,9 @@ _CALLS = {
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-"""System calls that are refused, some with some arguments only: memory that no limit counts, mounts, namespaces, keys of the user, other processes' memory;
-and connections, since a socket in the file system leads out of the network namespace."""
+"""System calls that are refused, some with some arguments only: memory that no limit counts, mounts, namespaces, keys
+of the user, other processes' memory; and connections, since a socket in the file system leads out of the network
+namespace."""
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
