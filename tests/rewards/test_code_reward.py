@@ -207,6 +207,90 @@ def test_cheats_pass_no_call(name: str) -> None:
     assert verdict.metadata["first_failure"].keys() & {"error", "got"}
 
 
+FORMS = {
+    "changes its argument": (
+        "def double(rows):\n    for row in rows:\n        row[:] = [2 * n for n in row]\n    rows.append([])",
+        "rows = [[1], [2]]\nfirst = rows[0]\nassert double(rows) is None\nassert rows == [[2], [4], []] and first == [2]",
+    ),
+    "returns its argument": ("def same(items):\n    return items", "items = [1]\nassert same(items) is items"),
+    "calls a function of the tests": (
+        "def each(function, items):\n    return [function(n) for n in items]",
+        "seen = []\nassert each(lambda n: seen.append(n) or n + 1, [1, 2]) == [2, 3] and seen == [1, 2]\n"
+        "assert each(len, ['ab']) == [2]",
+    ),
+    "returns a function": ("def adder(n):\n    return lambda m: n + m", "assert adder(1)(2) == 3"),
+    "returns a generator": (
+        "def count():\n    n = 0\n    while True:\n        yield n\n        n += 1",
+        "from itertools import islice\nassert list(islice(count(), 3)) == [0, 1, 2]\nassert next(count()) == 0",
+    ),
+    "takes a generator": ("def total(items):\n    return sum(items)", "assert total(n for n in range(4)) == 6"),
+    "raises": (
+        "class Base(Exception): pass\nclass Empty(Base):\n    def __init__(self, size):\n        super().__init__(f'size {size}')\n"
+        "        self.size = size\ndef pop(items):\n    if items is None: raise ValueError('none')\n    raise Empty(len(items))",
+        "from solution import Base, Empty\nimport pytest\nwith pytest.raises(ValueError, match='none'):\n    pop(None)\n"
+        "with pytest.raises(Base):\n    pop([])\ntry:\n    pop([1])\nexcept Empty as error:\n"
+        "    assert error.size == 1 and str(error) == 'size 1'\nelse:\n    assert False",
+    ),
+    "has classes": (
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, item): self.items.append(item); return self\n"
+        "    def __len__(self): return len(self.items)\n    def __iter__(self): return iter(self.items)\n"
+        "    def __getitem__(self, key): return self.items[key]\n    def __add__(self, other):\n"
+        "        both = Stack(); both.items = self.items + other.items; return both\n    def __eq__(self, other): return self.items == other.items",
+        "stack = Stack()\nassert isinstance(stack, Stack) and len(stack) == 0\nstack.push(1).push(2)\n"
+        "assert list(stack) == [1, 2] and stack[0] == 1 and stack.items == [1, 2] and 2 in stack\n"
+        "assert len(stack + stack) == 4 and stack + Stack() == stack and stack != Stack() and stack is not None != stack",
+    ),
+    "returns special values": (
+        "import datetime, decimal\nfrom collections import *\nPoint = namedtuple('Point', 'x y')\n"
+        "def all_of_them():\n    return [Counter('aab'), OrderedDict(a=1), defaultdict(list, {1: [2]}), deque([1], 3), Point(1, 2),\n"
+        "        {1: 'x'}.keys(), range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, ..., datetime.date(2020, 1, 2), decimal.Decimal('0.1')]",
+        "import datetime, decimal\nfrom collections import *\nassert all_of_them() == [Counter('aab'), OrderedDict(a=1), {1: [2]}, deque([1]), (1, 2),\n"
+        "    {1: 'x'}.keys(), range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, ..., datetime.date(2020, 1, 2), decimal.Decimal('0.1')]\n"
+        "assert all_of_them()[4].y == 2 and float('nan') not in all_of_them()",
+    ),
+    "returns arrays": (
+        "import numpy as np\ndef twice(a):\n    return 2 * np.asarray(a)",
+        "assert np.array_equal(twice(np.array([1, 2])), [2, 4])\nassert twice(np.float64(1)) == 2.0 and twice([1.5]).shape == (1,)",
+    ),
+    "takes named arguments": (
+        "def f(target, operation=0, function=0, self=0, remote=0):\n    return target + operation + function + self + remote",
+        "import solution\nfrom solution import *\nassert f(target=1, operation=2, function=3, self=4, remote=5) == solution.f(15)",
+    ),
+    "waits": ("async def later(n):\n    return n + 1", "import asyncio\nassert asyncio.run(later(1)) == 2"),
+    "prints": (
+        "def greet(name):\n    print('hello', name)",
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as out:\n    greet('you')\nassert out.getvalue() == 'hello you\\n'",
+    ),
+    "has the name of one of Python's": (
+        "def sum(a, b):\n    return a + b",
+        "assert sum(1, 2) == 3\nassert abs(sum(1, 2)) == 3",
+    ),
+    "walks objects of the tests": (
+        "def total(node):\n    n = 0\n    while node is not None:\n        n += node.value\n        node.seen = True\n        node = node.next\n    return n",
+        "class Node:\n    def __init__(self, value, next=None): self.value, self.next, self.seen = value, next, False\n"
+        "node = Node(1, Node(2))\nassert total(node) == 3 and node.next.seen",
+    ),
+    "has constants and modules": (
+        "import math\nLIMIT = [1]\ndef f():\n    return LIMIT",
+        "assert f() == LIMIT == [math.floor(1.5)]",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_solution_whose_values_cross_to_the_tests(form: str) -> None:
+    solution, tests = FORMS[form]
+    verdict = judged([tests], solution)
+    assert verdict.reward == 1.0, verdict.metadata
+
+
+def test_an_object_that_meets_a_plain_value_is_named() -> None:
+    error = judged(CHECK, "class Three:\n    pass\ndef add(a, b):\n    return Three()").metadata["first_failure"][
+        "error"
+    ]
+    assert error.startswith("TypeError: an object of the solution")
+
+
 def test_a_class_that_the_tests_know_may_define_equality() -> None:
     code = "class Vector:\n    def __init__(self, x):\n        self.x = x\n    def __eq__(self, other):\n        return self.x == other.x\ndef make(x):\n    return Vector(x)"
     tests = "from solution import Vector, make\n\ndef test_make():\n    assert make(1) == Vector(1)\n    assert make(1) != Vector(2)"

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -188,17 +187,25 @@ def test_no_process_is_left_behind(child: str, ending: str, tmp_path: Path) -> N
 
 def _locking(file: Path) -> str:
     """Code that holds a lock for as long as it, or a process that it has started, lives."""
-    return f"import fcntl; lock = open({str(file)!r}, 'w'); fcntl.flock(lock, fcntl.LOCK_EX); print('locked')\n"
+    file.touch()
+    return f"import fcntl; lock = open({str(file)!r}); fcntl.flock(lock, fcntl.LOCK_EX); print('locked')\n"
 
 
 def _wait_until_unlocked(file: Path) -> None:
-    with file.open() as lock:
-        for _ in range(6_000):  # a killed process takes its time to end
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(0.01)
+    for _ in range(6_000):  # a killed process takes its time to end
+        if not _is_locked(file):
+            return
+        time.sleep(0.01)
     pytest.fail("it is still held")
+
+
+def _is_locked(file: Path) -> bool:
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 async def test_the_async_twin_gives_the_same() -> None:
@@ -209,10 +216,10 @@ async def test_the_async_twin_gives_the_same() -> None:
 
 
 async def test_cancelling_kills_the_process(tmp_path: Path) -> None:
-    note, lock = tmp_path / "note", tmp_path / "lock"
-    code = _locking(lock) + f"import time; open({str(note)!r}, 'w').close(); time.sleep(600)"
+    lock = tmp_path / "lock"
+    code = _locking(lock) + "import time; time.sleep(600)"
     running = asyncio.create_task(arun_python(code, timeout_s=600))
-    while not note.exists():  # noqa: ASYNC110 - another process writes it
+    while not _is_locked(lock):  # noqa: ASYNC110 - another process locks it
         await asyncio.sleep(0.01)
 
     running.cancel()

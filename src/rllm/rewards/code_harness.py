@@ -1,12 +1,14 @@
-"""The program that runs a solution inside the sandbox, and reports what it did behind a secret that it does not know.
+"""Program of a sandbox that judges a solution: it executes the solution, or the tests, but never both.
 
-Its job is JSON on standard input: the `secret`, the `solution`, and either `fn_name` and `calls`, whose results are only
-reported, because what was expected must stay outside; or `tests`, `functions` and `candidate`. One line is written for
-each call or function. It imports nothing of ours.
+Its job is JSON on standard input, in one of three forms:
 
-A solution cannot pass by leaving early, by printing, by redefining tests or by returning what equals everything. One that
-searches the interpreter's frames for the harness, or replaces a function that the tests call, such as `math.isclose`, could
-pass tests that are Python; where that matters, use calls.
+- `solution`, `fn_name` and `calls`: call the function, and report each result. Expected results stay outside.
+- `solution`: execute the solution, and serve the process with the tests (`Peer`).
+- `tests`, `functions` and `candidate`: execute the tests. The solution's functions and objects are `Remote`:
+  plain values come back as copies of exact types, and everything else stays with the solution. Operators decide here:
+  an object of the solution is never compared or combined with a value of the tests by a method of its own.
+
+One line is reported for each call or test function. Besides `code_peer` it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import importlib
+import io
 import json
 import os
-import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-SOLUTION_FILE = "solution.py"
+from rllm.rewards.code_peer import ENDED, Ended, Peer, words_of
+
 PREAMBLE = """
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string
 from collections import *
@@ -32,23 +36,36 @@ from itertools import *
 from math import gcd, inf, sqrt
 from typing import *
 """
-"""What the sites take for granted whose tasks ask for a function."""
+"""Imports that the sites whose tasks ask for a function take for granted."""
+MODULES = {"np": "numpy", "pd": "pandas"}
+"""Modules that tests use without an import where the solution imports them, by the names that everybody gives them."""
 
 
 def main() -> None:
     """Do the job."""
     job = json.load(sys.stdin)
-    report = _reporter(job["secret"])
-    solution = types.ModuleType("solution")
-    sys.modules["solution"] = sys.modules["__main__"] = solution
-    vars(solution)["__builtins__"] = _builtins()  # where they are not taken for the solution's own names
-    loaded = _attempt(_execute, job["solution"], SOLUTION_FILE, vars(solution))
-    if "error" in loaded:
-        report(loaded)
-    elif "calls" in job:
-        _report_calls(solution, job["fn_name"], job["calls"], report)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)  # the job cannot be read again
+    channel = os.dup(1)
+    os.dup2(nowhere, 1)
+    if "calls" in job:
+        report_calls(job, functools.partial(_report, channel))
+    elif "tests" in job:
+        report_tests(job, functools.partial(_report, channel))
     else:
-        _report_tests(solution, job, report)
+        os.close(channel)
+        serve_solution(job)
+
+
+def _report(channel: int, outcome: dict[str, Any]) -> None:
+    line = f"{json.dumps(outcome, default=_as_json)}\n".encode()
+    while line:
+        line = line[os.write(channel, line) :]
+
+
+def _as_json(value: Any) -> Any:
+    """Return NumPy's numbers and arrays as Python's, and other iterables as lists."""
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def _builtins() -> dict[str, Any]:
@@ -57,40 +74,31 @@ def _builtins() -> dict[str, Any]:
     return names
 
 
-def _reporter(secret: str) -> Callable[[dict[str, Any]], None]:
-    """Writes where standard output went, which leads nowhere from now on."""
-    channel = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-    def report(outcome: dict[str, Any]) -> None:
-        line = f"{secret}{json.dumps(outcome, default=_as_json)}\n".encode()
-        while line:
-            line = line[os.write(channel, line) :]
-
-    return report
-
-
-def _as_json(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, and what else can be gone through as a list."""
-    return value.tolist() if hasattr(value, "tolist") else list(value)
-
-
-def _execute(code: str | ast.Module, file_name: str, namespace: dict[str, Any]) -> None:
-    exec(compile(code, file_name, "exec"), namespace)
-
-
 def _attempt(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     try:
         return {"result": function(*arguments)}
     except BaseException as error:  # sys.exit(0) passes no test
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        return {"error": words_of(error)}
 
 
-def _report_calls(
-    solution: types.ModuleType, fn_name: str, calls: list[list[Any]], report: Callable[..., None]
-) -> None:
-    for arguments in calls:
-        outcome = _attempt(_call, solution, fn_name, arguments)
+# The solution
+
+
+def _load(solution: str) -> tuple[types.ModuleType, dict[str, Any]]:
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = sys.modules["__main__"] = module
+    vars(module)["__builtins__"] = _builtins()  # where they are not taken for the solution's own names
+    return module, _attempt(lambda: exec(compile(solution, "solution.py", "exec"), vars(module)))
+
+
+def report_calls(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+    """Execute the solution, and report what each call returns."""
+    solution, loaded = _load(job["solution"])
+    if "error" in loaded:
+        report(loaded)
+        return
+    for arguments in job["calls"]:
+        outcome = _attempt(_call, solution, job["fn_name"], arguments)
         written = _attempt(report, outcome)
         if "error" in written:
             report({"error": f"the result cannot be written as JSON: {written['error']}"})
@@ -101,68 +109,122 @@ def _call(solution: types.ModuleType, fn_name: str, arguments: list[Any]) -> Any
     return getattr(owner, fn_name)(*arguments)
 
 
-def _report_tests(solution: types.ModuleType, job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-    compared = ast.fix_missing_locations(_Comparisons().visit(ast.parse(job["tests"])))
-    known = set(re.findall(r"\w+", job["tests"]))
-    namespace = dict(vars(solution), __name__="tests", **{_HONEST: functools.partial(_honest, known)})
-    loaded = _attempt(_execute, compared, "tests.py", namespace)
-    if "error" in loaded or not job["functions"]:
-        report({"error": loaded["error"]} if "error" in loaded else {"result": None})
+def serve_solution(job: dict[str, Any]) -> None:
+    """Execute the solution, and then what the tests ask of it, until they have ended."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
+    sys.stdout = printed
+    peer = Peer(int(os.environ.pop("RLLM_CHANNEL")), trusts=True, printed=printed)
+    solution, loaded = _load(job["solution"])
+    peer.exported[0] = solution
+    names = {str(name): isinstance(value, types.ModuleType) for name, value in list(vars(solution).items())}
+    with suppress(Ended):
+        peer.send({**loaded, "result": None, "names": names})
+        while "error" not in loaded:
+            peer.serve(peer.receive())
+
+
+# The tests
+
+
+def report_tests(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+    """Compile the tests, wait for the solution, execute the tests, and report what became of each function."""
+    tree = ast.parse(job["tests"])
+    code = compile(tree, "tests.py", "exec")
+    own = _builtins()
+    peer = Peer(int(os.environ.pop("RLLM_CHANNEL")), trusts=False)
+    try:
+        hello = peer.receive()
+    except Ended as ended:
+        hello = {"error": str(ended)}
+    if not isinstance(hello.get("names"), dict) or "error" in hello:
+        report({"error": str(hello.get("error"))[:500]})
         return
-    for name in job["functions"]:
-        arguments = [eval(job["candidate"], {**vars(solution), "__builtins__": {}})] if name == "check" else []
-        outcome = _attempt(namespace[name], *arguments)
+    sys.modules["solution"] = sys.modules["__main__"] = _SolutionModule(peer, hello["names"].keys() - own.keys())
+    names = functools.partial(_names_for, tree, own, hello["names"], peer, has_candidate=bool(job["candidate"]))
+    for outcome in _outcomes(job, code, {"__builtins__": own, "__name__": "tests"}, names, peer):
         report({"error": outcome["error"]} if "error" in outcome else {"result": None})
 
 
-_HONEST = "__honest__"
+def _outcomes(
+    job: dict[str, Any],
+    code: types.CodeType,
+    namespace: dict[str, Any],
+    names: Callable[[], dict[str, Any]],
+    peer: Peer,
+) -> Iterator[dict[str, Any]]:
+    def load() -> None:
+        namespace.update(names())
+        exec(code, namespace)
+
+    loaded = _attempt(load)
+    if "error" in loaded or not job["functions"]:
+        yield _while_there(peer, loaded)
+        return
+    for name in job["functions"]:
+        test = namespace[name]
+        if name == "check":
+            yield _while_there(peer, _attempt(lambda test=test: test(peer.request("eval", None, job["candidate"]))))
+        else:
+            yield _while_there(peer, _attempt(test))
 
 
-class _Comparisons(ast.NodeTransformer):
-    """Lets no value that the tests compare decide for itself what it is equal to."""
-
-    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
-        self.generic_visit(node)
-        honest = ast.Name(_HONEST, ast.Load())
-        node.left = ast.Call(honest, [node.left], [])
-        node.comparators = [
-            ast.Call(honest, [operand, ast.Constant(isinstance(operator, ast.In | ast.NotIn))], [])
-            for operator, operand in zip(node.ops, node.comparators, strict=True)
-        ]
-        return node
+def _while_there(peer: Peer, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Fail a test that ended without the solution, which tests may not notice."""
+    return {"error": ENDED} if peer.is_closed else outcome
 
 
-def _honest(known: set[str], value: Any, is_searched: bool = False) -> Any:
-    """The value.
+def _names_for(
+    tree: ast.Module, own: dict[str, Any], theirs: dict[str, bool], peer: Peer, *, has_candidate: bool
+) -> dict[str, Any]:
+    """Return what the tests use and neither define nor import: from the solution, unless Python has it.
 
-    Args:
-        known: words of the tests.
-        value: what they compare.
-        is_searched: whether they ask what is in it. What is found by its hash is not looked through then: tests may ask a large
-            set for each of its items.
-
-    Raises:
-        TypeError: if it or one in it has an equality of the solution's, or equals all, and is of a class that the tests do not
-            name.
+    Where Python has everything that they use, as in `assert sum(10, 15) == 6`, they test functions that bear the name
+    of one of Python's: those that they call innermost.
     """
-    kind = type(value)
-    if kind in (bool, int, float, complex, str, bytes, type(None)):
-        return value
-    hashed = isinstance(value, set | frozenset | dict)
-    if isinstance(value, list | tuple) or (hashed and not is_searched):
-        for item in value.values() if isinstance(value, dict) else value:
-            _honest(known, item)
-    if kind.__name__.strip("_") in known:
-        return value
-    code = getattr(kind.__eq__, "__code__", None)
-    is_own = code is not None and code.co_filename == SOLUTION_FILE
-    with suppress(Exception):
-        is_own = is_own or (value == object()) is True
-    if is_own:
-        raise TypeError(f"the solution made a {kind.__name__}, which has an equality of its own")
-    return value
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    wanted = loaded - _bound_in(tree) - own.keys()
+    imports = any(isinstance(node, ast.ImportFrom) and node.module == "solution" for node in ast.walk(tree))
+    if not wanted and not imports and not has_candidate:
+        wanted = _innermost_calls(tree) - _bound_in(tree)
+    names: dict[str, Any] = {}
+    for name in sorted(wanted & theirs.keys()):
+        if theirs[name] is True:
+            if name in MODULES or name in sys.stdlib_module_names:
+                names[name] = importlib.import_module(MODULES.get(name, name))
+        else:
+            names[name] = peer.request("get", None, name)
+    return names
 
 
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # whatever threads the solution has started
+def _bound_in(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
+def _innermost_calls(tree: ast.Module) -> set[str]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    outer = {id(call) for call in calls for node in ast.walk(call) if node is not call and node in calls}
+    return {call.func.id for call in calls if id(call) not in outer}  # type: ignore[attr-defined]
+
+
+class _SolutionModule(types.ModuleType):
+    """What `import solution` gives the tests."""
+
+    def __init__(self, peer: Peer, names: set[str]) -> None:
+        super().__init__("solution")
+        self.__all__ = [name for name in sorted(names) if not name.startswith("_")]
+        self._peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._peer.request("get", None, name)

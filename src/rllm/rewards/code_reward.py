@@ -6,32 +6,52 @@ import json
 import math
 import re
 import reprlib
-import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rllm.rewards.code_peer import ENDED
 from rllm.rewards.code_tests import CallTests, InputTests, ProgramTests, Tests, read_tests
 from rllm.rewards.reading import after_thinking, python_blocks, text_of_action
 from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
 from rllm.rewards.reward_types import RewardType as RewardType
-from rllm.tools.sandbox import SandboxResult, run_python
+from rllm.tools.sandbox import SandboxResult, run_judged, run_python
 from rllm.types import Task
 
 NAME = "the code reward"
 MAX_REPORT_BYTES = 4 << 20
 
-_HARNESS = Path(__file__).with_name("code_harness.py")
+_HARNESS = f"""
+import importlib.util, os, sys
+for name in "code_peer", "code_harness":
+    spec = importlib.util.spec_from_file_location(f"rllm.rewards.{{name}}", f"{Path(__file__).parent}/{{name}}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+module.main()
+os._exit(0)  # whatever threads the solution has started
+"""
+"""Loads the program without the rest of the package, which the sandbox does not need."""
 
 
 @dataclass(frozen=True)
 class RewardCodeFn:
-    """Judges a text by the last closed block of Python in it, which must pass every test; `read_tests` says where they are.
-    Where the tests call a function it is the last block that defines it, if there is one: examples of its use may follow.
+    """Judges a text by the last closed block of Python in it, which must pass every test; `read_tests` says where they
+    are. Where the tests call a function it is the last block that defines it, if there is one: examples of its use may
+    follow.
 
-    What tests expect stays outside the sandbox, except for tests that are Python themselves. The metadata has `passed` and
-    `total`, and the `first_failure`; programs that read standard input are not run again after it.
+    No verdict is formed in a process that executes the solution, so that nothing which a solution does to its own
+    process can win. Outputs and results of calls are compared outside the sandbox, which never has what is expected.
+    Tests that are Python run in a second sandbox; there a solution's functions and objects stand for those in the
+    first, of which plain values are copies. Such tests are as strict as they are written: they pass if the solution's
+    answers, given in plain values or by methods that the tests call, are those that they ask for. So these remain the
+    solution's to decide: helper functions that the tests use but neither define nor import from elsewhere, and
+    comparisons of two of its own objects. A comparison of its own object with a plain value is an error.
+
+    Whatever the solution does earns a reward; a sandbox that could not be set up raises, which leaves the answer
+    unscored. The metadata has `passed` and `total`, and the `first_failure`; programs that read standard input are not
+    run again after it.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -46,6 +66,7 @@ class RewardCodeFn:
 
         Raises:
             RewardError: if the task has no usable tests.
+            SandboxError: if a sandbox could not be set up.
         """
         given = RewardInput.of(task_info, action)
         tests = read_tests(given.task_info)
@@ -82,8 +103,15 @@ class RewardCodeFn:
         return _Verdict(total, total, None)
 
     def _run_calls(self, solution: str, tests: CallTests) -> _Verdict:
-        job = {"fn_name": tests.fn_name, "calls": [arguments for arguments, _ in tests.cases]}
-        outcomes = self._run_harness(solution, job, num_outcomes=len(tests.cases))
+        job = {"solution": solution, "fn_name": tests.fn_name, "calls": [arguments for arguments, _ in tests.cases]}
+        run = run_python(
+            _HARNESS,
+            stdin=json.dumps(job),
+            timeout_s=self._seconds,
+            memory_mb=self.memory_mb,
+            max_output_bytes=MAX_REPORT_BYTES,
+        )
+        outcomes = _outcomes(run.stdout, len(tests.cases), _end_of(run, self._seconds))
         failures = []
         for index, (outcome, (arguments, expected)) in enumerate(zip(outcomes, tests.cases, strict=True)):
             if "error" in outcome or not _same_result(outcome["result"], expected):
@@ -94,28 +122,27 @@ class RewardCodeFn:
     def _run_program(self, solution: str, tests: ProgramTests) -> _Verdict:
         names = tests.functions or ("the assertions",)
         job = {"tests": tests.code, "functions": tests.functions, "candidate": tests.candidate}
-        outcomes = self._run_harness(solution, job, num_outcomes=len(names))
+        run, solution_run = run_judged(
+            _HARNESS,
+            _HARNESS,
+            stdin=json.dumps(job),
+            judged_stdin=json.dumps({"solution": solution}),
+            timeout_s=self._seconds,
+            memory_mb=self.memory_mb,
+            max_output_bytes=MAX_REPORT_BYTES,
+        )
+        outcomes = _outcomes(run.stdout, len(names), _end_of(run, self._seconds))
+        ended = f"not run: {_end_of(solution_run, self._seconds)}"
         failures = [
-            {"test": name, "error": outcome["error"]}
+            {"test": name, "error": ended if outcome["error"] == ENDED else outcome["error"]}
             for name, outcome in zip(names, outcomes, strict=True)
             if "error" in outcome
         ]
         return _Verdict.of(failures, len(names))
 
-    def _run_harness(self, solution: str, job: dict[str, Any], num_outcomes: int) -> list[dict[str, Any]]:
-        """What became of each call or test function: a `result` or an `error`."""
-        secret = secrets.token_hex(16)
-        run = run_python(
-            _HARNESS.read_text(),
-            stdin=json.dumps({"secret": secret, "solution": solution, **job}),
-            timeout_s=min(self.timeout_s, self.deadline_s),
-            memory_mb=self.memory_mb,
-            max_output_bytes=MAX_REPORT_BYTES,
-        )
-        lines = [line.removeprefix(secret) for line in run.stdout.split("\n")[:-1] if line.startswith(secret)]
-        outcomes = [_outcome(line) for line in lines[:num_outcomes]]
-        missing = {"error": f"not run: {outcomes[-1]['error'] if _failed(outcomes) else _end_of(run, self.timeout_s)}"}
-        return outcomes + [missing] * (num_outcomes - len(outcomes))
+    @property
+    def _seconds(self) -> float:
+        return min(self.timeout_s, self.deadline_s)
 
 
 def _solution_in(blocks: list[str], tests: Tests) -> str:
@@ -148,16 +175,21 @@ class _Verdict:
         return {"passed": self.passed, "total": self.total, **({"first_failure": failure} if failure else {})}
 
 
+def _outcomes(report: str, number: int, end: str) -> list[dict[str, Any]]:
+    """Return the outcome of each call or test function: a `result` or an `error`."""
+    outcomes = [_outcome(line) for line in report.split("\n")[:-1][:number]]
+    cause = outcomes[-1]["error"] if outcomes and "error" in outcomes[-1] else end
+    return outcomes + [{"error": f"not run: {cause}"}] * (number - len(outcomes))
+
+
 def _outcome(line: str) -> dict[str, Any]:
     try:
-        outcome: dict[str, Any] = json.loads(line)
+        outcome = json.loads(line)
     except (ValueError, RecursionError) as error:  # what the solution returned can be as large and as deep as it likes
         return {"error": f"the result cannot be read: {error}"}
-    return outcome
-
-
-def _failed(outcomes: list[dict[str, Any]]) -> bool:
-    return bool(outcomes) and "error" in outcomes[-1]
+    if isinstance(outcome, dict) and outcome.keys() & {"result", "error"}:
+        return outcome
+    return {"error": "the result cannot be read"}
 
 
 def _end_of(run: SandboxResult, seconds: float) -> str:
@@ -204,5 +236,6 @@ def _same_value(got: Any, expected: Any) -> bool:
     if isinstance(got, dict) and isinstance(expected, dict):
         return got.keys() == expected.keys() and all(_same_value(got[key], expected[key]) for key in expected)
     if isinstance(got, float) and isinstance(expected, int | float):
-        return math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-9)
+        with suppress(OverflowError):  # an integer beyond all floats
+            return math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-9)
     return bool(got == expected)

@@ -1,41 +1,53 @@
 """Run Python code that nobody has read, in a process with limits: `run_python(code)`, or `await arun_python(code)`.
 
-What it protects from: endless loops and sleeps, memory and output floods, fork bombs (but see below), processes left behind,
-signals to other processes, secrets in the parent's environment, and the network.
+With Linux namespaces the code has:
 
-What it does not protect from: the code reads every file that this user may read and writes wherever this user may write;
-it can reach services that listen on a Unix socket in the file system; it can fill the disk with many files; the kernel does
-not bound the number of root's processes, nor the memory of several processes together. Where the kernel permits no namespaces
-(`SandboxResult.network` says so), network, programs and signals are refused by Python alone, which hostile code can undo, and
-the parent's environment can be read through `/proc`. Against
-hostile code rather than careless code, run the whole program in a container or a virtual machine. macOS has no
-namespaces and does not enforce the memory limit.
+- no network, no connection to a socket in the file system, no System V or POSIX memory that outlives it;
+- no process of others to see, signal or trace, and none of its own that outlives it;
+- no capabilities, and no way to get some: no new privileges, no further namespaces, no mounts;
+- an empty folder in memory (64 MiB, 10,000 names) to write to, and 16 MiB at `/dev/shm`; all other files are read-only,
+  and of the devices there are `null`, `zero`, `full`, `random` and `urandom`;
+- bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
+
+It does not protect from this: the code reads every file that this user may read; up to 32 processes (300 of root's,
+from Linux 6.14; before, root's are not bounded) have `memory_mb` each; there is no protection from a kernel with holes.
+Run the whole program in a container or a virtual machine, under a user id of its own, where that matters.
+
+`SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code
+writes wherever the user may, its processes can outlive it, and programs and signals are refused by Python alone, which
+hostile code can undo; the network is shut off by a filter of system calls where there is one (`SandboxResult.network`).
+macOS has neither, and does not enforce the memory limit.
+
+Whatever the code does is a result. `SandboxError` is for a sandbox that could not be set up, which no code can cause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
 import logging
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RLLMError
 from rllm.forks import no_fork_meanwhile
 from rllm.threads import in_thread
 
-__all__ = ["SandboxResult", "arun_python", "run_python"]
+__all__ = ["SandboxError", "SandboxResult", "arun_python", "run_python"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +60,13 @@ MAX_PROCESSES = 32
 _CHILD = str(Path(__file__).with_name("sandbox_child.py"))
 
 
+class SandboxError(RLLMError):
+    """A sandbox that could not be set up: the code has not run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult:
-    """What came of the code."""
+    """Outcome of the code."""
 
     stdout: str
     """Its beginning, if it was `truncated`."""
@@ -62,7 +78,10 @@ class SandboxResult:
     """It was cut at its deadline, or used up its CPU seconds."""
     truncated: bool = False
     network: str = "unknown"
-    """`namespace`: the kernel gave it no network. `blocked in python`: Python refused it. `unknown`: it ended too soon."""
+    """`namespace`: the kernel gave it no network. `filter`: the kernel refuses the calls that need one. `blocked in
+    python`: Python refuses it. `unknown`: the deadline came before the code began."""
+    missing: tuple[str, ...] = ()
+    """Protections that this machine does not provide: `processes`, `files`, `capabilities`, `calls`."""
 
     @property
     def ok(self) -> bool:
@@ -84,7 +103,7 @@ def run_python(
 
     Args:
         code: the source; it sees the installed packages, but neither this process nor its working directory.
-        stdin: what the code can read from its standard input.
+        stdin: text on its standard input.
         timeout_s: wall-clock seconds; at the deadline the process and its children are killed.
         cpu_s: CPU seconds of each process; by default as many as `timeout_s`.
         memory_mb: mebibytes of address space of each process.
@@ -93,25 +112,10 @@ def run_python(
 
     Raises:
         ConfigError: if a limit makes no sense.
+        SandboxError: if the sandbox could not be set up.
     """
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    with _files(job, stdin) as files:
-        process = _started(files)
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            _kill_group(process.pid)
-
-        deadline = threading.Timer(timeout_s, expire)  # `wait(timeout_s)` would poll, and add up to 50 ms
-        try:
-            deadline.start()
-            process.wait()
-        finally:
-            deadline.cancel()
-            _kill_group(process.pid)
-            exit_code = process.wait()
-        return files.result(exit_code, expired.is_set(), max_output_bytes)
+    return _Run(job, stdin, timeout_s, max_output_bytes).whole()
 
 
 async def arun_python(
@@ -126,22 +130,129 @@ async def arun_python(
 ) -> SandboxResult:
     """`run_python` beside the event loop; cancelling it kills the process."""
     job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    with _files(job, stdin) as files:
-        process = _started(files)
-        try:
-            await asyncio.wait_for(in_thread(process.wait, name="sandbox"), timeout_s)
-            timed_out = False
-        except TimeoutError:
-            timed_out = True
-        finally:
-            _kill_group(process.pid)
-            exit_code = await in_thread(process.wait, name="sandbox")
-        return files.result(exit_code, timed_out, max_output_bytes)
+    run = _Run(job, stdin, timeout_s, max_output_bytes)
+    running = asyncio.ensure_future(in_thread(run.whole, name="sandbox"))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        run.kill()
+        with suppress(Exception):
+            await running  # until everything is removed
+        raise
 
 
-def _started(files: _Files) -> subprocess.Popen[bytes]:
-    with no_fork_meanwhile():
-        return subprocess.Popen(files.command, **files.popen_options)
+def run_judged(
+    judge: str, judged: str, *, stdin: str, judged_stdin: str, timeout_s: float, memory_mb: int, max_output_bytes: int
+) -> tuple[SandboxResult, SandboxResult]:
+    """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
+
+    The environment variable `RLLM_CHANNEL` of each has the number of its end of the socket.
+
+    Args:
+        judge: the first program.
+        judged: the second program.
+        stdin: standard input of the first.
+        judged_stdin: standard input of the second.
+
+    Returns:
+        The outcomes of both.
+    """
+    job = _job(judge, timeout_s, None, memory_mb, max_output_bytes, show_last_value=False)
+    here, there = socket.socketpair()
+    first = _Run(job, stdin, timeout_s, max_output_bytes, here)
+    second = _Run({**job, "code": judged}, judged_stdin, timeout_s, max_output_bytes, there)
+    with here, there, first.started(), second.started():
+        here.close()  # else neither would see the other's end
+        there.close()
+        result = first.result()
+        if not result.timed_out:
+            second.await_code()  # else a sandbox that could not be set up would look like a solution that ended
+        second.kill()
+        return result, second.result()
+
+
+class _Run:
+    """One run of a job. `result` blocks; any thread may `kill` the run, even before it has begun."""
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        stdin: str,
+        timeout_s: float,
+        max_output_bytes: int,
+        channel: socket.socket | None = None,
+    ) -> None:
+        self._job = job
+        self._stdin = stdin
+        self._timeout_s = timeout_s
+        self._max_output_bytes = max_output_bytes
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._files: _Files
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+
+    def whole(self) -> SandboxResult:
+        """Start it, and wait for its end."""
+        with self.started():
+            return self.result()
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Start it; end it and remove what it wrote on exit."""
+        with ExitStack() as opened:
+            try:
+                self._files = opened.enter_context(_files(self._job, self._stdin, self._channel))
+                with self._lock, no_fork_meanwhile():
+                    self._process = subprocess.Popen(self._files.command, **self._files.popen_options)
+            except OSError as error:
+                raise SandboxError(f"the sandbox could not be started: {error}") from error
+            try:
+                yield
+            finally:
+                self.kill()
+                self._process.wait()
+
+    def kill(self) -> None:
+        """End all processes of the run, unless it has ended."""
+        with self._lock:
+            if self._process is None:
+                self._is_killed = True
+            elif self._process.poll() is None:
+                self._is_killed = True
+                _kill_group(self._process.pid)
+
+    def await_code(self) -> None:
+        """Wait until the code begins, or cannot, for a few seconds at most."""
+        assert self._process is not None
+        end = time.monotonic() + 5
+        while not self._files.report_size and self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def result(self) -> SandboxResult:
+        """Wait for its end, or end it at its deadline.
+
+        Raises:
+            SandboxError: if the code could not begin.
+        """
+        assert self._process is not None
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.kill()
+
+        deadline = threading.Timer(self._timeout_s, expire)  # `wait(timeout_s)` would poll, and add up to 50 ms
+        deadline.daemon = True
+        deadline.start()
+        if self._is_killed:  # before there was a process
+            self.kill()
+        self._process.wait()
+        deadline.cancel()
+        _kill_group(self._process.pid)
+        return self._files.result(
+            self._process.returncode, expired.is_set(), self._max_output_bytes, may_be_early=self._is_killed
+        )
 
 
 def _job(
@@ -167,7 +278,7 @@ def _job(
 
 @dataclass(frozen=True, kw_only=True)
 class _Files:
-    """What passes between the two processes: files without a name, which a flood cannot grow beyond their limit."""
+    """Files between the two processes. They have no name, and a flood cannot grow them beyond their limit."""
 
     folder: str
     stdin: IO[bytes]
@@ -175,6 +286,7 @@ class _Files:
     stderr: IO[bytes]
     job: IO[bytes]
     report: IO[bytes]
+    channel: socket.socket | None
 
     @property
     def command(self) -> list[str]:
@@ -182,21 +294,29 @@ class _Files:
 
     @property
     def popen_options(self) -> dict[str, Any]:
+        channel = [] if self.channel is None else [self.channel.fileno()]
         return {
             "stdin": self.stdin,
             "stdout": self.stdout,
             "stderr": self.stderr,
-            "pass_fds": (self.job.fileno(), self.report.fileno()),
+            "pass_fds": (self.job.fileno(), self.report.fileno(), *channel),
             "cwd": self.folder,
-            "env": _environment(self.folder),
+            "env": {**_environment(self.folder), **({"RLLM_CHANNEL": str(channel[0])} if channel else {})},
             "start_new_session": True,
         }
 
-    def result(self, exit_code: int, timed_out: bool, max_output_bytes: int) -> SandboxResult:
+    @property
+    def report_size(self) -> int:
+        return os.fstat(self.report.fileno()).st_size
+
+    def result(self, exit_code: int, timed_out: bool, max_output_bytes: int, *, may_be_early: bool) -> SandboxResult:
         self.report.seek(0)
-        network = self.report.read().decode() or "unknown"
-        if network == "blocked in python":
-            _warn_of_weak_isolation()
+        written = self.report.read()  # before the code began: it has no way to write there
+        if not written and not may_be_early:
+            reason = _read(self.stderr, 0, 4_000).strip().rpartition("\n")[2]
+            raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
+        report: dict[str, Any] = json.loads(written) if written else {"network": "unknown", "missing": []}
+        _warn_of_weak_isolation(report["network"], tuple(report["missing"]))
         sizes = [os.fstat(file.fileno()).st_size for file in (self.stdout, self.stderr)]
         return SandboxResult(
             stdout=_read(self.stdout, 0, max_output_bytes),
@@ -204,21 +324,86 @@ class _Files:
             exit_code=exit_code,
             timed_out=timed_out or exit_code == -signal.SIGXCPU,
             truncated=max(sizes) > max_output_bytes,
-            network=network,
+            network=report["network"],
+            missing=tuple(report["missing"]),
         )
 
 
 @contextmanager
-def _files(job: dict[str, Any], stdin: str) -> Iterator[_Files]:
-    with (
-        tempfile.TemporaryDirectory(prefix="rllm-sandbox-", ignore_cleanup_errors=True) as folder,
-        _file_of(stdin.encode(errors="replace")) as input_file,
-        _file_of(b"") as stdout,
-        _file_of(b"") as stderr,
-        _file_of(json.dumps(job).encode()) as job_file,
-        _file_of(b"") as report,
-    ):
-        yield _Files(folder=folder, stdin=input_file, stdout=stdout, stderr=stderr, job=job_file, report=report)
+def _files(job: dict[str, Any], stdin: str, channel: socket.socket | None) -> Iterator[_Files]:
+    with ExitStack() as opened:
+        folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
+        opened.callback(_remove, folder)
+        contents = {
+            "stdin": stdin,
+            "stdout": "",
+            "stderr": "",
+            "job": json.dumps({**job, "folder": folder}),
+            "report": "",
+        }
+        files = {name: opened.enter_context(_file_of(text.encode(errors="replace"))) for name, text in contents.items()}
+        yield _Files(folder=folder, channel=channel, **files)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder in which hostile code may have written: any depth, any names, any permissions.
+
+    One folder is open at a time, and no path is longer than a name. Links are removed, not followed.
+    """
+    try:
+        with suppress(OSError):
+            Path(folder).rmdir()  # with namespaces it is always empty: the code wrote to memory
+            return
+        _empty(os.open(folder, _FOLDER))
+        Path(folder).rmdir()
+    except OSError as error:
+        logger.warning("a folder of the sandbox remains: %s", error)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def _empty(folder: int) -> None:
+    """Remove all that is in the open folder, and close it."""
+    above: list[tuple[os.stat_result, list[str]]] = []
+    """For each folder on the way to the open one: its identity, and its folders that remain, the one on the way
+    last."""
+    remaining = _folders_left(folder)
+    try:
+        while remaining or above:
+            if remaining:
+                above.append((os.fstat(folder), remaining))
+                folder = _moved(folder, remaining[-1])
+                remaining = _folders_left(folder)
+                continue
+            identity, remaining = above.pop()
+            folder = _moved(folder, "..")
+            if not os.path.samestat(os.fstat(folder), identity):  # a process that got away has moved it
+                raise OSError(errno.ESTALE, "a folder was moved while it was emptied")
+            os.rmdir(remaining.pop(), dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _moved(folder: int, name: str) -> int:
+    """Return the folder of that name, open, and close this one."""
+    opened = os.open(name, _FOLDER, dir_fd=folder)
+    os.close(folder)
+    return opened
+
+
+def _folders_left(folder: int) -> list[str]:
+    """Remove everything but the folders in the open one, and permit everything with these."""
+    folders = []
+    os.fchmod(folder, 0o700)
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=folder)
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders
 
 
 def _file_of(content: bytes) -> IO[bytes]:
@@ -244,8 +429,16 @@ def _kill_group(leader: int) -> None:
 
 
 @functools.cache
-def _warn_of_weak_isolation() -> None:
-    logger.warning(
-        "this machine permits no namespaces: sandboxed code is kept off network and processes by Python alone, "
-        "which hostile code can undo; allow user namespaces, or run in a container without network"
-    )
+def _warn_of_weak_isolation(network: str, missing: tuple[str, ...]) -> None:
+    if network in ("filter", "blocked in python"):
+        logger.warning(
+            "this machine permits no namespaces: sandboxed code is kept off %s by Python alone, which hostile code can "
+            "undo, and writes wherever this user may; allow user namespaces, or run in a container without network",
+            "processes" if network == "filter" else "network and processes",
+        )
+    elif missing:
+        logger.warning(
+            "this machine does not provide a part of the sandbox (%s), see rllm.tools.sandbox: run in a container if "
+            "the code is hostile",
+            ", ".join(missing),
+        )

@@ -1,0 +1,374 @@
+"""An attacker writes the code that the Python sandbox runs: it wins no right, leaves nothing, and is always a result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rllm.rewards.code_reward import RewardCodeFn
+from rllm.tools import sandbox, sandbox_child
+from rllm.tools.sandbox import SandboxError, SandboxResult, arun_python, run_python
+
+HAS_NAMESPACES = run_python("").network == "namespace"
+needs_namespaces = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine permits no namespaces")
+TRY = """
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(function, *arguments):
+    try:
+        result = function(*arguments)
+    except OSError as error:
+        return error.strerror
+    return os.strerror(ctypes.get_errno()) if result == -1 else f'permitted: {result!r}'
+"""
+
+
+def attempt(*calls: str) -> list[str]:
+    """What became of each call of a function, as one line each."""
+    code = TRY + "\n".join(f"print(refused({call}), flush=True)" for call in calls)
+    result = run_python(code, timeout_s=60)
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(calls), result
+    return lines
+
+
+def number(call: str) -> int:
+    """The number of a system call on this machine."""
+    return sandbox_child._CALLS[call][sandbox_child._MACHINES[platform.machine()][0]]
+
+
+def assert_all_refused(*calls: str) -> None:
+    assert [
+        (call, line) for call, line in zip(calls, attempt(*calls), strict=True) if line.startswith("permitted")
+    ] == []
+
+
+# Rights
+
+
+@needs_namespaces
+def test_all_capability_sets_are_empty_and_none_can_be_won() -> None:
+    status = run_python("print(open('/proc/self/status').read())").stdout
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {
+        name: int(fields[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    } == dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), 0)
+    assert fields["NoNewPrivs"] == "1"
+
+
+@needs_namespaces
+def test_nothing_can_be_mounted_or_unmounted() -> None:
+    assert_all_refused(
+        "libc.umount2, b'/proc', 2",
+        "libc.mount, b'tmpfs', b'/tmp', b'tmpfs', 0, None",
+        "libc.mount, None, b'/', None, 0x20 | 0x4000, None",  # to remount it writable
+        f"libc.syscall, {number('open_tree')}, -100, b'/', 1",
+        f"libc.syscall, {number('fsopen')}, b'tmpfs', 0",
+        "libc.chroot, b'.'",
+        f"libc.syscall, {number('pivot_root')}, b'.', b'.'",
+    )
+
+
+@needs_namespaces
+def test_no_further_namespace_can_be_made() -> None:
+    flags = {"user": 1 << 28, "mount": 0x20000, "pid": 1 << 29, "network": 1 << 30, "ipc": 1 << 27, "uts": 1 << 26}
+    assert_all_refused(
+        *(f"libc.unshare, {flag}" for flag in flags.values()),
+        *(f"libc.unshare, {flag | flags['user']}" for flag in flags.values()),
+        f"libc.syscall, {number('clone')}, {flags['user'] | 17}, 0, 0, 0, 0",
+        f"libc.setns, os.open('/proc/self/ns/user', os.O_RDONLY), {flags['user']}",
+    )
+
+
+@needs_namespaces
+def test_no_setting_of_the_kernel_can_be_written() -> None:
+    names = [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/pid_max",
+        "/proc/sysrq-trigger",
+        "/proc/self/oom_score_adj",
+    ]
+    names += [
+        "/sys/kernel/uevent_helper",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/sys/fs/cgroup/release_agent",
+    ]
+    assert_all_refused(*(f"os.open, {name!r}, os.O_WRONLY" for name in names))
+
+
+@needs_namespaces
+def test_no_device_of_the_machine_is_there() -> None:
+    assert sorted(run_python("import os; print(*os.listdir('/dev'))").stdout.split()) == sorted(
+        ["fd", "full", "null", "random", "shm", "urandom", "zero"]
+    )
+    assert_all_refused(
+        "os.mknod, 'disk', 0o60600, os.makedev(254, 0)", "os.mknod, '/dev/mem', 0o20600, os.makedev(1, 1)"
+    )
+
+
+@needs_namespaces
+def test_no_key_of_the_user_and_no_other_memory_can_be_read() -> None:
+    assert_all_refused(
+        f"libc.syscall, {number('keyctl')}, 0, -3, 0",
+        f"libc.syscall, {number('add_key')}, b'user', b'name', b'secret', 6, -3",
+        "libc.ptrace, 16, 1, 0, 0",
+        f"libc.syscall, {number('process_vm_readv')}, 1, 0, 0, 0, 0, 0",
+        "os.open, '/proc/1/mem', os.O_RDONLY",
+        "os.open, '/proc/1/environ', os.O_RDONLY",
+        "os.readlink, '/proc/1/cwd'",
+        f"libc.syscall, {number('bpf')}, 0, 0, 0",
+        f"libc.syscall, {number('io_uring_setup')}, 8, bytes(120)",  # which no filter sees into
+    )
+
+
+# Other processes
+
+
+@needs_namespaces
+def test_no_other_process_is_seen_and_no_descriptor_is_inherited() -> None:
+    code = "import os; print([n for n in os.listdir('/proc') if n.isdigit()], sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
+    processes, descriptors = run_python(code).stdout.strip().split("] [")
+    assert processes == "['1', '2'"
+    assert descriptors == "0, 1, 2]"
+
+
+@needs_namespaces
+def test_a_signal_to_its_group_reaches_only_itself() -> None:
+    result = run_python("import os, signal, time; os.kill(0, signal.SIGSTOP)", timeout_s=1)
+    assert result.timed_out
+    assert run_python("import os; os.kill(0, 15)").exit_code == -15
+    assert run_python("import os; os.kill(os.getppid(), 9)").network == "namespace"
+
+
+@needs_namespaces
+def test_a_socket_in_the_file_system_is_out_of_reach() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/docker.sock")
+        server.listen()
+        stream = f"__import__('socket').socket(__import__('socket').AF_UNIX).connect, {folder + '/docker.sock'!r}"
+        datagrams = ("socket", "socketpair")  # which need no connection
+        assert_all_refused(stream, *(f"__import__('socket').{name}, 1, 2" for name in datagrams))
+    assert run_python("import socket; a, b = socket.socketpair(); a.send(b'x'); socket.socket(socket.AF_UNIX)").ok
+
+
+@needs_namespaces
+def test_no_socket_reaches_the_host_of_a_virtual_machine_or_the_kernels_own_services() -> None:
+    families = {"vsock": 40, "crypto": 38, "packet": 17, "bluetooth": 31, "tipc": 30, "xdp": 44, "can": 29}
+    assert_all_refused(*(f"libc.socket, {family}, {kind}, 0" for family in families.values() for kind in (1, 2, 5)))
+    assert run_python("import socket; socket.socket(); socket.socket(socket.AF_INET6); socket.if_nameindex()").ok
+
+
+@needs_namespaces
+def test_the_number_of_processes_is_bounded_for_root_too() -> None:
+    code = "import os, time\nfor n in range(5000):\n    if os.fork() == 0: time.sleep(600)\n"
+    result = run_python(code, timeout_s=60)
+    if os.getuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
+        pytest.skip("before Linux 6.14, the processes of root have no bound")
+    assert "BlockingIOError" in result.stderr or "OSError" in result.stderr
+
+
+@needs_namespaces
+def test_the_users_share_of_watches_is_left_to_others() -> None:
+    lines = attempt(*["libc.inotify_init"] * 10)
+    assert [line.startswith("permitted") for line in lines] == [True] * 8 + [False] * 2
+
+
+# Files
+
+
+@needs_namespaces
+def test_only_its_folder_can_be_written(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("as it was")
+    mine.chmod(0o666)
+    source = sandbox_child.__file__
+    assert_all_refused(
+        *(f"os.open, {name!r}, os.O_WRONLY" for name in (str(mine), source)),
+        *(
+            f"os.open, {name!r}, os.O_WRONLY | os.O_CREAT"
+            for name in (f"{tmp_path}/new", "/tmp/new", "/etc/new", "/new")
+        ),
+        f"os.unlink, {str(mine)!r}",
+        f"os.chmod, {str(mine)!r}, 0o777",
+        f"os.rename, {str(mine)!r}, {str(tmp_path / 'other')!r}",
+        f"os.link, {str(mine)!r}, 'hard'",
+    )
+    assert run_python("open('here', 'w').write('x'); open('/dev/shm/here', 'w').write('x')").ok
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert mine.read_text() == "as it was"
+
+
+DEEP = "import os\nfor _ in range({depth}):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
+LITTER = {
+    "deep folders": DEEP.format(depth=3000),
+    "many files": "for n in range(60_000): open(str(n), 'w').close()",
+    "odd names": "import os\nfor name in [b'\\xff', b'\\n', b'-rf', b' ', '\\u202e'.encode(), b'x' * 255]: os.mkdir(name)",
+    "locked folders": "import os\nos.makedirs('a/b/c'); open('a/b/c/f', 'w'); os.chmod('a/b', 0); os.chmod('a', 0); os.chmod('.', 0)",
+    "links": "import os\nos.symlink('/', 'root'); os.symlink('/tmp', 'tmp'); os.symlink('loop', 'loop')",
+    "fifos and sockets": "import os, socket\nos.mkfifo('fifo'); s = socket.socket(socket.AF_UNIX); s.bind('socket')",
+    "sparse files": "import os\nfor n in range(9): os.truncate(os.open(str(n), os.O_CREAT | os.O_RDWR), 16 << 20)",
+    "its own folder removed": "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)",
+}
+
+
+@pytest.mark.parametrize("litter", LITTER)
+def test_what_is_left_in_the_folder_is_a_result_and_is_removed(
+    litter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert isinstance(run_python(LITTER[litter], timeout_s=60), SandboxResult)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder on a file system that is fast with small files, where there is one."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("litter", LITTER)
+def test_without_namespaces_it_is_removed_too(litter: str, in_memory: Path) -> None:
+    folder, outside = in_memory / "folder", in_memory / "outside"
+    folder.mkdir()
+    outside.write_text("mine")
+    code = f"import os\nos.symlink({str(outside)!r}, 'to it')\n{LITTER[litter].replace('60_000', '9_000')}"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, check=False, capture_output=True)
+    sandbox._remove(str(folder))
+    assert not folder.exists()
+    assert outside.read_text() == "mine"
+
+
+@needs_namespaces
+def test_the_folder_is_bounded_and_takes_no_disk() -> None:
+    code = "import os\nfor n in range(100):\n    with open(str(n), 'wb') as file: file.write(bytes(15 << 20))"
+    assert "No space left" in run_python(code, timeout_s=60).stderr
+    assert "No space left" in run_python(LITTER["many files"], timeout_s=60).stderr
+
+
+async def test_cleaning_up_does_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    removing, seen = sandbox._remove, []
+    monkeypatch.setattr(sandbox, "_remove", lambda folder: (seen.append(_in_loop()), removing(folder)))
+    await asyncio.gather(arun_python("open('x', 'w')"), arun_python("import time; time.sleep(60)", timeout_s=0.2))
+    cancelled = asyncio.create_task(arun_python("import time; time.sleep(60)"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert seen == [False] * 3
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# Memory that no limit of a process counts, or that outlives it
+
+
+@needs_namespaces
+def test_no_shared_memory_outlives_the_code(tmp_path: Path) -> None:
+    calls = ["libc.shmget, 0, 400 << 20, 0o1666", "libc.msgget, 0, 0o1666", "libc.semget, 0, 1, 0o1666"]
+    assert_all_refused(*calls, "libc.mq_open, b'/queue', os.O_CREAT | os.O_RDWR, 0o666, None")
+    of_this_process = Path("/proc/self/ns/ipc").readlink()
+    assert run_python("import os; print(os.readlink('/proc/self/ns/ipc'))").stdout.strip() != str(of_this_process)
+    name = f"left-{tmp_path.name}-{os.getpid()}"
+    assert run_python(f"from multiprocessing.shared_memory import *; SharedMemory({name!r}, True, 1 << 20)").ok
+    assert not Path("/dev/shm", name).exists()
+
+
+@needs_namespaces
+def test_files_in_memory_are_bounded() -> None:
+    assert_all_refused("os.memfd_create, 'x'", f"libc.syscall, {number('memfd_secret')}, 0")
+    code = "for n in range(9): open(f'/dev/shm/{n}', 'wb').write(bytes(8 << 20))"
+    assert "No space left" in run_python(code, timeout_s=60).stderr
+
+
+# Every outcome is a result; what could not be set up is none
+
+ENDINGS = {
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "a crash": "import ctypes; ctypes.string_at(0)",
+    "out of memory": "x = [bytes(1 << 20) for _ in range(10_000)]",
+    "out of processes": "import os\nwhile True: os.fork()",
+    "out of files": "files = [open('/dev/null') for _ in range(100)]",
+    "deep recursion": "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    "no output": "import os; os.close(1); os.close(2); os.close(0)",
+    "bytes that are no text": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100); sys.exit(1)",
+    "a flood of errors": "import sys\nwhile True: sys.stderr.write('x' * 10_000)",
+    "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    "an exit code of another kind": "import sys; sys.exit('\\ud800')",
+    "no memory to end": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1)); x = 'x' * 10**6",
+    "a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\nraise SystemExit(1)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_ending_of_a_wrong_answer_is_scored_0(ending: str) -> None:
+    task = {"ground_truth": {"inputs": [""], "outputs": ["42"]}}
+    verdict = RewardCodeFn(timeout_s=1, memory_mb=256)(task, f"```python\n{ENDINGS[ending]}\n```")
+    assert (verdict.reward, verdict.is_correct) == (0.0, False)
+    assert verdict.metadata["first_failure"].keys() & {"error", "got"}
+
+
+def test_a_sandbox_that_cannot_be_set_up_is_an_error_and_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "child.py"
+    broken.write_text("raise OSError('no room for another process')")
+    for name, value in {"_CHILD": str(broken), "tempfile.tempdir": str(tmp_path / "missing")}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(sandbox, name, value) if "." not in name else patched.setattr(tempfile, "tempdir", value)
+            with pytest.raises(SandboxError):
+                run_python("print(1)")
+            with pytest.raises(SandboxError):
+                RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
+
+
+def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.py"
+    broken = "if b'solution' in os.pread(0, 20, 0):\n        raise OSError('no room')\n    missing: list[str] = []\n"
+    child.write_text(Path(sandbox_child.__file__).read_text().replace("missing: list[str] = []\n", broken))
+    monkeypatch.setattr(sandbox, "_CHILD", str(child))
+    assert run_python("print(1)").ok
+    with pytest.raises(SandboxError, match="no room"):
+        RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
+
+
+def test_no_descriptor_of_this_process_is_left_open() -> None:
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208
+    for _ in range(3):
+        run_python("raise SystemExit(1)")
+        RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
+    after = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208
+    assert after <= before
+
+
+def test_without_namespaces_the_result_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    text = Path(sandbox_child.__file__).read_text()
+    child.write_text(
+        text.replace("def enter_namespaces() -> bool:\n", "def enter_namespaces() -> bool:\n    return False\n")
+    )
+    monkeypatch.setattr(sandbox, "_CHILD", str(child))
+    result = run_python(
+        "import socket\nfor f in socket.getaddrinfo, socket.socket:\n    try: f('localhost', 80)\n    except OSError as e: print(e)"
+    )
+    assert {"processes", "files"} <= set(result.missing)
+    assert result.network in ("filter", "blocked in python")
+    assert result.stdout.count("no network") == 1, result
