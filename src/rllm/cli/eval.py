@@ -232,7 +232,7 @@ def _make_missing(
 
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
     settings = config.gateway
-    listens = GatewayConfig(
+    listens = GatewayConfig.of_run(
         host=settings.host,
         port=settings.port,
         exact_turns=settings.exact_turns,

@@ -20,7 +20,7 @@ from rllm.types import DRIFT_KEY, Episode, TerminationReason, Trace, Trajectory
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:
     """One trajectory, unscored, of the calls of its task; `info["program"]` says how the program ended and what it printed."""
     ordered = sorted(traces, key=lambda trace: trace.started_at)
-    task = {"command": list(command)}
+    task = {"program": PurePath(command[0]).name}  # its arguments may hold secrets
     attempt = Attempt(task=task, task_id=session, session_id=session, split="run", tokens_required=False)
     episode = complete(Episode(trajectories=[Trajectory()]), attempt, ordered)
     episode.info["program"] = asdict(done)

@@ -170,7 +170,8 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
 def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then. Returns the port."""
-    from rllm.gateway.config import is_loopback
+    from rllm.gateway.config import is_loopback, run_key
+    from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
     from rllm.sdk.variables import beside_own_keys
@@ -182,7 +183,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
         )
     with bind(host, config.gateway.port) as listener:
         port: int = listener.getsockname()[1]
-        variables = environment(url_of(listener, host))
+        variables = environment(url_of(listener, host), api_key=unnamed_key(run_key()))
     os.environ.update(beside_own_keys(variables, os.environ))
     return port
 

@@ -1,10 +1,14 @@
-"""What a gateway can be told."""
+"""Gateway settings."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
 
 from rllm.errors import ConfigError
 from rllm.types import Trace
@@ -39,8 +43,9 @@ class GatewayConfig:
     admin_key: str | None = None
     """What an operator must present to change the upstreams; the API key, where there is no other. Agents never need it."""
     session_ids_admit: bool = False
-    """Whether calls that name a session which was begun before need no key: for agents on other machines, which are given a
-    base URL and nothing else. Whoever begins sessions then gives them ids that nobody can guess."""
+    """Whether a call may present the random id of a session that was begun before, in place of a key: for gateways of
+    runs, whose agents are given a base URL, and may have clients with keys of their own. Ids that someone chose do not
+    admit, since they can be guessed."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     exact_turns: bool = True
@@ -81,6 +86,15 @@ class GatewayConfig:
     otel_response_ids: bool = False
     """Whether spans of calls hold the sampled ids, beside their number."""
 
+    @classmethod
+    def of_run(cls, **settings: Any) -> Self:
+        """Return the settings of a gateway that a run starts for its own agents.
+
+        It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
+        """
+        keys = {"api_key": run_key(), "admin_key": secrets.token_urlsafe(32)}
+        return cls(**keys, session_ids_admit=True, **settings)
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"gateway port={self.port}: use 1 to 65535, or 0 for any free port")
@@ -97,6 +111,16 @@ class GatewayConfig:
             key = getattr(self, name)
             if key is not None and not (key.isascii() and key.isprintable() and key):
                 raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
+
+
+def run_key() -> str:
+    """Return the key of the gateways that this process starts for runs: RLLM_GATEWAY_API_KEY, or a random one."""
+    return os.environ.get("RLLM_GATEWAY_API_KEY") or _random_key()
+
+
+@cache
+def _random_key() -> str:
+    return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
