@@ -208,7 +208,7 @@ CHANGES = [
 )
 def test_only_the_operators_bare_key_opens_them(guarded, method, path, body, presented):
     if presented == "session key":
-        presented = f"Bearer {session_key('key', 's')}"
+        presented = f"Bearer {session_key('key', 's', 1)}"
     refused = guarded.operate(method, path, body, {"authorization": presented} if presented else {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     assert len(guarded.operate("GET", "/upstreams").json()["replicas"]) == 1

@@ -397,7 +397,8 @@ def test_calls_without_a_session_are_counted(
             ask(root, "lost", api_key=os.environ["OPENAI_API_KEY"])
             with pytest.raises(HTTPError) as refused:
                 ask(root, "lost", api_key="somebody's")
-            assert refused.value.code == 401
+            with refused.value:
+                assert refused.value.code == 401
         return 1.0
 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
