@@ -129,7 +129,8 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     served.operate("POST", "/upstreams/version", {"version": 6})
     served.ask()
     assert served.operate("POST", "/upstreams/pause", {"drain_s": 60}).json()["drained"] is True
-    assert served.http.get("/readyz").json()["problems"]["upstream"].startswith("the upstreams are paused")
+    ready = served.http.get("/readyz", headers={"authorization": "Bearer key"}).json()
+    assert ready["problems"]["upstream"].startswith("the upstreams are paused")
     answers = []
     held = threading.Thread(target=lambda: answers.append(served.ask()))
     held.start()

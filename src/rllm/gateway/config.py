@@ -92,8 +92,7 @@ class GatewayConfig:
 
         It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
         """
-        keys = {"api_key": run_key(), "admin_key": secrets.token_urlsafe(32)}
-        return cls(**keys, session_ids_admit=True, **settings)
+        return cls(api_key=run_key(), admin_key=secrets.token_urlsafe(32), session_ids_admit=True, **settings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

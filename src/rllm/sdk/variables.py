@@ -98,6 +98,16 @@ def _key_for(path: str, api_key: str | None) -> str:
     return f"{api_key}:{named}" if named and not api_key.startswith(OWN_KEY_PREFIX) else api_key
 
 
+def key_of_user() -> str | None:
+    """Return OPENAI_API_KEY, for servers that are no gateway of this process; `None` where it is such a gateway's."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return None if not key or _is_of_gateway(key) else key
+
+
+def _is_of_gateway(key: str) -> bool:
+    return key == _PLACEHOLDER or key.startswith((f"{_PLACEHOLDER}-", OWN_KEY_PREFIX))
+
+
 def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """Return those for a process that has keys: its own stay, since other services may need them; a gateway's do not."""
     return {name: value for name, value in variables.items() if not _stays(name, inherited.get(name), value)}
@@ -107,9 +117,7 @@ def _stays(name: str, given: str | None, ours: str) -> bool:
     """Return whether a variable that is given is a key that stays."""
     if not given or not name.endswith(("_API_KEY", "_AUTH_TOKEN")):
         return False
-    return ours == _PLACEHOLDER or (
-        not given.startswith((_PLACEHOLDER + "-", OWN_KEY_PREFIX)) and given != _PLACEHOLDER
-    )
+    return ours == _PLACEHOLDER or not _is_of_gateway(given)
 
 
 _inside: list[tuple[str, str | None]] = []
