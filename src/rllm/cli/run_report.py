@@ -88,6 +88,7 @@ def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> 
         *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
         f"make it read OPENAI_BASE_URL or OPENAI_API_BASE ({base_url}), or ANTHROPIC_BASE_URL "
         f"({base_url.removesuffix('/v1')}), which it was given",
+        "make it send OPENAI_API_KEY, which it was given for its session",
         "--allow-no-calls if it rightly calls no model",
     ]
     problem = f"{command[0]} {_ending(done)} and made no model call that reached the gateway in its session"
