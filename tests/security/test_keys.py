@@ -265,6 +265,20 @@ def test_a_program_of_an_agent_gets_its_sessions_key_and_none_of_the_operators(
     assert os.environ["RLLM_VIEW_TOKEN"] == "operators-RLLM_VIEW_TOKEN"
 
 
+def test_processes_that_a_command_starts_before_its_rollouts_inherit_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inference server or a worker could be read by the programs of rollouts, as `/proc/PID/environ`."""
+    from rllm.cli.model_source import key_of_server
+    from rllm.cli.training import lead_to_gateway
+
+    for name in (*OPERATORS_KEYS, "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, f"operators-{name}")
+    monkeypatch.setattr("rllm.sdk.variables._hidden", {})
+    lead_to_gateway(load_config([]))
+    assert not os.environ.keys() & set(OPERATORS_KEYS)
+    assert key_of_server() == "operators-RLLM_UPSTREAM_API_KEY"
+    assert gateway_config(load_config([])).api_key == "operators-RLLM_GATEWAY_API_KEY"
+
+
 # Keys of sessions
 
 

@@ -97,7 +97,9 @@ def run(
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
     from rllm.sdk.supervised import Limits
+    from rllm.sdk.variables import hide_operators_keys
 
+    hide_operators_keys()
     limits = Limits(timeout_s=timeout, max_output_bytes=max_output)
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
@@ -221,9 +223,10 @@ def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[
 def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
+    from rllm.sdk.variables import run_key
     from rllm.store import open_store
 
-    config = GatewayConfig.of_run(shutdown_timeout_s=LAST_CALLS_S)
+    config = GatewayConfig.of_run(run_key(), shutdown_timeout_s=LAST_CALLS_S)
     with (
         source.upstream as upstream,
         closing(open_store(store)) as traces,

@@ -170,12 +170,13 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
 def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then. Returns the port."""
-    from rllm.gateway.config import is_loopback, run_key
+    from rllm.gateway.config import is_loopback
     from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
-    from rllm.sdk.variables import beside_own_keys
+    from rllm.sdk.variables import beside_own_keys, hide_operators_keys, run_key
 
+    hide_operators_keys()
     host = config.gateway.host
     if not is_loopback(host) and config.rollout.runner == "local":
         raise ConfigError(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 from rllm.errors import ConfigError
@@ -87,12 +85,12 @@ class GatewayConfig:
     """Whether spans of calls hold the sampled ids, beside their number."""
 
     @classmethod
-    def of_run(cls, **settings: Any) -> Self:
+    def of_run(cls, api_key: str, **settings: Any) -> Self:
         """Return the settings of a gateway that a run starts for its own agents.
 
         It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
         """
-        return cls(api_key=run_key(), admin_key=secrets.token_urlsafe(32), session_ids_admit=True, **settings)
+        return cls(api_key=api_key, admin_key=secrets.token_urlsafe(32), session_ids_admit=True, **settings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -110,16 +108,6 @@ class GatewayConfig:
             key = getattr(self, name)
             if key is not None and not (key.isascii() and key.isprintable() and key):
                 raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
-
-
-def run_key() -> str:
-    """Return the key of the gateways that this process starts for runs: RLLM_GATEWAY_API_KEY, or a random one."""
-    return os.environ.get("RLLM_GATEWAY_API_KEY") or _random_key()
-
-
-@cache
-def _random_key() -> str:
-    return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from urllib.parse import unquote, urlsplit
 
 from rllm.errors import ConfigError
@@ -124,6 +126,8 @@ _inside: list[tuple[str, str | None]] = []
 """The URLs and keys of the gateways that this process is led to; those of several engines overlap."""
 _own: dict[str, str | None] = {}
 """What the variables that lead there were before."""
+_hidden: dict[str, str] = {}
+"""The operator's keys that were in the environment."""
 
 
 @contextmanager
@@ -144,10 +148,27 @@ def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
             _lead()
 
 
+def hide_operators_keys() -> None:
+    """Take the operator's keys out of the environment, which all processes inherit that this one starts from now on."""
+    for name in OPERATORS_KEYS:
+        if value := os.environ.pop(name, None):
+            _hidden[name] = value
+
+
 def operators_keys() -> dict[str, str]:
-    """Return the operator's keys of this process, for a gateway that it starts."""
-    keys = {name: _own.get(name) or os.environ.get(name) for name in OPERATORS_KEYS}
+    """Return the operator's keys of this process, those too that are out of its environment."""
+    keys = {name: os.environ.get(name) or _own.get(name) or _hidden.get(name) for name in OPERATORS_KEYS}
     return {name: value for name, value in keys.items() if value}
+
+
+def run_key() -> str:
+    """Return the key of the gateways that this process starts for runs: RLLM_GATEWAY_API_KEY, or a random one."""
+    return operators_keys().get("RLLM_GATEWAY_API_KEY") or _random_key()
+
+
+@cache
+def _random_key() -> str:
+    return secrets.token_urlsafe(32)
 
 
 def _lead() -> None:

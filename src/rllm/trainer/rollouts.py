@@ -22,6 +22,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig, is_loopback
 from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
+from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
 from rllm.trainer.config.schema import RolloutConfig, TrainConfig
 from rllm.trainer.doors import Door, RunningRollout, Surroundings
@@ -125,6 +126,7 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
     settings = config.gateway
     elsewhere = config.rollout.runner == "ray" and is_loopback(settings.host)
     return GatewayConfig.of_run(
+        run_key(),
         host=own_address() if elsewhere else settings.host,
         port=settings.port,
         exact_turns=settings.exact_turns,
