@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import gc
 import io
@@ -120,6 +121,8 @@ def main() -> None:
             atexit.register(end_amid_an_update, ended.code)
         raise
     finally:
+        if variables := sys.modules.get("rllm.sdk.variables"):  # else no key was hidden
+            variables.restore_operators_keys()
         tell_of_left_threads()
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C prints where Python's own end was
 
@@ -134,8 +137,6 @@ def _keep_memory_private() -> None:
     a process that executes another program can be read again. This one leaves no core dump, and only root attaches to it.
     """
     if sys.platform == "linux":
-        import ctypes
-
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 

@@ -155,6 +155,12 @@ def hide_operators_keys() -> None:
             _hidden[name] = value
 
 
+def restore_operators_keys() -> None:
+    """Undo `hide_operators_keys`."""
+    os.environ.update(_hidden)
+    _hidden.clear()
+
+
 def operators_keys() -> dict[str, str]:
     """Return the operator's keys of this process, those too that are out of its environment."""
     keys = {name: os.environ.get(name) or _own.get(name) or _hidden.get(name) for name in OPERATORS_KEYS}
