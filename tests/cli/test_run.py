@@ -126,10 +126,12 @@ def test_a_program_that_calls_nothing_fails_with_what_it_was_given(run):
 
 
 def test_a_call_that_has_lost_its_session_is_the_programs(run):
-    """The program knows the gateway's address only, as one that makes its URL of host and port does."""
+    """The program knows the gateway's address and the key only, as one that makes its URL of host and port does."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     url = "$(echo $OPENAI_BASE_URL | cut -d/ -f1-3)/v1/chat/completions"
-    done = run("--session", "mine", "--", "sh", "-c", f"curl -s {url} -H 'content-type: application/json' -d '{body}'")
+    key = '-H "authorization: Bearer $OPENAI_API_KEY"'
+    curl = f"curl -s {url} {key} -H 'content-type: application/json' -d '{body}'"
+    done = run("--session", "mine", "--", "sh", "-c", curl)
     assert done.returncode == 0, done.stderr
     assert "1 call in session mine" in done.stderr
 

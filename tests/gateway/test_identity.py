@@ -1,7 +1,7 @@
 import pytest
 
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import Caller, authorization_of, authorize, session_key
+from rllm.gateway.identity import Caller, authorization_of, authorize, session_key, unnamed_key
 
 
 @pytest.mark.parametrize(
@@ -29,22 +29,39 @@ def test_a_wrong_key_is_refused(authorization):
 
 @pytest.mark.parametrize("session_id", ["a", "rollout 7: \u00fc/..", "x" * 256])
 def test_the_key_of_a_session_is_good_for_it_only(session_id):
-    key = session_key("secret", session_id)
+    key = session_key("secret", session_id, 7)
     assert key.isascii()
     caller = authorize(f"Bearer {key}", "secret")
-    assert caller == Caller(session=session_id, is_bound=True)
+    assert caller == Caller(session=session_id, number=7, is_bound=True)
     caller.check(session_id)
     for other in ("b", None):
         with pytest.raises(GatewayError) as refused:
             caller.check(other)
         assert refused.value.status == 403
+    with pytest.raises(GatewayError):
+        caller.check_operator()
+
+
+def test_the_key_of_calls_without_a_session_is_good_for_nothing_else():
+    caller = authorize(f"Bearer {unnamed_key('secret')}", "secret")
+    caller.check(None)
+    for check in (caller.check_operator, lambda: caller.check("a")):
+        with pytest.raises(GatewayError) as refused:
+            check()
+        assert refused.value.status == 403
 
 
 def test_the_key_of_a_session_cannot_be_made_without_the_gateways():
-    name, mac = session_key("secret", "a").rsplit(".", 1)
-    other_name, other_mac = session_key("secret", "b").rsplit(".", 1)
+    name, mac = session_key("secret", "a", 1).rsplit(".", 1)
+    other_name, other_mac = session_key("secret", "b", 1).rsplit(".", 1)
     forged = [
-        session_key("guess", "a"),
+        session_key("guess", "a", 1),
+        unnamed_key("guess"),
+        "rllm.unnamed.",
+        f"{name[:-1]}2.{mac}",
+        f"{name[:-1]}+1.{mac}",
+        f"{name[:-1]}01.{mac}",
+        f"{name[:-1]}{'9' * 5000}.{mac}",
         f"{name}.{other_mac}",
         f"{other_name}.{mac}",
         f"{name}.",

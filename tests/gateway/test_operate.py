@@ -129,7 +129,8 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     served.operate("POST", "/upstreams/version", {"version": 6})
     served.ask()
     assert served.operate("POST", "/upstreams/pause", {"drain_s": 60}).json()["drained"] is True
-    assert served.http.get("/readyz").json()["problems"]["upstream"].startswith("the upstreams are paused")
+    ready = served.http.get("/readyz", headers={"authorization": "Bearer key"}).json()
+    assert ready["problems"]["upstream"].startswith("the upstreams are paused")
     answers = []
     held = threading.Thread(target=lambda: answers.append(served.ask()))
     held.start()
@@ -208,7 +209,7 @@ CHANGES = [
 )
 def test_only_the_operators_bare_key_opens_them(guarded, method, path, body, presented):
     if presented == "session key":
-        presented = f"Bearer {session_key('key', 's')}"
+        presented = f"Bearer {session_key('key', 's', 1)}"
     refused = guarded.operate(method, path, body, {"authorization": presented} if presented else {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     assert len(guarded.operate("GET", "/upstreams").json()["replicas"]) == 1

@@ -271,7 +271,7 @@ async def test_only_an_operator_adds_upstreams():
     async with Listener() as listener, Listener() as elsewhere:
         pool = UpstreamPool([f"http://127.0.0.1:{listener.port}/v1"])
         app = create_app(MemoryTraceStore(), pool, GatewayConfig(api_key=GATEWAY_KEY, admin_key=ADMIN_KEY))
-        own = session_key(GATEWAY_KEY, "s")
+        own = session_key(GATEWAY_KEY, "s", 1)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             for key in (GATEWAY_KEY, f"{GATEWAY_KEY}:rllm-s", own, f"{ADMIN_KEY}:rllm-s", "", "wrong"):
                 headers = {"authorization": f"Bearer {key}"}

@@ -11,6 +11,7 @@ from rllm.errors import ConfigError, RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import STOPPED
 from rllm.gateway.server import GatewayServer
+from rllm.gateway.sessions import new_session_id
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
@@ -144,14 +145,17 @@ def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
 def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
     asked = {"messages": [{"role": "user", "content": "hi"}]}
     with gateway(api_key="secret", session_ids_admit=True) as server, httpx.Client(timeout=60) as client:
-        mine = server.open_session("mine")
-        named = {"x-rllm-session": "mine", "authorization": "Bearer somebody-elses"}
-        for url, headers in ((mine, {}), (mine, {"authorization": "Bearer none"}), (f"{server.url}/v1", named)):
+        name = new_session_id()
+        mine, root = server.open_session(name), f"{server.url}/v1"
+        named = {"x-rllm-session": name, "authorization": "Bearer somebody-elses"}
+        in_key, baggage = {"authorization": f"Bearer rllm-{name}"}, {"baggage": f"rllm.session={name}"}
+        given = [(mine, {}), (mine, {"authorization": "Bearer none"}), (root, named), (root, in_key), (root, baggage)]
+        for url, headers in given:
             assert client.post(f"{url}/chat/completions", json=asked, headers=headers).status_code == 200
-        for url in (f"{server.url}/v1", server.session_url("never-begun")):
+        for url in (root, server.session_url(new_session_id()), server.open_session("chosen")):
             assert client.post(f"{url}/chat/completions", json=asked).status_code == 401
-        assert client.get(f"{server.url}/sessions/mine/traces").status_code == 401
-        assert len(server.store.by_session("mine")) == 3
+        assert client.get(f"{server.url}/sessions/{name}/traces").status_code == 401
+        assert len(server.store.by_session(name)) == len(given)
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):

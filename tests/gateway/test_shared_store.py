@@ -160,10 +160,15 @@ def test_the_name_of_a_session_that_another_gateway_deleted_admits_nobody(serve,
     config = GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0)
     one, other = (serve(store=open_shared(), config=config) for _ in range(2))
     key = {"authorization": "Bearer secret"}
-    one.http.post("/sessions", json={"id": "s"}, headers=key)
-    assert other.post().status_code == 200
-    assert one.http.delete("/sessions/s", headers=key).status_code == 200
-    assert other.post().status_code == 401
+    made = one.http.post("/sessions", headers=key, json={}).json()
+    path = f"/sessions/{made['id']}/v1/chat/completions"
+    own = {"authorization": f"Bearer {made['api_key']}"}
+    assert [other.post(path, headers=headers).status_code for headers in ({}, own)] == [200, 200]
+    assert one.http.delete(f"/sessions/{made['id']}", headers=key).status_code == 200
+    assert [other.post(path, headers=headers).status_code for headers in ({}, own)] == [401, 401]
+    again = one.http.post("/sessions", json={"id": made["id"]}, headers=key).json()
+    assert other.http.post("/v1/chat/completions", json={"messages": []}, headers=own).status_code == 401
+    assert again["api_key"] != made["api_key"]
 
 
 @pytest.mark.usefixtures("doubts")

@@ -33,6 +33,9 @@ STRANGERS = [
 ]
 PAGES = [
     {"origin": "https://evil.example"},
+    {"origin": "http://203.0.113.5"},
+    {"origin": "http://192.168.1.66:8080"},
+    {"origin": "https://[2001:db8::1]"},
     {"origin": "null"},
     {},
 ]
@@ -62,9 +65,10 @@ def test_a_name_that_somebody_owns_is_refused(served, host, method, path):
 @pytest.mark.parametrize("page", PAGES)
 def test_what_the_page_of_another_site_sends_is_refused(served, page):
     num_calls = served.engine.num_calls
-    refused = served.post(headers={**page, "sec-fetch-site": "cross-site", "content-type": "text/plain"})
-    assert refused.status_code == 403
-    assert refused.json()["error"]["code"] == "web_page"
+    for browser in ({"sec-fetch-site": "cross-site"}, {}) if page else ({"sec-fetch-site": "cross-site"},):
+        refused = served.post(headers={**page, **browser, "content-type": "text/plain"})
+        assert refused.status_code == 403
+        assert refused.json()["error"]["code"] == "web_page"
     assert served.engine.num_calls == num_calls
 
 
@@ -74,7 +78,8 @@ def test_what_the_page_of_another_site_sends_is_refused(served, page):
         {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:3000"},
         {"sec-fetch-site": "same-origin"},
         {"sec-fetch-mode": "cors"},  # as Node's fetch does
-        {"origin": "https://app.example"},  # which says nothing without what browsers say beside it
+        {"origin": "http://localhost:3000"},
+        {"origin": "http://[::1]:3000", "sec-fetch-site": "cross-site"},
     ],
 )
 def test_pages_and_programs_of_this_machine_are_answered(served, headers):

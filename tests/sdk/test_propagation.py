@@ -184,7 +184,7 @@ def test_a_session_that_no_header_can_name_is_named_by_the_url_alone() -> None:
 
 
 def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
-    bound = session_key("secret", "s")
+    bound = session_key("secret", "s", 1)
     assert environment("http://gw:1/sessions/s", api_key=bound)["OPENAI_API_KEY"] == bound
 
 

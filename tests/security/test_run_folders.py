@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,26 @@ def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_bytes(b'{"task":[' + b"[]," * 4_000_000 + b"1]}\n")
     with pytest.raises(StoreError, match=r"episodes\.jsonl, line 1 is not an episode"):
         list(EpisodeLog.read(tmp_path / "episodes.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "tagged",
+    [
+        "!!python/object/apply:os.system ['touch planted']",
+        "!!python/object/new:subprocess.Popen [['touch', 'planted']]",
+        "!!python/name:os.system ''",
+        "!!python/module:os ''",
+    ],
+)
+def test_a_tag_in_the_settings_of_others_makes_no_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tagged: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_naming(tmp_path, tagged)
+    with pytest.raises(ConfigError):
+        load_config([f"seed={tagged}"])
+    with pytest.raises(ConfigError):
+        load_config(run / "config.yaml")
+    with suppress(ConfigError):
+        _ = Runs([str(run)]).all()[0].store
+    assert not (tmp_path / "planted").exists()

@@ -108,12 +108,13 @@ class ScriptedBackend:
 BACKEND = f"{__name__}:ScriptedBackend"
 
 
-def ask(base_url: str, messages: str | list[dict[str, str]], **options: Any) -> str:
+def ask(base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "", **options: Any) -> str:
     """One chat call, in the fewest words."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
-    request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         content: str = json.load(response)["choices"][0]["message"]["content"]
     return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -385,15 +387,23 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert text.splitlines()[-1] == f"Where each of them ended: rllm explain {run.trainer.run_dir}"
 
 
-def test_calls_without_a_session_are_counted(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_without_a_session_are_counted(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)
         if word == min(step_words(0)):
-            ask(f"{base_url.partition('/sessions/')[0]}/v1", "lost")
+            root = f"{base_url.partition('/sessions/')[0]}/v1"
+            ask(root, "lost", api_key=os.environ["OPENAI_API_KEY"])
+            with pytest.raises(HTTPError) as refused:
+                ask(root, "lost", api_key="somebody's")
+            with refused.value:
+                assert refused.value.code == 401
         return 1.0
 
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     run = run_trainer({"num_steps": 2}, agent=agent)
-    assert [line.get("dropped/unattributed_call") for line in run.lines] == [3, None]
+    assert [line.get("dropped/unattributed_call") for line in run.lines] == [6, None]
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         assert len(store.by_session(f"unattributed-{run_id_of(run.trainer.run_dir)}")) == 3
     assert len([line for line in caplog.messages if "without a session" in line]) == 1

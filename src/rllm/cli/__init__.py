@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import gc
 import io
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import NoReturn
 
@@ -108,6 +110,7 @@ def main() -> None:
 
         rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
     allow_many()
+    _keep_memory_private()
     if isinstance(sys.stdout, io.TextIOWrapper):  # models write halves of characters, and what a terminal may not know
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -118,8 +121,24 @@ def main() -> None:
             atexit.register(end_amid_an_update, ended.code)
         raise
     finally:
+        if variables := sys.modules.get("rllm.sdk.variables"):  # else no key was hidden
+            variables.restore_operators_keys()
         tell_of_left_threads()
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C prints where Python's own end was
+
+
+_PR_SET_DUMPABLE = 4
+
+
+def _keep_memory_private() -> None:
+    """Keep other processes of this user from reading this one's memory and the environment that it was started with.
+
+    Both may hold keys, and the programs that `rllm run` and agents start are not to have them. They lose nothing by it:
+    a process that executes another program can be read again. This one leaves no core dump, and only root attaches to it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 _command_of = cache(get_command)

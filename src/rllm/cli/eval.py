@@ -227,12 +227,14 @@ def _make_missing(
     from rllm.engine.interrupts import run_to_its_end
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
+    from rllm.sdk.variables import run_key
     from rllm.store import open_store
     from rllm.trainer.outcomes import note_outcome
 
     # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
     settings = config.gateway
-    listens = GatewayConfig(
+    listens = GatewayConfig.of_run(
+        run_key(),
         host=settings.host,
         port=settings.port,
         exact_turns=settings.exact_turns,

@@ -87,7 +87,9 @@ def refuse_options_of_server(
 
 def key_of_server() -> str | None:
     """The key of a server that has the model, as far as the environment says it."""
-    return os.environ.get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
+    from rllm.sdk.variables import operators_keys
+
+    return operators_keys().get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
 
 
 def token_prompts(tokenizer: str | None, chat_template: Path | None) -> TokenPrompts | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -98,7 +97,9 @@ def run(
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
     from rllm.sdk.supervised import Limits
+    from rllm.sdk.variables import hide_operators_keys
 
+    hide_operators_keys()
     limits = Limits(timeout_s=timeout, max_output_bytes=max_output)
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
@@ -115,7 +116,7 @@ def run(
     if upstream is None:
         refuse_options_of_server(upstream_kind, tokenizer, chat_template)
     name = session or new_session_id()
-    notes = {**_pairs(metadata or []), "command": shlex.join(command)}
+    notes = {**_pairs(metadata or []), "program": PurePath(command[0]).name}
     place = (
         _own_session(_source(upstream, model, upstream_kind, tokenizer, chat_template), store, name, notes)
         if gateway is None
@@ -222,16 +223,17 @@ def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[
 def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
+    from rllm.sdk.variables import run_key
     from rllm.store import open_store
 
+    config = GatewayConfig.of_run(run_key(), shutdown_timeout_s=LAST_CALLS_S)
     with (
         source.upstream as upstream,
         closing(open_store(store)) as traces,
-        GatewayServer(traces, upstream, GatewayConfig(shutdown_timeout_s=LAST_CALLS_S)) as gateway,
+        GatewayServer(traces, upstream, config) as gateway,
     ):
-        base_url = gateway.open_session(name, metadata=metadata)
-        gateway.take_unnamed(name)  # the program is the only one that knows the gateway
-        yield OpenSession(name=name, base_url=base_url, key=None, store=traces, settle=lambda _: gateway.stop())
+        base_url, key = gateway.open_session_with_key(name, metadata=metadata)
+        yield OpenSession(name=name, base_url=base_url, key=key, store=traces, settle=lambda _: gateway.stop())
 
 
 def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:

@@ -20,7 +20,7 @@ from rllm.types import DRIFT_KEY, Episode, TerminationReason, Trace, Trajectory
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:
     """One trajectory, unscored, of the calls of its task; `info["program"]` says how the program ended and what it printed."""
     ordered = sorted(traces, key=lambda trace: trace.started_at)
-    task = {"command": list(command)}
+    task = {"program": PurePath(command[0]).name}  # its arguments may hold secrets
     attempt = Attempt(task=task, task_id=session, session_id=session, split="run", tokens_required=False)
     episode = complete(Episode(trajectories=[Trajectory()]), attempt, ordered)
     episode.info["program"] = asdict(done)
@@ -88,6 +88,7 @@ def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> 
         *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
         f"make it read OPENAI_BASE_URL or OPENAI_API_BASE ({base_url}), or ANTHROPIC_BASE_URL "
         f"({base_url.removesuffix('/v1')}), which it was given",
+        "make it send OPENAI_API_KEY, which it was given for its session",
         "--allow-no-calls if it rightly calls no model",
     ]
     problem = f"{command[0]} {_ending(done)} and made no model call that reached the gateway in its session"

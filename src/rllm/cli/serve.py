@@ -48,8 +48,10 @@ def serve(
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, url_of
     from rllm.gateway.server import serve as serve_forever
+    from rllm.sdk.variables import hide_operators_keys
     from rllm.store import open_store
 
+    hide_operators_keys()
     gateway = GatewayConfig(host=host, port=port, api_key=api_key)
     config = _config(folder_of(model, checkpoint), settings or [])
     say(f"rllm serve: {loading(config.model.path)}; traces are kept in {store}")

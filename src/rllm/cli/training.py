@@ -171,10 +171,12 @@ def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then. Returns the port."""
     from rllm.gateway.config import is_loopback
+    from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment
-    from rllm.sdk.variables import beside_own_keys
+    from rllm.sdk.variables import beside_own_keys, hide_operators_keys, run_key
 
+    hide_operators_keys()
     host = config.gateway.host
     if not is_loopback(host) and config.rollout.runner == "local":
         raise ConfigError(
@@ -182,7 +184,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
         )
     with bind(host, config.gateway.port) as listener:
         port: int = listener.getsockname()[1]
-        variables = environment(url_of(listener, host))
+        variables = environment(url_of(listener, host), api_key=unnamed_key(run_key()))
     os.environ.update(beside_own_keys(variables, os.environ))
     return port
 

@@ -76,6 +76,11 @@ class SessionGateway(Protocol):
         """`http://host:port`."""
         ...
 
+    @property
+    def process_key(self) -> str | None:
+        """Key for calls of this process that belong to no session, if the gateway needs one."""
+        ...
+
     def open_session(
         self,
         session_id: str,
@@ -113,7 +118,7 @@ class GatewayCapture:
     def __enter__(self) -> Self:
         if self._num_inside == 0:
             self._changes.enter_context(installed())
-            self._changes.enter_context(led_to(self.gateway.url))
+            self._changes.enter_context(led_to(self.gateway.url, api_key=self.gateway.process_key))
         self._num_inside += 1
         return self
 

@@ -29,6 +29,13 @@ class RemoteGateway:
     api_key: str | None
     """The gateway's own key, if it has one."""
 
+    @property
+    def process_key(self) -> str | None:
+        """Key for calls of this process that belong to no session."""
+        from rllm.gateway.identity import unnamed_key
+
+        return None if self.api_key is None else unnamed_key(self.api_key)
+
     def open_session(
         self,
         session_id: str,

@@ -67,8 +67,12 @@ class Admin:
         """A route for the gateway's key; a session's own key reads its session."""
 
         async def authorized(request: Request) -> Response:
-            caller = key_holder(dict(request.headers.raw), self._config)
-            caller.check(request.path_params.get("session_id") if method == "GET" else None)
+            caller = await key_holder(dict(request.headers.raw), self._config, self._sessions)
+            session_id = request.path_params.get("session_id") if method == "GET" else None
+            if session_id is None:
+                caller.check_operator()
+            else:
+                caller.check(session_id)
             return await answer(request)
 
         return Route(path, authorized, methods=[method])
@@ -112,7 +116,10 @@ class Admin:
         base_url = f"{str(request.base_url).rstrip('/')}/sessions/{quote(session_id, safe='')}/v1"
         created = {"id": session_id, "base_url": base_url}
         if self._config.api_key is not None:
-            created["api_key"] = session_key(self._config.api_key, session_id)
+            number = await self._sessions.number_of(session_id)
+            if number is None:
+                raise GatewayError(410, f"the session {session_id!r} was deleted meanwhile", code="session_deleted")
+            created["api_key"] = session_key(self._config.api_key, session_id, number)
         return _json(created)
 
     async def _list_sessions(self, request: Request) -> Response:
@@ -161,7 +168,10 @@ class Admin:
         return _json({"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        """Whether a call would be answered and kept now: the upstream and the store are really asked."""
+        """Answer whether a call would be answered and kept now, by asking the upstream and the store.
+
+        Only whoever may use the gateway reads why not, since the reasons name addresses.
+        """
         problems = {}
         for name, check in (("upstream", self._gateway.upstream.check), ("store", self._check_store)):
             try:
@@ -170,6 +180,10 @@ class Admin:
                 problems[name] = f"no answer within {self._config.ready_timeout_s:g} s"
             except RLLMError as error:
                 problems[name] = str(error)
+        try:
+            (await key_holder(dict(request.headers.raw), self._config, self._sessions)).check_operator()
+        except RLLMError:
+            problems = dict.fromkeys(problems, "not ready: present the gateway's key to read why")
         return _json({"ready": not problems, "problems": problems}, status=503 if problems else 200)
 
     async def _check_store(self) -> None:

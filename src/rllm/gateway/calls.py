@@ -24,7 +24,14 @@ from rllm.gateway.dialects.parameters import left_out
 from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyRoom, read_body
-from rllm.gateway.identity import SESSION_HEADER, check_one_named, headers_of, metadata_of, session_named
+from rllm.gateway.identity import (
+    SESSION_HEADER,
+    check_one_named,
+    headers_of,
+    metadata_of,
+    named_by_any_means,
+    session_named,
+)
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.model_call import ModelCall, new_call_id
@@ -143,7 +150,13 @@ class CallEndpoint:
         here on: a request that is refused for what it says leaves a trace, as a call does that fails later."""
         _check_method(scope)
         headers, path = headers_of(scope), scope["path_params"].get("session_id")
-        named = session_named(path, headers, await caller_of(path, headers, self.config, self.sessions))
+        try:
+            caller = await caller_of(path, headers, self.config, self.sessions)
+        except GatewayError:
+            if named_by_any_means(path, headers) is None:
+                self.sessions.unattributed.note(scope, headers, is_refused=True)
+            raise
+        named = session_named(path, headers, caller)
         named = self.sessions.unattributed.attributed(named, path, headers)
         if self.limits is not None:
             await self.limits.admit_call(named)

@@ -1,10 +1,12 @@
-"""What a gateway can be told."""
+"""Gateway settings."""
 
 from __future__ import annotations
 
 import ipaddress
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 from rllm.errors import ConfigError
 from rllm.types import Trace
@@ -39,8 +41,9 @@ class GatewayConfig:
     admin_key: str | None = None
     """What an operator must present to change the upstreams; the API key, where there is no other. Agents never need it."""
     session_ids_admit: bool = False
-    """Whether calls that name a session which was begun before need no key: for agents on other machines, which are given a
-    base URL and nothing else. Whoever begins sessions then gives them ids that nobody can guess."""
+    """Whether a call may present the random id of a session that was begun before, in place of a key: for gateways of
+    runs, whose agents are given a base URL, and may have clients with keys of their own. Ids that someone chose do not
+    admit, since they can be guessed."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     exact_turns: bool = True
@@ -80,6 +83,14 @@ class GatewayConfig:
     OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
     otel_response_ids: bool = False
     """Whether spans of calls hold the sampled ids, beside their number."""
+
+    @classmethod
+    def of_run(cls, api_key: str, **settings: Any) -> Self:
+        """Return the settings of a gateway that a run starts for its own agents.
+
+        It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
+        """
+        return cls(api_key=api_key, admin_key=secrets.token_urlsafe(32), session_ids_admit=True, **settings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -88,6 +88,10 @@ class BoundedHTTP(CorkedHTTP):
         ):
             error = self._head_too_large()
             self.app = _answering(error.status, self._rendered(error))
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            error = _unknown_coding(b", ".join(codings))
+            self.app = _answering(error.status, self._rendered(error))
         if self._awaited is not None:
             self._awaited = None  # From here on it is the body that is waited for.
         super().on_headers_complete()
@@ -158,6 +162,15 @@ class BoundedHTTP(CorkedHTTP):
             "them: send metadata with POST /sessions",
             code="headers_too_large",
         )
+
+
+def _unknown_coding(codings: bytes) -> GatewayError:
+    # The parser removes the chunks and nothing else; a proxy may read another end of the body than it does.
+    return GatewayError(
+        501,
+        f"transfer-encoding={codings[:80].decode('latin-1')!r}: use 'chunked' alone, or a content-length",
+        code="unsupported_transfer_encoding",
+    )
 
 
 def _answering(status: int, body: bytes) -> ASGIApp:

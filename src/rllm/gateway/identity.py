@@ -24,9 +24,12 @@ KEY_PREFIX = "rllm-"
 """An API key of the form `rllm-SESSION` names the session: the one channel that every client has besides the URL."""
 SESSION_KEY_PREFIX = "rllm.session."
 """How the keys begin that are good for one session only."""
+UNNAMED_KEY_PREFIX = "rllm.unnamed."
+"""How the key begins that is good for calls without a session."""
 
 _OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
 """Of Claude Code, opencode and Codex."""
+_MAX_DIGITS = 20
 _OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
 
 
@@ -36,8 +39,10 @@ class Caller:
 
     session: str | None = None
     """The session that the key names, if it names one."""
+    number: int | None = None
+    """Which session of that name the key is good for, where it is a session's own; see `SessionInfo.number`."""
     is_bound: bool = False
-    """Whether the key is good for that session only."""
+    """Whether the key is good for that session only; without a session, for calls that name none."""
 
     def check(self, session_id: str | None) -> None:
         """
@@ -45,18 +50,44 @@ class Caller:
             GatewayError: 403, if the key is another session's.
         """
         if self.is_bound and session_id != self.session:
-            raise GatewayError(
-                403,
-                f"this key is good for the session {self.session!r} only: use it there, or present the gateway's own",
-                type="permission_error",
-                code="wrong_session",
-            )
+            raise self._wrong_session()
+
+    def check_operator(self) -> None:
+        """
+        Raises:
+            GatewayError: 403, if the key is not the gateway's own.
+        """
+        if self.is_bound:
+            raise self._wrong_session()
+
+    def _wrong_session(self) -> GatewayError:
+        scope = "calls without a session" if self.session is None else f"the session {self.session!r}"
+        return GatewayError(
+            403,
+            f"this key is good for {scope} only: use it there, or present the gateway's own",
+            type="permission_error",
+            code="wrong_session",
+        )
 
 
-def session_key(api_key: str, session_id: str) -> str:
-    """A key that is good for one session, and that nobody can make without the gateway's own; nothing is kept of it."""
-    mac = hmac.digest(api_key.encode(), b"rllm session\0" + session_id.encode(), "sha256")
-    return SESSION_KEY_PREFIX + ".".join(_base64(part) for part in (session_id.encode(), mac))
+def session_key(api_key: str, session_id: str, number: int) -> str:
+    """Return a key for one session, which cannot be made without the gateway's own and is not stored.
+
+    Args:
+        number: `SessionInfo.number`, so that the key ends with the session and does not open a later one of its name.
+    """
+    return SESSION_KEY_PREFIX + ".".join(
+        (_base64(session_id.encode()), str(number), _mac(api_key, f"session\0{number}\0{session_id}"))
+    )
+
+
+def unnamed_key(api_key: str) -> str:
+    """Return a key that is good for calls without a session, and for nothing else."""
+    return UNNAMED_KEY_PREFIX + _mac(api_key, "unnamed")
+
+
+def _mac(api_key: str, scope: str) -> str:
+    return _base64(hmac.digest(api_key.encode(), b"rllm " + scope.encode(), "sha256"))
 
 
 def authorize(authorization: str, api_key: str | None) -> Caller:
@@ -70,28 +101,34 @@ def authorize(authorization: str, api_key: str | None) -> Caller:
     if api_key is not None:
         if presented.startswith(SESSION_KEY_PREFIX):
             return _bound_caller(presented, api_key)
+        if presented.startswith(UNNAMED_KEY_PREFIX):
+            if not secrets.compare_digest(presented.encode(), unnamed_key(api_key).encode()):
+                raise refused()
+            return Caller(is_bound=True)
         key, _, presented = presented.partition(":") if ":" not in api_key else (presented, "", "")
         if not secrets.compare_digest(key.encode(), api_key.encode()):
-            raise _refused()
+            raise refused()
     named = presented.removeprefix(KEY_PREFIX) if presented.startswith(KEY_PREFIX) else ""
     return Caller(session=named or None)
 
 
 def _bound_caller(presented: str, api_key: str) -> Caller:
+    parts = presented.removeprefix(SESSION_KEY_PREFIX).split(".")
     try:
-        session_id = urlsafe_b64decode(presented.removeprefix(SESSION_KEY_PREFIX).partition(".")[0] + "==").decode()
-    except ValueError as error:
-        raise _refused() from error
-    if not secrets.compare_digest(presented.encode(), session_key(api_key, session_id).encode()):
-        raise _refused()
-    return Caller(session=session_id, is_bound=True)
+        session_id, number = urlsafe_b64decode(parts[0] + "==").decode(), int(parts[1][:_MAX_DIGITS])
+    except (ValueError, IndexError) as error:
+        raise refused() from error
+    if not secrets.compare_digest(presented.encode(), session_key(api_key, session_id, number).encode()):
+        raise refused()
+    return Caller(session=session_id, number=number, is_bound=True)
 
 
-def _refused() -> GatewayError:
+def refused() -> GatewayError:
+    """Return the error for a request without a valid key."""
     return GatewayError(
         401,
-        "this gateway needs its API key: send 'Authorization: Bearer KEY', or 'Bearer KEY:rllm-SESSION', or the key that "
-        "POST /sessions gave for a session",
+        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY that the agent "
+        "is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the gateway's own key",
         type="authentication_error",
         code="invalid_api_key",
     )
@@ -113,10 +150,18 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
     Raises:
         GatewayError: 403, if the key is another session's.
     """
-    openly = openly_named(path, headers)
-    named = openly or session_of_baggage(_text(headers, "baggage")) or caller.session or own_session(headers)
+    named = openly_named(path, headers) or session_of_baggage(_text(headers, "baggage")) or caller.session
+    if named is None and not caller.is_bound:
+        named = own_session(headers)
     caller.check(named)
     return named
+
+
+def named_by_any_means(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the session that the URL, a header or the key names, whoever sends it."""
+    key = authorization_of(headers).rpartition(" ")[2].rpartition(":")[2]
+    in_key = key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else ""
+    return openly_named(path, headers) or session_of_baggage(_text(headers, "baggage")) or in_key or None
 
 
 def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:

@@ -25,6 +25,7 @@ from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import STOPPED
 from rllm.gateway.http_limits import BoundedHTTP
+from rllm.gateway.identity import session_key, unnamed_key
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.signals import on_ctrl_c
@@ -124,9 +125,10 @@ class GatewayServer(ServerThread):
             app, host=config.host, port=config.port, shutdown_timeout_s=config.shutdown_timeout_s, limits=config
         )
 
-    def take_unnamed(self, session_id: str) -> None:
-        """File calls that name no session under this one."""
-        self._sessions.unattributed.default = session_id
+    @property
+    def process_key(self) -> str | None:
+        """Key for calls of this process that belong to no session, if the gateway needs one."""
+        return None if self.config.api_key is None else unnamed_key(self.config.api_key)
 
     @property
     def num_unattributed_calls(self) -> int:
@@ -153,6 +155,19 @@ class GatewayServer(ServerThread):
         """
         self._sessions.open(session_id, metadata=metadata, sampling=sampling)
         return self.session_url(session_id)
+
+    def open_session_with_key(
+        self, session_id: str, *, metadata: Mapping[str, Any] | None = None, sampling: Mapping[str, Any] | None = None
+    ) -> tuple[str, str | None]:
+        """Begin a session as `open_session` does, and return its key as well, if the gateway needs one.
+
+        Returns once the session is durable.
+        """
+        self._sessions.open(session_id, metadata=metadata, sampling=sampling).result()
+        found = self.store.session(session_id)
+        if self.config.api_key is None or found is None or found.number is None:
+            return self.session_url(session_id), None
+        return self.session_url(session_id), session_key(self.config.api_key, session_id, found.number)
 
 
 def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:

@@ -37,6 +37,10 @@ TRACE_CONTEXT_KEY = "rllm.trace_context"
 
 _VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
 """Clients and proxies resolve `.` and `..`; and U+FFFD stands for whatever is no UTF-8, so that several names would be one."""
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
+"""Characters that show nothing although Unicode counts them as letters, marks and symbols."""
 _MAX_IN_MEMORY = 10_000
 _ALWAYS_IN_MEMORY = 1
 """So many of those used last stay, however much they hold: to read a long one for each of its calls takes longer each time."""
@@ -203,6 +207,14 @@ class Sessions:
             or await asyncio.to_thread(self._store.session, session_id) is not None
         )
 
+    async def number_of(self, session_id: str) -> int | None:
+        """Return which session of this name is there, by its number in the store; `None` if there is none."""
+        session = await self._still_known(session_id)
+        if session is not None and session.ref.number is not None:
+            return session.ref.number
+        info = await asyncio.to_thread(self._store.session, session_id)
+        return None if info is None else info.number
+
     def remember_answer(self, answer_id: str, session_id: str) -> None:
         """Keep in mind where an answer is, for a client that names nothing else when it continues.
 
@@ -318,21 +330,23 @@ class Sessions:
 
 
 def new_session_id() -> str:
-    """A short unique id that begins with its time, so that sessions sort by age."""
-    return f"s-{int(time.time()):x}-{uuid.uuid4().hex[:16]}"
+    """Return a random id that begins with its time, so that sessions sort by age."""
+    return f"s-{int(time.time()):x}-{uuid.uuid4().hex}"
 
 
 def is_session_id(text: str) -> bool:
-    """Whether a session can have this id."""
-    return _VALID_ID.fullmatch(text) is not None
+    """Return whether a session can have this id."""
+    is_valid = _VALID_ID.fullmatch(text) is not None
+    # Others look like another id, or turn the order of what stands beside them (U+202E and its like).
+    return is_valid and (text.isascii() or (text.isprintable() and not _INVISIBLE.search(text)))
 
 
 def check_session_id(session_id: str) -> None:
     """Raise `ConfigError` for an id that cannot stand in a URL path."""
     if not is_session_id(session_id):
         raise ConfigError(
-            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes and control characters, and "
-            "neither '.' nor '..'"
+            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes, control and invisible "
+            "characters, and neither '.' nor '..'"
         )
 
 

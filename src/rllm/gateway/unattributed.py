@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK = {"127.0.0.1", "::1"}
 _MAX_LOOKUPS = 8
+_SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")
 
 
 def unattributed_session(run_id: str | None) -> str:
@@ -33,8 +34,6 @@ class Unattributed:
     def __init__(self) -> None:
         self.session_id: str | None = None
         """Session that keeps them; `None` while no rollout has begun, when calls need no session."""
-        self.default: str | None = None
-        """Session of all calls that name none, for a gateway that serves only one."""
         self.num_calls = 0
         self._processes: dict[str, str] = {}
         """Processes at the other end of the first connections."""
@@ -48,12 +47,14 @@ class Unattributed:
     def attributed(self, named: str | None, path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
         """Return the session of a call from the one it names; during rollouts not one that its client made up."""
         if named is None:
-            return self.default
+            return None
         is_clients_own = not openly_named(path, headers) and named == own_session(headers)
         return None if self.session_id is not None and is_clients_own else named
 
-    def note(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-        """Count a call that names no session, and return the metadata to store with it."""
+    def note(
+        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_refused: bool = False
+    ) -> dict[str, Any]:
+        """Count a call that names no session, and return the metadata to store with it, unless it is refused."""
         if self.session_id is None:
             return {}
         self.num_calls += 1
@@ -62,10 +63,10 @@ class Unattributed:
             self._warned_of = self.session_id
             logger.warning(
                 "a model call came without a session while rollouts are under way, from %s: it belongs to no rollout "
-                "and is not trained on. Such calls are stored in the session %r and counted as dropped/unattributed_call. "
+                "and is not trained on. Such calls are %s and counted as dropped/unattributed_call. "
                 "Pass the agent's base_url, or rllm.sdk.bind(function), to the process that makes them",
                 client,
-                self.session_id,
+                "refused for lack of a key" if is_refused else f"stored in the session {self.session_id!r}",
             )
         return {CLIENT_KEY: client}
 
@@ -83,16 +84,20 @@ class Unattributed:
 
 
 def _process_behind(port: int) -> str:
-    """Return the process on this machine with a connection from this port, as `process 12: python agent.py`; else ""."""
+    """Return the process on this machine with a connection from this port, as `process 12: python agent.py`; else "".
+
+    Other arguments are left out, since this is stored, and they may hold secrets.
+    """
     with suppress(OSError, IndexError, ValueError):
         inode = _inode_of(port)
         for link in Path("/proc").glob("[0-9]*/fd/*"):
             with suppress(OSError):
                 if str(link.readlink()) == f"socket:[{inode}]":
                     pid = link.parts[2]
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                    script = Path(words[1]).name if words[1:] and words[1].endswith(_SCRIPTS) else ""
                     here = " (this one)" if int(pid) == os.getpid() else ""
-                    return f"process {pid}{here}: {command.strip()[:80]}"
+                    return f"process {pid}{here}: {Path(words[0]).name} {script}".rstrip()
     return ""
 
 

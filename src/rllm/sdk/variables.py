@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from urllib.parse import unquote, urlsplit
 
 from rllm.errors import ConfigError
 from rllm.forks import no_fork_meanwhile
 
-SESSION_KEY_PREFIX = "rllm.session."
-"""How the keys begin that a gateway gives for one session; they name it themselves."""
+OWN_KEY_PREFIX = "rllm."
+"""How the keys begin that a gateway makes of its own; those of sessions name their session."""
+_PLACEHOLDER = "rllm"
+"""Key for a gateway without keys."""
 
 OPERATORS_KEYS = ("RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN")
 """Keys of whoever runs gateways and viewers, which a program that runs as an agent is not given."""
@@ -92,44 +96,96 @@ def _key_for(path: str, api_key: str | None) -> str:
     _, separator, session = path.rpartition("/sessions/")
     named = f"rllm-{unquote(session)}" if separator and unquote(session).isascii() else ""
     if api_key is None:
-        return named or "rllm"
-    return f"{api_key}:{named}" if named and not api_key.startswith(SESSION_KEY_PREFIX) else api_key
+        return named or _PLACEHOLDER
+    return f"{api_key}:{named}" if named and not api_key.startswith(OWN_KEY_PREFIX) else api_key
+
+
+def key_of_user() -> str | None:
+    """Return OPENAI_API_KEY, for servers that are no gateway of this process; `None` where it is such a gateway's."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return None if not key or _is_of_gateway(key) else key
+
+
+def _is_of_gateway(key: str) -> bool:
+    return key == _PLACEHOLDER or key.startswith((f"{_PLACEHOLDER}-", OWN_KEY_PREFIX))
 
 
 def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Those that this very process is given: keys that it has already stay, since other services may need them."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if not (name.endswith(("_API_KEY", "_AUTH_TOKEN")) and inherited.get(name))
-    }
+    """Return those for a process that has keys: its own stay, since other services may need them; a gateway's do not."""
+    return {name: value for name, value in variables.items() if not _stays(name, inherited.get(name), value)}
 
 
-_inside: list[str] = []
-"""The URLs of the gateways that this process is led to; those of several engines overlap as these come and go."""
+def _stays(name: str, given: str | None, ours: str) -> bool:
+    """Return whether a variable that is given is a key that stays."""
+    if not given or not name.endswith(("_API_KEY", "_AUTH_TOKEN")):
+        return False
+    return ours == _PLACEHOLDER or not _is_of_gateway(given)
+
+
+_inside: list[tuple[str, str | None]] = []
+"""The URLs and keys of the gateways that this process is led to; those of several engines overlap."""
 _own: dict[str, str | None] = {}
 """What the variables that lead there were before."""
+_hidden: dict[str, str] = {}
+"""The operator's keys that were in the environment."""
 
 
 @contextmanager
-def led_to(url: str) -> Iterator[None]:
-    """Lead the model clients of this process to a gateway meanwhile; of several gateways, to the one that came last."""
+def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
+    """Lead the model clients of this process to a gateway meanwhile; of several gateways, to the one that came last.
+
+    The operator's keys are out of the environment meanwhile, so that no program inherits them.
+    """
+    place = url, api_key
     with no_fork_meanwhile():
-        _inside.append(url)
+        _inside.append(place)
         _lead()
     try:
         yield
     finally:
         with no_fork_meanwhile():
-            _inside.remove(url)
+            _inside.remove(place)
             _lead()
+
+
+def hide_operators_keys() -> None:
+    """Take the operator's keys out of the environment, which all processes inherit that this one starts from now on."""
+    for name in OPERATORS_KEYS:
+        if value := os.environ.pop(name, None):
+            _hidden[name] = value
+
+
+def restore_operators_keys() -> None:
+    """Undo `hide_operators_keys`."""
+    os.environ.update(_hidden)
+    _hidden.clear()
+
+
+def operators_keys() -> dict[str, str]:
+    """Return the operator's keys of this process, those too that are out of its environment."""
+    keys = {name: os.environ.get(name) or _own.get(name) or _hidden.get(name) for name in OPERATORS_KEYS}
+    return {name: value for name, value in keys.items() if value}
+
+
+def run_key() -> str:
+    """Return the key of the gateways that this process starts for runs: RLLM_GATEWAY_API_KEY, or a random one."""
+    return operators_keys().get("RLLM_GATEWAY_API_KEY") or _random_key()
+
+
+@cache
+def _random_key() -> str:
+    return secrets.token_urlsafe(32)
 
 
 def _lead() -> None:
     own = {name: value for name, value in {**os.environ, **_own}.items() if value is not None}
-    led = beside_own_keys(gateway_variables(_inside[-1], inherited=own), own) if _inside else {}
+    led: dict[str, str | None] = {}
+    if _inside:
+        url, api_key = _inside[-1]
+        led = dict.fromkeys(OPERATORS_KEYS)
+        led |= beside_own_keys(gateway_variables(url, api_key=api_key, inherited=own), own)
     for name in {*_own, *led}:
-        value = led.get(name, own.get(name))
+        value = led[name] if name in led else own.get(name)
         if value is None:
             os.environ.pop(name, None)
         else:

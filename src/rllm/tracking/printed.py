@@ -13,6 +13,9 @@ from rich.segment import Segment
 _SHOWN_CONTROLS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+    **dict.fromkeys(
+        (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD
+    ),  # directions of text
 }
 """What a terminal would act on, as signs that stand for it: models write them, and whoever calls a model may."""
 

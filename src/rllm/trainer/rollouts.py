@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig, is_loopback
 from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
+from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
 from rllm.trainer.config.schema import RolloutConfig, TrainConfig
 from rllm.trainer.doors import Door, RunningRollout, Surroundings
@@ -122,21 +122,16 @@ def _not_shipped(config: TrainConfig) -> list[str]:
 
 
 def gateway_config(config: TrainConfig) -> GatewayConfig:
-    """How the run's gateway listens: for agents on this machine without a key, for others with one of its own."""
+    """Return how the run's gateway listens: on this machine, or where the nodes of Ray reach it."""
     settings = config.gateway
-    remote: dict[str, Any] = {}
-    host = settings.host
-    if config.rollout.runner == "ray":
-        host = own_address() if is_loopback(host) else host
-        keys = {name: secrets.token_urlsafe(32) for name in ("api_key", "admin_key")}  # agents get no operator's key
-        remote = {**keys, "session_ids_admit": True}
-    return GatewayConfig(
-        host=host,
+    elsewhere = config.rollout.runner == "ray" and is_loopback(settings.host)
+    return GatewayConfig.of_run(
+        run_key(),
+        host=own_address() if elsewhere else settings.host,
         port=settings.port,
         exact_turns=settings.exact_turns,
         otel=settings.otel,
         shutdown_timeout_s=1.0,
-        **remote,
     )
 
 
@@ -164,7 +159,7 @@ def running(config: TrainConfig, door: Door, around: Surroundings, gateway: Gate
         partial(open_elsewhere, door, remote, rollout),
         spread=spread if most is None else replace(spread, concurrency=most),
         gateway=remote,
-        environment=environment(remote.url, api_key=remote.api_key),
+        environment=environment(remote.url, api_key=remote.process_key),
         paths=ImportPaths.of(config.ray.working_dir),
         **settings,
     ) as runner:

@@ -37,6 +37,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
+        finalize=_in_order,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -61,6 +62,14 @@ def environment() -> Environment:
         chart_size=(charts.WIDTH, charts.HEIGHT),
     )
     return made
+
+
+_DIRECTIONS = {code: f"⟨{code:x}⟩" for code in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def _in_order(value: Any) -> Any:
+    """Return text with the characters that change its direction as numbers: names could else look like other names."""
+    return value.translate(_DIRECTIONS) if type(value) is str and not value.isascii() else value
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from rllm.inference.vllm_server import VLLMServer, free_port
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.sdk.variables import key_of_user
 
 SERVED_NAME = "policy"
 LOG_FILE = "vllm.log"
@@ -123,7 +124,7 @@ def open_server(config: Any) -> Served:
     tool_format = config.model.tool_parser
     with ExitStack() as undo:
         if vllm.url is not None:
-            key = os.environ.get("OPENAI_API_KEY")
+            key = key_of_user()
             check_trainable(vllm.url, api_key=key, temperature=config.rollout.temperature)
             server = VLLMServer.join(vllm.url, api_key=key, **limits)
             scratch = _scratch(config, run_dir)

@@ -56,6 +56,42 @@ _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """What the dialects put before the random part of a call's id."""
 
 
+class Secret:
+    """The upstream's key, as text that is removed from what the upstream answers."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+        self._forms = {self._key, self._key.replace(b"/", b"\\/")}
+        # JSON may write any character by its number.
+        forms = (
+            rb"(?:%s|\\u00%02x%s)" % (re.escape(c), c[0], rb"|\\/" if c == b"/" else b"") for c in _characters(key)
+        )
+        self._escaped = re.compile(b"".join(forms), re.IGNORECASE)
+
+    def hidden(self, text: bytes) -> bytes:
+        """Return bytes without the key."""
+        for form in self._forms:
+            text = text.replace(form, b"***")
+        return self._escaped.sub(b"***", text) if b"\\u00" in text else text
+
+    def hidden_in_stream(self) -> Callable[[bytes], bytes]:
+        """Return what removes the key from pieces of a stream of events, which it passes on line by line."""
+        rest = b""
+
+        def hide(received: bytes) -> bytes:
+            nonlocal rest
+            text = rest + received
+            end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+            rest = text[end:]
+            return self.hidden(text[:end])
+
+        return hide
+
+
+def _characters(key: str) -> list[bytes]:
+    return [bytes([code]) for code in key.encode()]
+
+
 class HTTPUpstream:
     """An OpenAI-compatible server. The default kind suits vLLM, SGLang and `rllm serve`."""
 
@@ -89,6 +125,7 @@ class HTTPUpstream:
         self._tokens = tokens
         self._headers = {"content-type": "application/json"}
         self._key = api_key if api_key and len(api_key) >= _SECRET_FROM else ""
+        self._secret = Secret(self._key) if self._key else None
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._connections = HTTPConnections(
@@ -144,13 +181,14 @@ class HTTPUpstream:
         decoder: SSEDecoder[Event] = SSEDecoder(split_events if call.as_arrays else split_lines)
         num_read = num_unread = 0
         is_done = False
+        without_key = self._secret.hidden_in_stream() if self._secret else bytes
         as_chat = self._chunk_reader(call)
         with self._told():
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
                 call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
                 while not is_done and (received := await answer.read_some()):
-                    events = decoder.feed(received)
+                    events = decoder.feed(without_key(received))
                     if is_done := _DONE in events:
                         del events[events.index(_DONE) :]  # proxies say more, and clients read no further either
                     num_read += len(received)
@@ -240,9 +278,9 @@ class HTTPUpstream:
             raise self._named(error) from error
 
     async def _body_of(self, answer: Connection, *limit: int) -> bytes:
-        """The whole body; a refusal without the key, before a piece of it is quoted."""
+        """Return the whole body without the key, which some servers repeat: it is shown and stored."""
         body = await answer.read(*limit)
-        return body if answer.status == 200 or not self._key else body.replace(self._key.encode(), b"***")
+        return self._secret.hidden(body) if self._secret else body
 
     def _named(self, error: OSError) -> UpstreamError:
         """A failure of the connection as what it means to an agent."""

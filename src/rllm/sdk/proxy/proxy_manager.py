@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from rllm.errors import ConfigError, RLLMError
 from rllm.forks import no_fork_meanwhile
 from rllm.gone import gone_names
+from rllm.sdk.variables import operators_keys
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class _Gateway:
             self.process = Context().run(  # where no session is, which would take operators' keys away
                 subprocess.Popen,
                 [*command, *(word for option in options.items() for word in option)],
-                env={**os.environ, **key},
+                env={**os.environ, **operators_keys(), **key},
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -280,7 +280,7 @@ class GatewaySettings(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on: a loopback one where agents run on this machine. With rollout.runner=ray that becomes the one by which
-    Ray's nodes know this machine, and calls need a session's id or a key."""
+    Ray's nodes know this machine. Calls need a session's id or a key; see docs/gateway.md."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
     exact_turns: bool = True

@@ -7,7 +7,6 @@ POST /v1/completions {"prompt": [1, 437, ...], "max_tokens": 1, "prompt_logprobs
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from rllm.algorithms.batch import Batch
 from rllm.errors import ConfigError, InferenceError
+from rllm.sdk.variables import key_of_user
 
 _NUM_PROBED = 64
 """Ids of which the server must know the same text as the policy's tokenizer."""
@@ -44,7 +44,7 @@ class TeacherEndpoint:
         """Tokens that a prompt may have, if the server says so when it is checked."""
         self._client = openai.OpenAI(
             base_url=url,
-            api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
+            api_key=key_of_user() or "EMPTY",
             timeout=timeout_s,
             max_retries=num_retries,
         )
