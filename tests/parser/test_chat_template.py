@@ -159,7 +159,9 @@ def test_a_refusal_names_the_message_its_role_and_the_template_s_rule(messages: 
 JSON = "{{ c.function.arguments | tojson }}"
 PAIRS = "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}"
 TURN = "[{{ m.role }}|{{ m.content }}]"
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}
+]
 
 
 def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", last: str = "") -> str:
@@ -322,3 +324,16 @@ def test_a_tokenizer_without_template_names_the_remedy() -> None:
 def test_malformed_tools_are_named(tools: Any) -> None:
     with pytest.raises(ConfigError, match="tools="):
         template(PLAIN).render([USER], tools)
+
+
+def test_tools_that_the_template_refuses_are_named_in_place_of_a_message() -> None:
+    source = "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}" + PLAIN
+    with pytest.raises(ConfigError, match=r"^tools=\[\{'name': 'f'"):
+        text_of(source, USER, tools=[{"name": "f", "input_schema": {}}])
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "function"}])
+@pytest.mark.parametrize("name", ["parts", "bare tools"])
+def test_a_function_alone_is_a_tool(name: str, more: dict[str, str]) -> None:
+    alone = {**more, **TOOLS[0]["function"]}
+    assert text_of(SHAPES[name], USER, tools=[alone]) == text_of(SHAPES[name], USER, tools=TOOLS)

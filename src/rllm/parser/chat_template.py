@@ -149,6 +149,11 @@ class ChatTemplate:
         except ConfigError:  # it does not end
             raise
         except Exception as error:  # a template is a program of its author: it may raise anything
+            if shaped_tools and self._is_rendered(shaped, None, **options):
+                raise ConfigError(
+                    f"tools={tools!r:.80}: the chat template refuses them ({type(error).__name__}: {error}): use a "
+                    "list of objects in the OpenAI format"
+                ) from error
             refused = self._first_refused(shaped, shaped_tools, str(error), options)
             raise _refusal(refused, messages[refused], error) from error
 
@@ -156,6 +161,12 @@ class ChatTemplate:
         from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
 
         return render_bounded(self._tokenizer, messages, tools, options)
+
+    def _is_rendered(self, messages: Sequence[Message], tools: Any, **options: Any) -> bool:
+        try:
+            return bool(self._apply(messages, tools, **options))
+        except Exception:
+            return False
 
     def _first_refused(self, messages: Sequence[Message], tools: Any, why: str, options: Mapping[str, Any]) -> int:
         """Return the place of the first message with which the template refuses the conversation for this reason."""

@@ -61,7 +61,8 @@ class TemplateShape:
         """Return the tools in this form, or None if there are none."""
         if not tools:
             return None
-        return [dict(tool["function"] if self.bare_tools and "function" in tool else tool) for tool in tools]
+        wrapped = map(_wrapped, tools)
+        return [dict(tool["function"] if self.bare_tools and "function" in tool else tool) for tool in wrapped]
 
     def lost_of(self, messages: Sequence[Message], tools: Tools | None) -> tuple[str, ...]:
         """Return the kinds of content of a request that its prompt lacks, where the template raises no error for it."""
@@ -98,6 +99,13 @@ class TemplateShape:
         else:
             return call
         return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool in the format of chat completions; data sets often have functions alone."""
+    if not isinstance(tool, Mapping) or "function" in tool or not {"name", "parameters"} <= tool.keys():
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _is_named(call: Any) -> bool:
@@ -242,7 +250,7 @@ def _with_text_beside(
 def _with_further_calls(
     render: Render, shape: TemplateShape, results: Sequence[Message], tools: Tools | None
 ) -> TemplateShape:
-    """Find out if all calls of an answer are printed: gpt-oss's template prints the first only, Llama 3.1's refuses two."""
+    """Find out if all calls of an answer are printed: gpt-oss's template prints one only, Llama 3.1's refuses two."""
     function = {"name": _NAME, "arguments": _ARGUMENTS.replace(_VALUE, _MORE)}
     second = {"id": _SECOND_ID, "type": "function", "function": function}
     calls = {**_CALL, "tool_calls": [*_CALL["tool_calls"], second]}
