@@ -39,7 +39,7 @@ _REMEDIES = {
         (TOOLS, CALLS, FURTHER_CALLS, RESULTS),
         f"set model.tool_prompt=hermes, which puts them into other messages, or {_NAME_OF_CHOICE}",
     ),
-    SYSTEM: f"put their text into the first user message, or {_NAME_OF_CHOICE}",
+    SYSTEM: f"put the text of system messages into the first user message, or {_NAME_OF_CHOICE}",
 }
 
 
