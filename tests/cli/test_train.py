@@ -69,6 +69,17 @@ def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, 
         assert not (work / "run").exists()
 
 
+def test_a_dry_run_reads_the_chat_template(work, fails, policy):
+    arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST, "--dry-run"]
+    (work / "no_tools.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    done = here(*arguments, "model.chat_template=no_tools.jinja", cwd=work)
+    assert "prints no tools, tool calls" in done.stdout
+    assert "model.tool_prompt=hermes" in done.stdout
+    (work / "nothing.jinja").write_text("{{ messages | length }}")
+    code, errors = fails(*arguments, "model.chat_template=nothing.jinja")
+    assert (code, errors.count("model.chat_template='nothing.jinja'")) == (2, 1)
+
+
 @pytest.mark.slow
 def test_a_port_that_was_free_is_not_kept_for_the_next_process(work, policy):
     done = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, cwd=work)

@@ -27,6 +27,7 @@ from openai import BadRequestError, DefaultHttpxClient, OpenAI
 from openai.types import completion_create_params as completions_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
+from openai.types.shared_params import FunctionDefinition
 from pydantic import BaseModel
 
 from rllm.gateway.config import GatewayConfig
@@ -72,7 +73,13 @@ CONTENTS: dict[str, Any] = {
     "messages": anthropic_types.BetaContentBlockParam,
 }
 WITH_KINDS = {"tools", "tool_choice", "response_format", "include", "truncation", "modalities", "thinking", "input"}
-WITH_MEMBERS = {"stream_options", "reasoning", "text", "output_config", "tool_choice"}
+WITH_MEMBERS = {"stream_options", "reasoning", "text", "output_config", "tool_choice", "thinking"}
+TOOLS: dict[str, list[Any]] = {
+    "chat": [FunctionDefinition],
+    "responses": [responses_types.FunctionToolParam, responses_types.CustomToolParam],
+    "messages": [anthropic_types.BetaToolParam],
+}
+OF_EVERY_TOOL = {"type", "name", "description", "parameters", "input_schema"}
 
 
 def leaves(hint: Any) -> Iterator[Any]:
@@ -112,6 +119,8 @@ def documented(dialect: str) -> Iterator[str]:
                     if member == "format" and dialect == "responses":
                         yield from (f"{name}.{member}[{kind}]" for kind in kinds(inner))
     yield from (f"content[{kind}]" for kind in kinds(CONTENTS.get(dialect, str)))
+    for tool in TOOLS.get(dialect, ()):
+        yield from (f"tools[].{member}" for member in sorted(typing.get_type_hints(tool).keys() - OF_EVERY_TOOL))
 
 
 @pytest.mark.parametrize("dialect", TABLES)
@@ -233,9 +242,11 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "response_format[text]": {"response_format": {"type": "text"}},
         "response_format[json_object]": {"response_format": {"type": "json_object"}},
         "response_format[json_schema]": {"response_format": FORMAT},
+        "response_format[*]": {"response_format": {"type": "structural_tag"}},
         "modalities": {"modalities": ["text"]},
         "modalities[text]": {"modalities": ["text"]},
         "modalities[audio]": {"modalities": ["text", "audio"]},
+        "modalities[*]": {"modalities": ["text", "image"]},
         "audio": {"audio": {"voice": "alloy", "format": "wav"}},
         "web_search_options": {"web_search_options": {}},
         "reasoning_effort": {"reasoning_effort": "low"},
@@ -309,6 +320,9 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "tools[].strict": {"tools": [{**TOOL, "strict": True}]},
         "tools[].format": {"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "a"}}]},
         "tools[].allowed_callers": {"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]},
+        "tools[].defer_loading": {"tools": [{**TOOL, "defer_loading": True}]},
+        "tools[].async": {"tools": [{**TOOL, "async": True}]},
+        "tools[].output_schema": {"tools": [{**TOOL, "output_schema": SCHEMA}]},
         "tool_choice": {"tools": [TOOL], "tool_choice": "auto"},
         **{f"tool_choice[{kind}]": {"tools": [TOOL], "tool_choice": kind} for kind in ("auto", "none", "required")},
         "tool_choice[allowed_tools]": {
@@ -384,11 +398,15 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "tools[].strict": {"tools": [{**INPUT_TOOL, "strict": True}]},
         "tools[].input_examples": {"tools": [{**INPUT_TOOL, "input_examples": [{}]}]},
         "tools[].allowed_callers": {"tools": [{**INPUT_TOOL, "allowed_callers": ["direct"]}]},
+        "tools[].defer_loading": {"tools": [{**INPUT_TOOL, "defer_loading": True}]},
+        "tools[].eager_input_streaming": {"tools": [{**INPUT_TOOL, "eager_input_streaming": True}]},
+        "tools[].cache_control": {"tools": [{**INPUT_TOOL, "cache_control": {"type": "ephemeral"}}]},
         "tool_choice": {"tools": [INPUT_TOOL], "tool_choice": {"type": "auto"}},
         **{
             f"tool_choice[{kind}]": {"tools": [INPUT_TOOL], "tool_choice": {"type": kind, "name": "f"}}
             for kind in ("auto", "none", "any", "tool")
         },
+        "tool_choice.name": {"tools": [INPUT_TOOL], "tool_choice": {"type": "auto", "name": "f"}},
         "tool_choice.disable_parallel_tool_use": {
             "tools": [INPUT_TOOL],
             "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
@@ -398,6 +416,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "thinking[enabled]": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         "thinking[disabled]": {"thinking": {"type": "disabled"}},
         "thinking[between_tools]": {"thinking": {"type": "between_tools"}},
+        "thinking.budget_tokens": {"thinking": {"type": "adaptive", "budget_tokens": 1024}},
+        "thinking.display": {"thinking": {"type": "adaptive", "display": "omitted"}},
         "output_config": {"output_config": {}},
         "output_config.effort": {"output_config": {"effort": "low"}},
         "output_config.format": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
@@ -581,6 +601,23 @@ def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect:
     answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
     assert answer.status_code == 400, answer.text
     assert list(asked)[-1] in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked", "named"),
+    [
+        ("chat", {"field": 1}, "field"),
+        ("chat", {"stream_options": {"member": 1}}, "stream_options.member"),
+        ("responses", {"field": 1}, "field"),
+        ("responses", {"text": {"member": 1}, "reasoning": {"member": 1}}, "text.member, reasoning.member"),
+        ("responses", {"truncation": "kind"}, "truncation[kind]"),
+        ("messages", {"thinking": {"type": "kind"}}, "thinking[kind]"),
+        ("messages", {"output_config": {"member": 1}}, "output_config.member"),
+    ],
+)
+def test_what_no_table_has_is_named(http: httpx.Client, dialect: str, asked: dict[str, Any], named: str) -> None:
+    answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
+    assert (answer.status_code, answer.headers.get(HEADER)) == (200, named), answer.text
 
 
 def test_only_the_allowed_tools_are_shown(engine: LocalEngine) -> None:

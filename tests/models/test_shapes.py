@@ -25,6 +25,7 @@ STRICT = {"cohere", "gemma", "gemma3", "llava_next"}
 """They refuse a tool's result, as roles must alternate, or other roles are unknown to them."""
 NO_RESULTS = {"cohere2", "phi3", "phi3_5"}
 NO_TEXT_BESIDE_CALLS = {"deepseek_r1_distill", "llama3_1", "llama3_2", "muse_glimmer"}
+ONE_CALL = {"gptoss", "llama3_1", "llama3_2"}
 
 SYSTEM: dict[str, Any] = {"role": "system", "content": "qs-system"}
 QUESTION: dict[str, Any] = {"role": "user", "content": "qs-question"}
@@ -102,6 +103,31 @@ def test_text_beside_calls_is_printed_or_named(template: str, tokenizer: Any) ->
     assert in_order(text, "qs_name", "qs-value", "qs-result")
     assert ("qs-beside" in text) == (template not in NO_TEXT_BESIDE_CALLS)
     assert chat.lost(messages) == (("text beside tool calls",) if template in NO_TEXT_BESIDE_CALLS else ())
+
+
+def test_all_calls_of_an_answer_are_printed_or_named(template: str, tokenizer: Any) -> None:
+    if template in NO_CALLS:
+        return
+    chat = ChatTemplate(tokenizer)
+    second = {
+        "id": "second123",
+        "type": "function",
+        "function": {"name": "qs_name", "arguments": '{"qs_key": "qs-more"}'},
+    }
+    messages = [QUESTION, {**CALL, "tool_calls": [*CALL["tool_calls"], second]}, RESULT]
+    messages.append({"role": "tool", "tool_call_id": "second123", "content": "qs-other"})
+    assert ("further tool calls of an answer" in chat.shape.lost) == (template in ONE_CALL)
+    if template in ONE_CALL - {"gptoss"}:
+        with pytest.raises(ConfigError, match=r"messages\[1\].*single tool-calls"):
+            chat.render(messages)
+    elif template not in ONE_CALL:
+        assert in_order(chat.render_text(messages), "qs-value", "qs-more", "qs-result", "qs-other")
+
+
+def test_a_call_without_arguments_is_printed(template: str, tokenizer: Any) -> None:
+    if template not in NO_CALLS:
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "qs_name", "arguments": ""}}
+        assert "qs_name" in ChatTemplate(tokenizer).render_text([QUESTION, {**CALL, "tool_calls": [call]}, RESULT])
 
 
 def test_reasoning_is_printed_once_at_most(template: str, tokenizer: Any) -> None:

@@ -159,7 +159,9 @@ def test_a_refusal_names_the_message_its_role_and_the_template_s_rule(messages: 
 JSON = "{{ c.function.arguments | tojson }}"
 PAIRS = "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}"
 TURN = "[{{ m.role }}|{{ m.content }}]"
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "Does a thing.", "parameters": {"b": {}}}}
+]
 
 
 def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", last: str = "") -> str:
@@ -228,6 +230,34 @@ def test_arguments_stay_the_model_s_string_where_the_template_prints_what_it_wri
     assert f"<f:{printed.replace('  ', ' ')}>" in text_of(SHAPES[name], USER, call_with({"b": 7}))
 
 
+@pytest.mark.parametrize("name", ["mapping", "tags"])
+def test_no_arguments_are_an_empty_object(name: str) -> None:
+    assert "<f:>" in text_of(SHAPES[name], USER, call_with(""))
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', None])
+def test_arguments_that_are_no_object_are_named_where_the_template_refuses_them(arguments: Any) -> None:
+    with pytest.raises(ConfigError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments=.*JSON object"):
+        text_of(printing(TURN, PAIRS), USER, call_with(arguments))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "{% for c in m.tool_calls[:1] %}{{ c.function }}{% endfor %}",
+        "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}{{ m.tool_calls }}",
+    ],
+)
+def test_further_calls_of_an_answer_are_named_or_refused(calls: str) -> None:
+    chat = template("{% for m in messages %}{{ m.content }}{% if m.tool_calls %}" + calls + "{% endif %}{% endfor %}")
+    one, two = (dict(call_with('{"b": 7}')) for _ in range(2))
+    two["tool_calls"] = [*two["tool_calls"], {"id": "2", "function": {"name": "g", "arguments": "{}"}}]
+    assert chat.lost([USER, one]) == ()
+    assert "further tool calls of an answer" in chat.shape.lost
+    if "raise" not in calls:
+        assert chat.lost([USER, two]) == ("further tool calls of an answer",)
+
+
 def test_a_call_is_worth_more_than_the_text_beside_it() -> None:
     beside = {**call_with('{"b": 7}'), "content": "wait"}
     assert '<f:{"b": 7}>' in text_of(SHAPES["null"], USER, beside)
@@ -294,3 +324,16 @@ def test_a_tokenizer_without_template_names_the_remedy() -> None:
 def test_malformed_tools_are_named(tools: Any) -> None:
     with pytest.raises(ConfigError, match="tools="):
         template(PLAIN).render([USER], tools)
+
+
+def test_tools_that_the_template_refuses_are_named_in_place_of_a_message() -> None:
+    source = "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}" + PLAIN
+    with pytest.raises(ConfigError, match=r"^tools=\[\{'name': 'f'"):
+        text_of(source, USER, tools=[{"name": "f", "input_schema": {}}])
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "function"}])
+@pytest.mark.parametrize("name", ["parts", "bare tools"])
+def test_a_function_alone_is_a_tool(name: str, more: dict[str, str]) -> None:
+    alone = {**more, **TOOLS[0]["function"]}
+    assert text_of(SHAPES[name], USER, tools=[alone]) == text_of(SHAPES[name], USER, tools=TOOLS)

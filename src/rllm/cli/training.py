@@ -92,7 +92,7 @@ def carry_out(
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
-        for line in [*_adapter(trainer), *_preflight(trainer)]:
+        for line in [*_chat_template(trainer), *_adapter(trainer), *_preflight(trainer)]:
             print(line)
         return
     if port is not None:
@@ -149,6 +149,25 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
     print()
     for sentence in [*in_words(trainer.config, len(trainer.train_data)), *training_memory(trainer.config)]:
         print(sentence)
+
+
+def _chat_template(trainer: AgentTrainer) -> list[str]:
+    """Return what the chat template of a model folder leaves out or refuses.
+
+    Raises:
+        ConfigError: if the template cannot be used.
+    """
+    from rllm.inference.local.loading import load_tokenizer
+    from rllm.parser.chat_template import ChatTemplate
+    from rllm.parser.tool_prompt import TemplateChoice
+    from rllm.trainer.checkup.model import lost_finding
+
+    model = trainer.config.model
+    if not model.path or not Path(model.path).expanduser().is_dir():
+        return []
+    tokenizer = load_tokenizer(model.path, template=TemplateChoice.of(model)).tokenizer
+    found = lost_finding(ChatTemplate(tokenizer).shape.lost)
+    return [] if found is None else [f"{found.name}: {found.said}: {found.fix}"]
 
 
 def _adapter(trainer: AgentTrainer) -> list[str]:

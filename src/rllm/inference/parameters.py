@@ -41,6 +41,17 @@ class Row:
     """Printed in the documentation; of a refused field, the remedy in the error message."""
 
 
+def field_of(key: str) -> str:
+    """Return the name of a key's field."""
+    return _INNER.split(key)[0]
+
+
+def _start_of(key: str) -> str:
+    """Return a key up to the bracket of its kind, or to the point of its member."""
+    head, bracket, _ = key.partition("[")
+    return head + bracket if bracket else f"{field_of(key)}."
+
+
 class Table:
     """The documented fields of a dialect, by key."""
 
@@ -50,7 +61,10 @@ class Table:
         for line in filter(None, map(str.strip, text.split("\n"))):
             keys, *fates, remark = (cell.strip() for cell in line.split("|"))
             self.rows |= {key: Row(key=key, fates=tuple(fates), remark=remark) for key in keys.split(", ")}
-        self._nested = {key[: match.start()] for key in self.rows if (match := _INNER.search(key))} - _TRANSLATED
+        inner = {_start_of(key) for key in self.rows if field_of(key) not in _TRANSLATED | {key}}
+        self._inner = frozenset(inner)
+        """Beginnings of the keys of kinds and of members, such as `tools[` and `text.`."""
+        self._nested = set(map(field_of, inner))
 
     def row_of(self, key: str) -> Row | None:
         """Return the row of a key, or of all other kinds of its field, if there is one."""
@@ -58,14 +72,21 @@ class Table:
         return self.rows.get(key) or self.rows.get(others or key)
 
     def rows_in(self, request: Mapping[str, Any]) -> dict[str, Row | None]:
-        """Return the rows of all that a request asks for, by key; `None` for a field that has none."""
+        """Return the rows of all that a request asks for, by key; `None` for what has none.
+
+        That is a field, a kind of a field that has kinds, or a member of one that has members; a tool has any members.
+        """
         rows: dict[str, Row | None] = {}
         for name, value in request.items():
             if value is not None and value not in NEUTRAL.get(name, ()):
                 rows[name] = self.rows.get(name)
                 if name in self._nested:
-                    rows |= {key: row for key in _inner_keys(name, value) if (row := self.row_of(key)) is not None}
+                    rows |= {key: self.row_of(key) for key in _inner_keys(name, value) if self._has(key)}
         return rows
+
+    def _has(self, key: str) -> bool:
+        """Return whether a key of a kind or member is one, or should be one, of this table."""
+        return self.row_of(key) is not None or ("[]" not in key and _start_of(key) in self._inner)
 
 
 CHAT = Table("""
@@ -88,8 +109,9 @@ parallel_tool_calls | named | the model may make several calls
 functions, function_call | refused | send `tools` and `tool_choice`
 response_format, response_format[text] | honoured |
 response_format[json_object], response_format[json_schema] | refused | decoding is not constrained: sample with vLLM
+response_format[*] | refused | decoding is not constrained: sample with vLLM
 modalities, modalities[text] | honoured |
-modalities[audio], audio | refused | answers are text
+modalities[audio], modalities[*], audio | refused | answers are text
 web_search_options | refused | there is no search: give one as a tool
 stream_options, stream_options.include_usage | honoured |
 stream_options.include_obfuscation | no effect |
@@ -151,11 +173,6 @@ def _kind(value: Any) -> str | None:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def field_of(key: str) -> str:
-    """Return the name of a key's field."""
-    return _INNER.split(key)[0]
 
 
 def ignored(request: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,17 @@ import orjson
 
 from rllm.errors import ConfigError
 from rllm.parser.control_tokens import ControlTokens
-from rllm.parser.template_shape import CALLS, RESULTS, SYSTEM, TOOLS, USER, TemplateShape, probed
+from rllm.parser.template_shape import (
+    CALLS,
+    FURTHER_CALLS,
+    RESULTS,
+    SYSTEM,
+    TOOLS,
+    USER,
+    TemplateShape,
+    arguments_of,
+    probed,
+)
 from rllm.types import TEXT_PARTS, Message
 
 logger = logging.getLogger(__name__)
@@ -26,10 +36,10 @@ _SHAPES_SIZE = 64
 _NAME_OF_CHOICE = "name another template with model.chat_template=PATH"
 _REMEDIES = {
     **dict.fromkeys(
-        (TOOLS, CALLS, RESULTS),
+        (TOOLS, CALLS, FURTHER_CALLS, RESULTS),
         f"set model.tool_prompt=hermes, which puts them into other messages, or {_NAME_OF_CHOICE}",
     ),
-    SYSTEM: f"put their text into the first user message, or {_NAME_OF_CHOICE}",
+    SYSTEM: f"put the text of system messages into the first user message, or {_NAME_OF_CHOICE}",
 }
 
 
@@ -139,6 +149,11 @@ class ChatTemplate:
         except ConfigError:  # it does not end
             raise
         except Exception as error:  # a template is a program of its author: it may raise anything
+            if shaped_tools and self._is_rendered(shaped, None, **options):
+                raise ConfigError(
+                    f"tools={tools!r:.80}: the chat template refuses them ({type(error).__name__}: {error}): use a "
+                    "list of objects in the OpenAI format"
+                ) from error
             refused = self._first_refused(shaped, shaped_tools, str(error), options)
             raise _refusal(refused, messages[refused], error) from error
 
@@ -146,6 +161,12 @@ class ChatTemplate:
         from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
 
         return render_bounded(self._tokenizer, messages, tools, options)
+
+    def _is_rendered(self, messages: Sequence[Message], tools: Any, **options: Any) -> bool:
+        try:
+            return bool(self._apply(messages, tools, **options))
+        except Exception:
+            return False
 
     def _first_refused(self, messages: Sequence[Message], tools: Any, why: str, options: Mapping[str, Any]) -> int:
         """Return the place of the first message with which the template refuses the conversation for this reason."""
@@ -174,6 +195,12 @@ def remedy_for(kind: str) -> str:
 def _refusal(place: int, message: Message, error: Exception) -> ConfigError:
     role = "system" if message["role"] == "developer" else message["role"]
     kind = {"system": SYSTEM, "tool": RESULTS}.get(role, CALLS if message.get("tool_calls") else "")
+    for number, arguments in enumerate(arguments_of(message)):
+        if not isinstance(arguments, Mapping):
+            return ConfigError(
+                f"messages[{place}].tool_calls[{number}].function.arguments={arguments!r:.80}: the chat template takes "
+                f"a JSON object only ({type(error).__name__}: {error}): send one, or {_NAME_OF_CHOICE}"
+            )
     return ConfigError(
         f"the chat template refuses messages[{place}] (role {message['role']!r}): {type(error).__name__}: {error}: "
         f"{_REMEDIES.get(kind, f'send messages as it takes them, or {_NAME_OF_CHOICE}')}"

@@ -22,8 +22,8 @@ Render: TypeAlias = Callable[[Sequence[Message], Tools | None], str]
 USER, ANSWERS = "user messages", "answers"
 SYSTEM, LATER_SYSTEM = "system messages", "system messages after the first turn"
 TOOLS, CALLS, RESULTS = "tools", "tool calls", "tool results"
-BESIDE_CALLS = "text beside tool calls"
-SERIOUS = frozenset({SYSTEM, TOOLS, CALLS, RESULTS})
+BESIDE_CALLS, FURTHER_CALLS = "text beside tool calls", "further tool calls of an answer"
+SERIOUS = frozenset({SYSTEM, TOOLS, CALLS, FURTHER_CALLS, RESULTS})
 """Kinds without which a conversation means something else."""
 
 
@@ -61,7 +61,8 @@ class TemplateShape:
         """Return the tools in this form, or None if there are none."""
         if not tools:
             return None
-        return [dict(tool["function"] if self.bare_tools and "function" in tool else tool) for tool in tools]
+        wrapped = map(_wrapped, tools)
+        return [dict(tool["function"] if self.bare_tools and "function" in tool else tool) for tool in wrapped]
 
     def lost_of(self, messages: Sequence[Message], tools: Tools | None) -> tuple[str, ...]:
         """Return the kinds of content of a request that its prompt lacks, where the template raises no error for it."""
@@ -100,13 +101,32 @@ class TemplateShape:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
+def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool in the format of chat completions; data sets often have functions alone."""
+    if not isinstance(tool, Mapping) or "function" in tool or not {"name", "parameters"} <= tool.keys():
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
 def _is_named(call: Any) -> bool:
     function = call.get("function") if isinstance(call, Mapping) else None
     return isinstance(function, Mapping) and isinstance(function.get("name"), str) and isinstance(call.get("id"), str)
 
 
+def arguments_of(message: Message) -> list[Any]:
+    """Return the arguments of an answer's tool calls: objects, and what is not a JSON object as it is."""
+    functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    found = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    return [_parsed_object(arguments) if isinstance(arguments, str) else arguments for arguments in found]
+
+
 def _parsed_object(arguments: str) -> Any:
-    """Return the arguments as a dict, or unchanged if they are not a JSON object, or nested too deep to be read."""
+    """Return the arguments as a dict, or unchanged if they are not a JSON object, or nested too deep to be read.
+
+    Clients write a call without arguments as an empty string, too.
+    """
+    if not arguments.strip():
+        return {}
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -130,6 +150,7 @@ _CARRIES: dict[str, Callable[[Sequence[Message], Tools | None], bool]] = {
     LATER_SYSTEM: _has_later_system,
     TOOLS: lambda messages, tools: bool(tools),
     CALLS: lambda messages, tools: any(message.get("tool_calls") for message in messages),
+    FURTHER_CALLS: lambda messages, tools: any(len(message.get("tool_calls") or ()) > 1 for message in messages),
     BESIDE_CALLS: lambda messages, tools: any(
         message.get("tool_calls") and text_of(message).strip() for message in messages
     ),
@@ -138,11 +159,8 @@ _CARRIES: dict[str, Callable[[Sequence[Message], Tools | None], bool]] = {
 """Tests of requests for each kind of content."""
 
 _TEXT, _MORE, _NAME, _ABOUT = "rllmtext6c1f", "rllmmore93d2", "rllm_name_0b7e", "rllmabout4e1a"
-_KEY, _VALUE, _CALL_ID = (
-    "rllm_key_7d20",
-    "rllmvalue5f3c",
-    "rllm6c1f0",
-)  # Mistral's templates insist on ids of 9 characters
+_KEY, _VALUE = "rllm_key_7d20", "rllmvalue5f3c"
+_CALL_ID, _SECOND_ID = "rllm6c1f0", "rllm2e95a"  # Mistral's templates insist on ids of 9 characters
 _ARGUMENTS = f'{{"{_KEY}":  "{_VALUE}"}}'  # spaced as no serialiser does
 _CALL_MARKS = (_NAME, _KEY, _VALUE)
 _ASK: Message = {"role": "user", "content": "rllmask2a9b"}
@@ -199,7 +217,8 @@ def _with_calls(render: Render, shape: TemplateShape) -> TemplateShape:
             )
             strings = _prefers_strings(as_string, as_object)
             if strings is not None:
-                return _with_text_beside(render, replace(tried, argument_strings=strings), chat, tools)
+                shape = _with_text_beside(render, replace(tried, argument_strings=strings), chat, tools)
+                return _with_further_calls(render, shape, chat[2:], tools)
     return _first(render, replace(shape, argument_strings=False), CALLS, [{}], [_ASK, _CALL], _CALL_MARKS, tools)
 
 
@@ -226,6 +245,18 @@ def _with_text_beside(
     found = _first(render, shape, BESIDE_CALLS, [{}], chat, (_MORE, _NAME, _VALUE), tools)
     calls_survive = BESIDE_CALLS not in found.lost or _VALUE in _text(render, shape, chat, tools)
     return found if calls_survive else replace(found, only_calls=True)
+
+
+def _with_further_calls(
+    render: Render, shape: TemplateShape, results: Sequence[Message], tools: Tools | None
+) -> TemplateShape:
+    """Find out if all calls of an answer are printed: gpt-oss's template prints one only, Llama 3.1's refuses two."""
+    function = {"name": _NAME, "arguments": _ARGUMENTS.replace(_VALUE, _MORE)}
+    second = {"id": _SECOND_ID, "type": "function", "function": function}
+    calls = {**_CALL, "tool_calls": [*_CALL["tool_calls"], second]}
+    second_results = [{**result, "tool_call_id": _SECOND_ID} for result in results]
+    chat = [_ASK, calls, *results, *second_results]
+    return _first(render, shape, FURTHER_CALLS, [{}], chat, (_VALUE, _MORE), tools)
 
 
 def _with_results(render: Render, shape: TemplateShape) -> TemplateShape:

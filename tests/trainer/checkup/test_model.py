@@ -67,6 +67,7 @@ def test_a_template_that_does_not_print_all(template: str, said: str, remedy: st
     assert not found.ok
     assert found.said.endswith(said) or said in found.said
     assert remedy in found.fix
+    assert found.fix.count("model.chat_template=PATH") == 1
 
 
 def test_no_template() -> None:

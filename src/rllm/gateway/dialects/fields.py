@@ -136,11 +136,12 @@ def _check_choice(choice: Any, tools: Sequence[Any]) -> None:
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in ("required", "function", "custom", "allowed_tools"):
         raise invalid(f"tool_choice={choice!r:.80}: use auto, none, required or an object of a tool", "tool_choice")
-    names = [name for tool in tools if (name := named_in(tool)) is not None]
-    if kind in ("function", "custom") and named_in(choice) not in names:
-        raise invalid(f"tool_choice={choice!r:.80}: 'tools' has {', '.join(names)[:200] or 'none'}", "tool_choice")
     if not tools:
         raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
+    names = [name for tool in tools if (name := named_in(tool)) is not None]
+    if kind in ("function", "custom") and (chosen := named_in(choice)) not in names:
+        listed = ", ".join(names)[:200] or "none with a name"
+        raise invalid(f"tool_choice: {chosen!r:.80} is none of the tools: 'tools' has {listed}", "tool_choice")
 
 
 def named_in(tool: Any) -> str | None:

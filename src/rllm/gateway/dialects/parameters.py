@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rllm.inference.parameters import CHAT, NAMED, Row, Table
+from rllm.inference.parameters import CHAT, NAMED, Row, Table, field_of
 
 PASSED_ON = "passed on"
 """The fate of a field that a server gets as it came; `passed on as NAME` is its chat field."""
@@ -54,7 +54,8 @@ tools[apply_patch] | refused | refused | give it as a function
 tools[shell] | refused | refused | give it as a function; one in a provider's container is named
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
-tools[].format, tools[].allowed_callers | named | named |
+tools[].format, tools[].allowed_callers, tools[].output_schema, tools[].async | named | named |
+tools[].defer_loading | named | named | the model sees the tool at once
 tool_choice, tool_choice[auto], tool_choice[none], tool_choice[allowed_tools] | honoured | translated |
 tool_choice[required], tool_choice[function], tool_choice[custom] | =tool_choice[required] | translated |
 tool_choice[*] | refused | refused | of tools that a provider runs, or that are no functions
@@ -96,11 +97,17 @@ tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused |
 tools[*] | named | named | a provider would run it; the model does not see it
 tools[].strict | =tools[].strict | passed on |
 tools[].input_examples, tools[].allowed_callers | named | named |
+tools[].defer_loading | named | named | the model sees the tool at once
+tools[].eager_input_streaming | no effect | no effect |
+tools[].cache_control | no effect | no effect | equal beginnings are cached anyway
 tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
 tool_choice[any], tool_choice[tool] | =tool_choice[required] | translated |
+tool_choice.name | honoured | translated |
 tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as parallel_tool_calls |
 thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
 thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | see `chat_template_kwargs`
+thinking.budget_tokens | no effect | no effect | `thinking[enabled]` is named
+thinking.display | named | named | thinking is given as it was sampled
 output_config | honoured | translated |
 output_config.effort | =reasoning_effort | passed on as reasoning_effort |
 output_config.format, output_format | =response_format[json_schema] | passed on as response_format |
@@ -133,4 +140,5 @@ def left_out(dialect: str, asked: Mapping[str, object]) -> list[str]:
     """Return the keys of what a request asks for and its dialect leaves out, whichever server answers it."""
     if dialect == "chat":
         return []
-    return [key for key, row in TABLES[dialect].rows_in(asked).items() if row is not None and row.fates[1] == NAMED]
+    rows = TABLES[dialect].rows_in(asked)
+    return [key for key, row in rows.items() if (row.fates[1] == NAMED if row else key != field_of(key))]

@@ -41,7 +41,7 @@ class EngineUpstream:
             self._detailed.check_request(request)
         ignored = self.ignored(request)
         log_ignored(ignored)  # what a session imposes, since the client's own is logged by then
-        left_out = {field_of(key) for key in ignored} - {"tools"}
+        left_out = {field_of(key) for key in ignored if "." not in key} - {"tools"}
         sampling = SamplingParams.from_request(request).to_dict()
         sent = {
             name: value

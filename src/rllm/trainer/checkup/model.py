@@ -146,7 +146,7 @@ def template_findings(tokenizer: Any) -> list[Finding]:
         _, _, remedy = str(error).partition(": ")
         return [Finding(name="chat template", ok=False, said="there is none", fix=remedy or str(error))]
     try:
-        lost = _lost_finding(template.shape.lost)
+        lost = lost_finding(template.shape.lost)
     except ConfigError as error:
         _, _, found = str(error).partition(": ")
         said, _, remedy = found.rpartition(": ")
@@ -155,7 +155,7 @@ def template_findings(tokenizer: Any) -> list[Finding]:
     return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
 
 
-def _lost_finding(lost: Mapping[str, str]) -> Finding | None:
+def lost_finding(lost: Mapping[str, str]) -> Finding | None:
     """Return which kinds of content the template does not print, or None if it prints all."""
     if not lost:
         return None
@@ -165,7 +165,8 @@ def _lost_finding(lost: Mapping[str, str]) -> Finding | None:
     refused = [f"{kind} ({error})" for kind, error in lost.items() if error]
     said = [f"prints no {', '.join(dropped)}"] if dropped else []
     said += [f"refuses {'; '.join(refused)}"] if refused else []
-    fix = "; ".join(dict.fromkeys(map(remedy_for, lost)))
+    remedies = dict.fromkeys(map(remedy_for, lost))
+    fix = "; ".join(each for each in remedies if not any(each in other for other in remedies if other != each))
     return Finding(name="chat template", ok=False, said=", and ".join(said), needed=False, fix=fix)
 
 
