@@ -78,6 +78,10 @@ def _in_a_library() -> None:
     json.loads("{")
 
 
+def _with_nothing() -> None:
+    raise AssertionError
+
+
 def _with_two_lines() -> None:
     raise ValueError("bad move\nsecond line")
 
@@ -86,6 +90,7 @@ def _with_two_lines() -> None:
     ("raises", "message"),
     [
         (_in_a_library, r"JSONDecodeError: Expecting .* \(at .*test_errors.py:{line}\)$"),
+        (_with_nothing, r"raised AssertionError \(at .*test_errors.py:{line}\)$"),
         (_with_two_lines, r"ValueError: bad move \(at .*test_errors.py:{line}\)\nsecond line$"),
     ],
 )

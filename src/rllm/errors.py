@@ -161,9 +161,14 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     except RLLMError:
         raise
     except Exception as cause:
-        first, newline, rest = _said_by(cause).partition("\n")
-        message = f"{first}{_place_of(cause)}{newline}{rest}"
-        raise error(f"{where} raised {type(cause).__name__}: {message}") from cause
+        raise error(raised(where, cause)) from cause
+
+
+def raised(where: str, cause: BaseException) -> str:
+    """Return the message of an error in the user's code: `agent raised ValueError: bad move (at my_agent.py:12)`."""
+    first, newline, rest = _said_by(cause).partition("\n")
+    first = f": {first}" if first else ""
+    return f"{where} raised {type(cause).__name__}{first}{place_of(cause)}{newline}{rest}"
 
 
 @contextmanager
@@ -223,7 +228,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _OURS = f"{Path(__file__).parent}{os.sep}"
 
 
-def _place_of(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return ` (at FILE:LINE)` for the innermost frame of the user's own code, or an empty string if there is none.
 
     Frames of the standard library and of this package do not count. Those of installed packages count only if the

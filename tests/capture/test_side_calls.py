@@ -236,6 +236,32 @@ def test_of_several_answers_to_one_prompt_those_belong_to_the_task_that_come_bac
     assert side_calls([*drafts, judge, told]) == {}
 
 
+FOUND = "The reader of quoted fields is in src/parser.py, and it drops the last field of each line."
+
+
+@pytest.mark.parametrize(
+    ("found", "prompt"),
+    [
+        pytest.param({"role": "assistant", "content": FOUND}, f"Findings:\n{FOUND}\nWrite the report.", id="answer"),
+        pytest.param(tool(FOUND), f"Question: fix the bug\nResults: {FOUND}\nAnswer it.", id="result of a tool"),
+        pytest.param(tool(json.dumps({"text": FOUND})), [{"type": "text", "text": f"Use: {FOUND}"}], id="part"),
+    ],
+)
+@pytest.mark.parametrize("answer", ["4", "The last field of each line is dropped.", SUMMARY])
+def test_a_last_call_that_sums_the_task_up_belongs_to_it(found, prompt, answer):
+    said = FOUND if found["role"] == "assistant" else ""
+    main = trace("main", ASKED, said, tools=TOOLS)
+    on = trace("on", [*ASKED, {"role": "assistant", "content": said}, *([] if said else [found])], "", tools=TOOLS)
+    title = trace("title", [user("Title of: fix the bug")], "Bug of the reader")
+    final = trace("final", [user(prompt)], answer)
+    assert set(side_calls([title, main, on, final])) == {"title"}
+    assert set(side_calls([main, on, final, title])) == {"title"}
+    after = trace("after", ASKED, "ok", tools=TOOLS)
+    assert set(side_calls([main, on, trace("topic", [user(prompt)], "parser"), after])) == {"topic"}, "not the last"
+    titled = trace("titled", [user(prompt)], answer, metadata={SIDE_CALL_KEY: "title"})
+    assert set(side_calls([main, on, titled])) == {"titled"}
+
+
 def test_calls_are_compared_in_the_order_in_which_they_began():
     summary = trace("summary", [user(TRANSCRIPT)], SUMMARY, started_at=1.0)
     after = trace("after", [user(SUMMARY)], "ok", tools=TOOLS, started_at=2.0)

@@ -400,6 +400,16 @@ def test_held_out_tasks_that_are_also_trained_on_are_counted(work, policy, caplo
     assert here("train", "my_agent.py:agent", *given, *FAST, "--dry-run", cwd=work).returncode == 0
     assert "1 of 2 held-out tasks" in caplog.text
     caplog.clear()
+    row = {"question": "How many figs?", "answer": "4"}
+    for name, number in (("train", 0), ("test", 7)):
+        (work / f"{name}.jsonl").write_text(
+            json.dumps({**row, "split": name, "extra_info": {"index": number, "split": name}})
+        )
+    named = ["--data", "train.jsonl", "--val", "test.jsonl", "--model", policy]
+    (work / "any.py").write_text("def agent(**task):\n    return 1.0\n")
+    assert here("train", "any.py:agent", *named, *FAST, "--dry-run", cwd=work).returncode == 0
+    assert "1 of 1 held-out task " in caplog.text
+    caplog.clear()
     (work / "held_out.jsonl").write_text('{"question": "How many kiwis?", "answer": "4"}\n')
     assert here("train", "my_agent.py:agent", *given, *FAST, "--dry-run", cwd=work).returncode == 0
     assert "held-out" not in caplog.text

@@ -273,7 +273,10 @@ def test_impossible_settings_are_named(setting: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (SystemExit(3), r"rollout task:0:0 called sys.exit\(3\): return a value, or raise"),
+        (
+            SystemExit(3),
+            r"rollout task:0:0 called sys.exit\(3\) \(at .*test_runner.py:[0-9]+\): return a value, or raise",
+        ),
         (ConfigError("map='?': draw one"), r"rollout task:0:0: map='\?': draw one"),
         (GeneratorExit("over"), "rollout task:0:0 raised GeneratorExit: over"),
         (pytest.fail.Exception("2 tests failed"), "rollout task:0:0 raised Failed: 2 tests failed"),

@@ -366,6 +366,36 @@ def test_whatever_is_written_equals_itself(answer: str) -> None:
 @pytest.mark.parametrize(
     ("gold", "answer", "equal"),
     [
+        ("1/3", r"0.\overline{3}", True),
+        (r"0.1\overline{6}", r"\frac{1}{6}", True),
+        (r"-2.\bar{36}", r"-\frac{26}{11}", True),
+        (r"0.\overline{36}", r"0.\overline{63}", False),
+        (r"0.\overline{3}", "0.3", False),
+        ("-2", r"\sqrt[3]{-8}", True),
+        ("1", r"\sqrt[3]{2+\sqrt5}+\sqrt[3]{2-\sqrt5}", True),
+        ("2", r"\sqrt[3]{-8}", False),
+        (r"\frac{1}{2}", r"\sin 30^\circ", True),
+        (r"\frac{3}{4}", r"\cos^2 (30^{\circ})", True),
+        (r"\frac{1+\sqrt5}{4}", "\\cos 36°", True),
+        (r"\frac{1}{2}", r"\cos 30^\circ", False),
+        ("x^{10}+x^2", "x¹⁰+x²", True),
+        ("10^{-3}", "10⁻³", True),
+        ("x^2", "x³", False),
+        ("12", "12 cm²", True),
+        ("6", "2·3", True),
+        ("2000", "2·10³", True),
+        ("7/2", "3½", True),
+        ("0.25", "¼", True),
+    ],
+)
+def test_answers_in_the_notation_of_textbooks(gold: str, answer: str, equal: bool) -> None:
+    assert reward_of(gold, answer) == float(equal)
+    assert reward_of(answer, gold) == float(equal)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
         # Smaller than the precision of floats, and huge.
         ("1/2^{99}", "1/2^{98}", False),
         ("1/2^{99}", "2/2^{100}", True),

@@ -118,6 +118,8 @@ def test_a_rate_of_the_users_stays(tmp_path: Path) -> None:
         ("1e-5", ""),
         ("1e-7", ""),
         ("2e-5", "is 20 times the usual 1e-06"),
+        ("1.666e-3", "is 1,670 times the usual 1e-06"),
+        ("1e-10", "is 1/10,000 of the usual 1e-06"),
         ("5e-8", "is 1/20 of the usual 1e-06"),
     ],
 )
@@ -136,7 +138,7 @@ def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
     settings = [f"model.path={model}", f"run_dir={tmp_path / 'run'}"]
     tasks = [{"word": "fig"}]
     trainer = AgentTrainer(agent_run_func=agent, train_dataset=tasks, config=settings)
-    assert trainer.rate_origin == "by model size: reinforcement learning of all weights, model of 0.001 M weights"
+    assert trainer.rate_origin == "by model size: reinforcement learning of all weights, model of 1,000 weights"
     text = noted("critic:\n  lr: 1.0e-05\noptim:\n  lr: 0.0003\n", trainer.rate_origin)
     assert text.endswith(f"\noptim:\n  lr: 0.0003  # {trainer.rate_origin}\n")
     assert load_config_text(tmp_path, text) == 0.0003

@@ -99,6 +99,15 @@ class LaterMessages:
         own = _Prompt(text for _, texts in self._messages[number] for text in texts)
         return any(self._has(_pieces(reading), own, number) for reading in _readings(answer))
 
+    def have_something_of(self, numbers: Sequence[int]) -> bool:
+        """Return whether an answer of these calls, or a result of tools in their messages, is in the messages added."""
+        if any(map(self.have_answer_of, numbers)):
+            return True
+        messages = [message for number in numbers for message in self._traces[number].messages]
+        results = [message.get("content") for message in messages if message.get("role") == "tool"]
+        texts = {text for result in results for text in _texts_in(result)}
+        return any(self._has(_pieces(text), _Prompt(iter(())), -1) for text in texts)
+
     def _has(self, pieces: Sequence[str], own: _Prompt, number: int) -> bool:
         lines = [line for line in map(_letters, pieces) if line]
         letters = "".join(lines)

@@ -4,7 +4,9 @@ Programs do not declare them. A call is a candidate if it asks for a title and n
 begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a
 call of the task continues its tokens, or has its answer in a message: a summary that replaces the history, a
 sub-agent's result, a plan. See `quotes` for the comparison. An answer that comes back only in the messages of side
-calls is one of theirs.
+calls is one of theirs. A call that no call of the task follows belongs to it, too, if its messages quote an answer of
+the task or a result of its tools: the program sums up what it found. A title of the whole conversation cannot be told
+apart from that, and does no harm: its tokens have no part in the reward.
 
 Calls of the author's own code, in this process or in one that knows its session, are of the task, with tools or
 without: a tool may well ask the model something.
@@ -56,6 +58,7 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
     if not aside or len(aside) == len(traces):
         return {}
     calls = sorted(traces, key=lambda trace: trace.started_at)
+    _keep_final_calls(aside, calls)
     later = LaterMessages(calls)
     parents: set[str | None] = set()
     for number in reversed(range(len(calls))):
@@ -66,6 +69,17 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
             parents.add(call.parent_id)
             later.add(number)
     return aside
+
+
+def _keep_final_calls(aside: dict[str, str], calls: Sequence[Trace]) -> None:
+    """Remove from the candidates those after the last call of the task that quote it."""
+    task = [number for number, call in enumerate(calls) if call.id not in aside]
+    for number in range(task[-1] + 1, len(calls)):
+        if aside[calls[number].id] == WITHOUT_TOOLS:
+            final = LaterMessages(calls)
+            final.add(number)
+            if final.have_something_of(task):
+                del aside[calls[number].id]
 
 
 def _candidates(traces: Sequence[Trace]) -> dict[str, str]:

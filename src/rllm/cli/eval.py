@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
+    context: typer.Context,
     agent: Annotated[
         str | None, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function", show_default=False)
     ] = None,
@@ -94,7 +95,7 @@ def evaluate(
 
     started = time.perf_counter()
     if compare is not None:
-        _compare(*compare, given={"FILE.py:function": agent, "--data": dataset, "--model": model}, as_json=as_json)
+        _compare(*compare, context, as_json=as_json)
         return
     if agent is None:
         raise ConfigError("the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ...")
@@ -171,13 +172,19 @@ def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind
     return model
 
 
-def _compare(first: Path, second: Path, *, given: Mapping[str, str | None], as_json: bool) -> None:
+def _compare(first: Path, second: Path, context: typer.Context, *, as_json: bool) -> None:
     from rllm.cli.eval_display import show_comparison
     from rllm.errors import ConfigError
     from rllm.evaluation.compare import compare
 
-    if unused := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave {unused[0]} out")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        is_given = (
+            source is not None and source.name == "COMMANDLINE"
+        )  # newer versions of Typer have a class of their own
+        if is_given and parameter.name not in ("compare", "as_json"):
+            name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+            raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave {name} out")
     comparison = compare(first, second)
     show_comparison(terminal.console(stderr=as_json), first, second, comparison)
     if as_json:

@@ -23,7 +23,7 @@ from rllm.engine.join import awaited_ids
 from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments
-from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, boundary
+from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, boundary, raised
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, Trajectory
 from rllm.workflows.workflow import Workflow
@@ -142,7 +142,7 @@ class AgentWorkflowEngine:
         if isinstance(error, RolloutError):
             raise error
         if error is not None:
-            raise AgentError(f"{self._name}.run raised {type(error).__name__}: {error}") from error
+            raise AgentError(raised(f"{self._name}.run", error)) from error
         check_episode(episode, self._name)
         if not episode.trajectories:
             raise AgentError(
@@ -154,7 +154,7 @@ class AgentWorkflowEngine:
         try:
             return workflow.collect_trajectories().trajectories
         except Exception as error:  # what broke it off is the error to report
-            logger.warning("%s.collect_trajectories raised %s: %s", self._name, type(error).__name__, error)
+            logger.warning("%s", raised(f"{self._name}.collect_trajectories", error))
             return []
 
     @asynccontextmanager

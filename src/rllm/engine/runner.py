@@ -25,7 +25,17 @@ from rllm.engine.streams import streams_kept
 from rllm.engine.turns import Turns
 from rllm.engine.under_way import UnderWay
 from rllm.engine.watchdog import watched_loop
-from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, first_line, shown
+from rllm.errors import (
+    AgentError,
+    ConfigError,
+    PromptTooLongError,
+    RolloutError,
+    RolloutTimeout,
+    first_line,
+    place_of,
+    raised,
+    shown,
+)
 from rllm.inference.seeds import derived_seed
 from rllm.telemetry import rollout_span
 from rllm.types import Episode, Task, TerminationReason, Trajectory
@@ -273,13 +283,15 @@ async def _await(rollout: Rollout, attempt: Attempt, label: str) -> Episode:
     try:
         return await rollout.rollout(attempt)
     except SystemExit as error:
-        raise AgentError(f"{label} called sys.exit({error.code!r}): return a value, or raise") from error
+        raise AgentError(
+            f"{label} called sys.exit({error.code!r}){place_of(error)}: return a value, or raise"
+        ) from error
     except ConfigError as error:  # found while at work, so it is about this task
         raise AgentError(f"{label}: {error}") from error
     except (Exception, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # such as pytest's own, of an agent that tests what it wrote
-        raise AgentError(f"{label} raised {type(error).__name__}: {first_line(error)}") from error
+        raise AgentError(raised(label, error)) from error
 
 
 def _result(task: asyncio.Task[Episode], label: str) -> Episode:

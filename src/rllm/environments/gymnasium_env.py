@@ -15,7 +15,7 @@ from rllm.environments.gymnasium_text import (
     rendering_to_text,
     to_plain,
 )
-from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted
+from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
 
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
 
@@ -130,7 +130,7 @@ class GymnasiumEnv(BaseEnv):
         except ValueError:
             raise
         except Exception as error:
-            raise EnvError(f"parse_action of {self._name} raised {type(error).__name__}: {error}") from error
+            raise EnvError(raised(f"parse_action of {self._name}", error)) from error
 
     def _refusal(self, reason: ValueError) -> tuple[str, float, bool, dict[str, Any]]:
         self._num_invalid_actions += 1

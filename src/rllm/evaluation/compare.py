@@ -127,8 +127,9 @@ class _Evaluated:
             accuracy = {task["task_id"]: task["accuracy"] for task in tasks if task["accuracy"] is not None}
             reward = {task["task_id"]: task["mean_reward"] for task in tasks if task["mean_reward"] is not None}
         except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = "it has no report.json that can be read" if path.is_dir() else "there is no such folder"
             raise ConfigError(
-                f"--compare {path}: not the folder of a finished evaluation ({type(error).__name__}: {error}); "
+                f"--compare {path}: not the folder of a finished evaluation, since {problem}; "
                 "name what `rllm eval --out FOLDER` wrote"
             ) from error
         return cls(accuracy=accuracy, reward=reward, identity=identity)

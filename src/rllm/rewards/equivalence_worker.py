@@ -110,7 +110,7 @@ def _are_same(gold: Any, answer: Any) -> bool:
     if isinstance(gold, MatrixBase) or isinstance(answer, MatrixBase):
         one, other = gold.doit(), answer.doit()
         return bool(one.shape == other.shape and all(map(_are_same, one.flat(), other.flat())))
-    one, other = _in_fractions(gold), _in_fractions(answer)
+    one, other = (_with_real_roots(_in_fractions(expr)) for expr in (gold, answer))
     is_decimal = _is_decimal(gold) or _is_decimal(answer)
     is_plain = one.is_number and other.is_number and not (one - other).has(Integral, Limit, Product, Sum)
     if is_plain and not is_decimal and _differ(one - other):
@@ -130,6 +130,16 @@ def _in_fractions(expr: Any) -> Any:
     from sympy import Float, Rational
 
     return expr.xreplace({number: Rational(str(number)) for number in expr.atoms(Float)})
+
+
+def _with_real_roots(expr: Any) -> Any:
+    """Return the expression with odd roots of negative numbers as the real ones: SymPy takes the complex principal root."""
+    return expr.replace(
+        lambda part: (
+            part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2 and part.base.is_negative
+        ),
+        lambda part: (-1) ** part.exp.p * (-part.base) ** part.exp,
+    )
 
 
 def _is_decimal(expr: Any) -> bool:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
+from unicodedata import normalize
 
 from rllm.errors import RewardError
 from rllm.rewards.equivalence import are_equivalent, check_installed
@@ -32,7 +33,21 @@ _IGNORED = re.compile(
 _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
-_SPELLINGS = {"∞": r"\infty ", r"\colon": ":", "~": " ", "£": r"\$", "€": r"\$", "¥": r"\$", r"\pounds": r"\$"}
+_RAISED, _PART = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+"), re.compile("[¼-¾⅐-⅞]")
+_REPEATING = re.compile(r"(?<![0-9A-Za-z.])([0-9]+)\.([0-9]*)\\(?:overline|bar)\{([0-9]+)\}")
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[0-9]\}?)?\s*(?:\\left)?[({]?\s*)([0-9]+(?:\.[0-9]+)?)\s*(?:\^\{?\s*\\circ\s*\}?|°)"
+)
+_SPELLINGS = {
+    "·": r"\cdot ",
+    "∞": r"\infty ",
+    r"\colon": ":",
+    "~": " ",
+    "£": r"\$",
+    "€": r"\$",
+    "¥": r"\$",
+    r"\pounds": r"\$",
+}
 """One currency is as good as another, since all are left out."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:(?:\{,\}|,(?:\\!)+)\s*(?=[0-9]{3}(?![0-9]))|,\s*(?=000(?![0-9])))")
 """A comma inside a number for certain."""
@@ -137,7 +152,17 @@ def _in_latex(text: str) -> str:
     """Signs of Unicode, and rare commands, in the LaTeX that math-verify reads."""
     for spelling, latex in _SPELLINGS.items():
         text = text.replace(spelling, latex)
+    text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}".replace("−", "-"), text)
+    text = _PART.sub(lambda found: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", found[0]).split("⁄")), text)
+    text = _REPEATING.sub(_repeating_as_fraction, text)
+    text = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
     return _ROOT.sub(lambda root: rf"\sqrt{{{next(filter(None, root.groups()), '')}}}", text)
+
+
+def _repeating_as_fraction(found: re.Match[str]) -> str:
+    whole, fixed, repeated = found.groups()
+    above = int(whole + fixed + repeated) - int(whole + fixed)
+    return rf"\frac{{{above}}}{{{(10 ** len(repeated) - 1) * 10 ** len(fixed)}}}"
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:

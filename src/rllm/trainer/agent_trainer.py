@@ -378,7 +378,7 @@ def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
-    """Warn if held-out tasks are also trained on; ids do not count, only the content of the rows."""
+    """Warn if held-out tasks are also trained on; only the content of the rows counts, not ids or the name of the split."""
     if val_data is None:
         return
     trained = set(map(_content, train_data))
@@ -393,7 +393,10 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
 
 
 def _content(row: Mapping[str, Any]) -> bytes:
-    own = {name: value for name, value in row.items() if name not in TASK_ID_FIELDS}
+    own = {name: value for name, value in row.items() if name not in (*TASK_ID_FIELDS, "split")}
+    extra = own.get("extra_info")
+    if isinstance(extra, Mapping):  # which verl's scripts write, with the number of the row
+        own["extra_info"] = {name: value for name, value in extra.items() if name not in ("index", "split")}
     return hashlib.sha256(to_json(own, sort_keys=True)).digest()
 
 

@@ -251,7 +251,9 @@ def rate_in_words(config: TrainConfig, origin: str | None, *, demonstrates: bool
     usual = class_of(number).rate(lora=bool(config.model.lora_rank), demonstrates=demonstrates)
     if max(lr / usual, usual / lr) <= FAR * (1 + 1e-9):  # which is no more than the rounding of a factor of ten
         return []
-    far, risk = (f"{lr / usual:,.3g} times", "collapse") if lr > usual else (f"1/{usual / lr:,.3g} of", "learn nothing")
+    far, risk = (
+        (f"{_plain(lr / usual)} times", "collapse") if lr > usual else (f"1/{_plain(usual / lr)} of", "learn nothing")
+    )
     kind = _kind(config, demonstrates, number)
     return [f"optim.lr={lr:g} is {far} the usual {usual:g} ({kind}): the policy may {risk}; see {PAGE}"]
 
@@ -294,6 +296,11 @@ def _short(rate: float) -> str:
     return f"{rate:.0e}".replace("e-0", "e-")
 
 
+def _plain(number: float) -> str:
+    """Return a number with three digits and without an exponent: `1,670`."""
+    return f"{float(f'{number:.3g}'):,.10g}"
+
+
 def _gigabytes(size: float) -> str:
     return f"{size / GB:.2g}" if size < GB else f"{size / GB:.0f}"
 
@@ -305,7 +312,7 @@ def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
         size = f"of a size that model.path={config.model.path!r} does not show, taken as large"
     else:
         size = f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
-        size = f"of {size} weights"
+        size = f"of {size if number >= 1e6 else _plain(number)} weights"
     return f"{training} of {trained}, model {size}"
 
 
