@@ -92,6 +92,8 @@ def _patterns_of(path: Path, source: str) -> Iterator[Found]:
     targets = dict(pair for node in ast.walk(tree) if isinstance(node, ast.Assign) for pair in _assigned(node))
     for call in calls:
         pattern, *others = call.args
+        if ast.unparse(pattern) in ESCAPED:
+            continue
         given = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
         given += others if _method(call) == "compile" else []
         compiled = re.compile(_value(pattern, names), sum(_value(flags, names) for flags in given))
@@ -102,6 +104,10 @@ def _patterns_of(path: Path, source: str) -> Iterator[Found]:
         else:
             used = {_method(call)}
         yield Found(f"{path.relative_to(SOURCE)}:{call.lineno}", compiled, searches=not used <= matched_only)
+
+
+ESCAPED = {"b''.join(forms)"}
+"""Patterns of escaped characters in a row, without repetition: the upstream's key."""
 
 
 def _method(call: ast.Call) -> str:

@@ -113,7 +113,7 @@ def serve_solution(job: dict[str, Any]) -> None:
     """Execute the solution, and then what the tests ask of it, until they have ended."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
     sys.stdout = printed
-    peer = Peer(int(os.environ.pop("RLLM_CHANNEL")), trusts=True, printed=printed)
+    peer = Peer(int(os.environ.pop("_RLLM_CHANNEL")), trusts=True, printed=printed)
     solution, loaded = _load(job["solution"])
     peer.exported[0] = solution
     names = {str(name): isinstance(value, types.ModuleType) for name, value in list(vars(solution).items())}
@@ -131,7 +131,7 @@ def report_tests(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) 
     tree = ast.parse(job["tests"])
     code = compile(tree, "tests.py", "exec")
     own = _builtins()
-    peer = Peer(int(os.environ.pop("RLLM_CHANNEL")), trusts=False)
+    peer = Peer(int(os.environ.pop("_RLLM_CHANNEL")), trusts=False)
     try:
         hello = peer.receive()
     except Ended as ended:

@@ -146,7 +146,7 @@ def run_judged(
 ) -> tuple[SandboxResult, SandboxResult]:
     """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
 
-    The environment variable `RLLM_CHANNEL` of each has the number of its end of the socket.
+    The environment variable `_RLLM_CHANNEL` of each has the number of its end of the socket.
 
     Args:
         judge: the first program.
@@ -301,7 +301,7 @@ class _Files:
             "stderr": self.stderr,
             "pass_fds": (self.job.fileno(), self.report.fileno(), *channel),
             "cwd": self.folder,
-            "env": {**_environment(self.folder), **({"RLLM_CHANNEL": str(channel[0])} if channel else {})},
+            "env": {**_environment(self.folder), **({"_RLLM_CHANNEL": str(channel[0])} if channel else {})},
             "start_new_session": True,
         }
 
