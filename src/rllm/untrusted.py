@@ -7,6 +7,7 @@ comes from a file or a network peer is unpacked and parsed here, where it can be
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,6 +20,19 @@ MAX_VALUE_BYTES = 128 * 1024 * 1024
 """Memory that the values of a JSON document may take, without its texts: 2,700,000 numbers, or 1,000,000 empty lists."""
 _OBJECT, _LIST, _NEXT = 240, 64, 48
 """Bytes that an object, a list and each further value take in memory at least."""
+
+
+_SHOWN_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    **dict.fromkeys(
+        (*range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD
+    ),
+}
+
+
+def shown(text: str) -> str:
+    """Return text for a terminal: the controls that it would act on, and those of the direction of writing, become signs."""
+    return text if text.isprintable() else text.translate(_SHOWN_CONTROLS)
 
 
 class TooLargeError(ValueError):
@@ -56,6 +70,29 @@ def parse_json(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> Any:
     """
     check_values(text, limit=limit)
     return orjson.loads(text)
+
+
+def read_json(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> Any:
+    """Return the value of a JSON file of at most `limit` bytes; `parse_json` bounds its values.
+
+    Raises:
+        TooLargeError: if it is larger.
+        ValueError: if it is not JSON.
+        OSError: if it cannot be read.
+    """
+    return parse_json(read_bytes(path, limit=limit))
+
+
+def read_bytes(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
+    """Return the content of a file of at most `limit` bytes.
+
+    Raises:
+        TooLargeError: if it is larger.
+        OSError: if it cannot be read.
+    """
+    if path.stat().st_size > limit:
+        raise TooLargeError(f"{path.name} has more than {limit:,} bytes")
+    return path.read_bytes()
 
 
 def check_values(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> None:

@@ -122,6 +122,12 @@ def test_an_answer_of_millions_of_lists_is_refused(status: int) -> None:
         _read_answer(call, status, body, {})
 
 
+def test_an_answer_nested_without_end_is_named() -> None:
+    body = b'{"id":"x","choices":[{"index":0,"message":{"content":' + b"[" * 90_000
+    with pytest.raises(InferenceError, match="not JSON"):
+        _read_answer(UpstreamCall(id="c", request=ASKED), 200, body, {})
+
+
 def test_an_event_without_end_takes_linear_time() -> None:
     decoder: SSEDecoder[bytes] = SSEDecoder()
     started = time.thread_time()

@@ -162,6 +162,17 @@ def test_arguments_of_any_size_are_read(argument: str) -> None:
         assert not tool_parser(name).parse(f'{{"name": "f", "arguments": {{"x": {argument}').tool_calls
 
 
+def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = pyarrow.array(["x" * 100_000]).dictionary_encode().take(pyarrow.array([0] * 60_000))
+    parquet.write_table(pyarrow.table({"question": text}), tmp_path / "tasks.parquet")
+    monkeypatch.setattr("rllm.data.files._MUCH_DATA", 10 * MEGABYTE)
+    with pytest.raises(ConfigError, match=r"tasks\.parquet unpacks to more than"):
+        read_file(tmp_path / "tasks.parquet")
+
+
 def test_rows_of_nothing_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import rllm
 from rllm.errors import ConfigError
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.inference.local.loading import load_model, load_tokenizer
+from rllm.inference.local.loading import described, load_model, load_tokenizer
 from rllm.parser.chat_template import ChatTemplate
 
 CODE = "import pathlib\npathlib.Path({marker!r}).write_text('run')\n"
@@ -46,6 +48,24 @@ def test_code_of_a_model_is_not_run_even_if_stdin_says_yes(
     assert not (hostile.parent / "marker").exists()
 
 
+def test_a_configuration_that_is_looked_at_before_training_runs_no_code(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    assert described(hostile) is None
+    assert "[y/N]" not in "".join(capsys.readouterr())
+    assert not (hostile.parent / "marker").exists()
+
+
+def test_every_loader_of_transformers_decides_about_code_of_models() -> None:
+    for path in Path(rllm.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            named = ast.unparse(call.func)
+            if named.startswith("Auto") and named.endswith(".from_pretrained"):
+                assert "trust_remote_code" in {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
+
+
 def test_code_runs_only_if_the_user_names_the_folder(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(hostile.parent / "modules"))
     monkeypatch.setenv("RLLM_TRUSTED_MODELS", f"{hostile.parent / 'another'}:owner/name")
@@ -56,6 +76,26 @@ def test_code_runs_only_if_the_user_names_the_folder(hostile: Path, monkeypatch:
     with pytest.raises(Exception, match="Planted"):  # the module runs, and has no such class
         load_tokenizer(hostile)
     assert (hostile.parent / "marker").exists()
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"target_modules": "(([a-z_.0-9])+)+X"},
+        {"target_modules": ".*" * 30 + "X"},
+        {"rank_pattern": {"(a|[a-z_.0-9]*)*X": 4}},
+        {"modules_to_save": ["([a-z_.0-9]+){2,}X"]},
+        {"megatron_config": {"a": 1}, "megatron_core": "planted"},
+    ],
+)
+def test_an_adapter_names_no_code_and_no_pattern_without_end(
+    policy_folder: Path, tmp_path: Path, planted: dict[str, object]
+) -> None:
+    pytest.importorskip("peft")
+    harmless = {"peft_type": "LORA", "base_model_name_or_path": str(policy_folder), "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**harmless, **planted}))
+    with pytest.raises(ConfigError, match=next(iter(planted)).partition("_")[0]):
+        load_model(tmp_path)
 
 
 class _Planted:
@@ -115,6 +155,12 @@ HOSTILE_TEMPLATES = {
     "long texts cut again and again": TEXT
     + "{% set a = ns.a * 10000 %}{% for x in range(99999) %}{% set b = a[::-1] %}{% endfor %}",
     "words of Latin": "{{ lipsum(n=99999999) }}",
+    "a time of any width": "{{ strftime_now('%250d' * 9999999) }}",
+    "a text taken apart": "{{ ('\u4e2d' * 60000000)|list }}",
+    "lists added up": "{{ ([[0] * 1000] * 20000)|sum(start=[]) }}",
+    "letters replaced by texts": TEXT + "{{ ns.a.translate({97: ns.a * 1000}) }}",
+    "a long word wrapped": TEXT + "{{ (ns.a * 1000)|wordwrap(1) }}",
+    "a number with a base": TEXT + "{{ ('f' * 6000000)|int(base=16) }}",
     "deep brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
 }
 
@@ -134,3 +180,10 @@ def test_a_chat_template_ends_within_bounds(policy_folder: Path, attack: str, mo
     assert template.render_text([{"role": "user", "content": "hi"}]) == "hi"
     with pytest.raises(ConfigError, match="chat template"):
         template.render_text([{"role": "user", "content": "hi"}] * 9)
+
+
+def test_a_chat_template_of_megabytes_is_not_compiled(policy_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(policy_folder)).tokenizer
+    tokenizer.chat_template = "{{ a }}" * 100_000
+    with pytest.raises(ConfigError, match="characters"):
+        ChatTemplate(tokenizer).render_text([{"role": "user", "content": "hi"}])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rllm.agents import MathAgent, ToolAgent
+from rllm.data.hub import _check_files, read_hub
 from rllm.engine import AgentExecutionEngine
 from rllm.environments import GymnasiumEnv, SingleTurnEnvironment, ToolEnvironment
 from rllm.errors import ConfigError
@@ -69,3 +72,49 @@ def test_the_users_own_env_args_may_name_code(planted: str) -> None:
         agent_cls=MathAgent, env_cls=SingleTurnEnvironment, env_args=env_args, rollout_engine=ScriptedEngine(["4"])
     )
     assert callable(workflow.env_args["reward_fn"])
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a dataset, beside a private file."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "private.jsonl").write_text('{"secret": 1}\n')
+    return tmp_path / "dataset"
+
+
+@pytest.mark.parametrize("place", ["../private.jsonl", "{}/private.jsonl", "file://{}/private.jsonl", "{}/*.jsonl"])
+def test_a_description_of_a_dataset_names_no_other_file(dataset: Path, place: str) -> None:
+    named = place.format(dataset.parent)
+    (dataset / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {named}\n---\n")
+    with pytest.raises(ConfigError, match=r"private\.jsonl.* is not part of it"):
+        read_hub(str(dataset), split="train")
+
+
+def test_a_link_in_a_dataset_leads_to_no_other_file(dataset: Path) -> None:
+    (dataset / "train.jsonl").symlink_to(dataset.parent / "private.jsonl")
+    with pytest.raises(ConfigError, match="is not part of it"):
+        read_hub(str(dataset), split="train")
+
+
+def test_a_saved_dataset_names_no_other_file(dataset: Path) -> None:
+    import datasets
+
+    for folder in (dataset, dataset.parent / "other"):
+        datasets.Dataset.from_list([{"secret": 1}]).save_to_disk(folder)
+    (other,) = (dataset.parent / "other").glob("*.arrow")
+    state = json.loads((dataset / "state.json").read_text())
+    state["_data_files"] = [{"filename": f"../other/{other.name}"}]
+    assert read_hub(str(dataset), split=None) == [{"secret": 1}]
+    (dataset / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="is not part of it"):
+        read_hub(str(dataset), split=None)
+
+
+def test_a_dataset_of_the_hub_names_only_its_own_files() -> None:
+    _check_files("owner/name", ["hf://datasets/owner/name@1f2e/train.parquet"])
+    for file in ("/etc/passwd", "https://metadata.internal/", "hf://datasets/owner/private@1f2e/x.parquet"):
+        with pytest.raises(ConfigError, match="is not part of it"):
+            _check_files("owner/name", [file])

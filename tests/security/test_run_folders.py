@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,14 @@ from rllm.cli.resuming import begun_as
 from rllm.engine.episode_log import EpisodeLog
 from rllm.engine.task_file import read_tasks
 from rllm.errors import ConfigError, StoreError
+from rllm.evaluation.compare import compare
+from rllm.evaluation.folder import EvaluationFolder
 from rllm.store import open_store
+from rllm.tracking.about import run_id_of
 from rllm.tracking.own_runs import check_contained, is_own, seal, store_of_run
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.config import load_config
-from rllm.trainer.export import chosen_checkpoint
+from rllm.trainer.export import chosen_checkpoint, export_model
 from rllm.trainer.history import stored_episodes
 from rllm.viewer.runs import Runs
 
@@ -84,10 +89,13 @@ def test_commands_refuse_such_a_folder(
     assert opened == []
 
 
-@pytest.mark.parametrize("name", ["traces.db", "episodes.jsonl", "tasks.jsonl", "checkpoints/step-000001"])
+@pytest.mark.parametrize(
+    "name",
+    ["traces.db", "episodes.jsonl", "tasks.jsonl", "checkpoints/step-000001", "checkpoints/step-000002/tokenizer.json"],
+)
 def test_links_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("seed: 1\n")
     with open_store(str(tmp_path / "private.db")) as store:
         store.open_session("secret", {}).result(60)
@@ -97,6 +105,79 @@ def test_links_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
             read()
     with pytest.raises(ConfigError, match="is a link out of the folder"):
         chosen_checkpoint(run, "latest")
+
+
+def test_an_export_copies_no_file_of_this_machine(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text('{"step": 1}')
+    (tmp_path / "secret").write_text("secret")
+    (checkpoint / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="is a link out of the folder"):
+        export_model(chosen_checkpoint(tmp_path / "run", "latest"), tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("name", ["traces.db", "episodes.jsonl", "batches/step-000001.json"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    for read in (lambda: Runs([str(tmp_path)]).all(), lambda: list(stored_episodes(tmp_path))):
+        with pytest.raises(ConfigError, match="is a pipe or a device"):
+            read()
+
+
+def test_links_in_a_circle_are_named_or_harmless(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "checkpoints")
+    (tmp_path / "more").symlink_to(tmp_path)
+    check_contained(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".lock", "episodes.jsonl", "report.json", "evaluation.json"])
+def test_an_evaluation_writes_to_no_link_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (folder / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="is a link out of the folder"), EvaluationFolder(folder).claimed({}):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("report", "identity"),
+    [
+        ("[" * 100_000, "{}"),
+        ('{"tasks": [{"task_id": "a", "accuracy": "x", "mean_reward": null}]}', "{}"),
+        ('{"tasks": [{"task_id": "a", "accuracy": 1, "mean_reward": 1}]}', "[1]"),
+        ('{"tasks": [{"task_id": [], "accuracy": 1, "mean_reward": 1}]}', "{}"),
+        ('{"tasks": 5}', "{}"),
+        ("[]", "{}"),
+    ],
+)
+def test_reports_of_another_form_are_named(tmp_path: Path, report: str, identity: str) -> None:
+    (tmp_path / "report.json").write_text(report)
+    (tmp_path / "evaluation.json").write_text(identity)
+    with pytest.raises(ConfigError, match="--compare"):
+        compare(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("sign", ["\x1b]0;owned\a", "\x1b[2J", "\x9b2J", "\u202e", "\u2066"])
+def test_errors_show_controls_and_do_not_obey_them(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    from rllm import cli
+
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session(f"planted{sign}", {}).result(60)
+    monkeypatch.setattr("sys.argv", ["rllm", "traces", "show", "another", "--store", str(tmp_path / "traces.db")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    printed = "".join(capsys.readouterr())
+    assert "planted" in printed
+    assert sign[0] not in printed
 
 
 def test_one_hostile_folder_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -137,6 +218,8 @@ def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkey
         (run / name).write_text(f"{content}# changed\n")
         assert not is_own(run)
         (run / name).write_text(content)
+    shutil.copytree(run, tmp_path / "copy")  # as others may send it back, with other checkpoints
+    assert not is_own(tmp_path / "copy")
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "another user"))
     assert not is_own(run)
     monkeypatch.setenv("RLLM_TRUSTED_RUNS", f"/nowhere:{tmp_path}")
@@ -190,6 +273,34 @@ def test_lines_without_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytes
         list(EpisodeLog.read(tmp_path / "episodes.jsonl"))
     (viewed,) = Runs([str(tmp_path)]).all()
     assert viewed.rows() == []
+
+
+def test_files_of_any_size_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    for path in (tmp_path / "report.json", tmp_path / ".store-id", checkpoint / "tokenizer.json"):
+        with path.open("wb") as file:
+            file.truncate(1_000_000_000_000)  # more than any machine's memory
+    (viewed,) = Runs([str(tmp_path)]).all()
+    assert viewed.evaluated is None
+    assert viewed.vocabulary.decode([1]) == "?"
+    assert len(run_id_of(tmp_path) or "") < 10_000
+
+
+@pytest.mark.parametrize("line", ['{"split": ["x"], "task_id": 1, "task": 2}', "5", "[]", "[" * 100_000, "{}"])
+def test_a_line_that_is_not_a_task_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(f"{line}\n")
+    with pytest.raises(StoreError, match=r"tasks\.jsonl, line 1 is not a task"):
+        read_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("report", [b'{"x":' + b"[" * 100_000, b'{"num_tasks": "\xff"}', b"5"])
+def test_a_report_of_another_form_hides_no_run(tmp_path: Path, report: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "report.json").write_bytes(report)
+    (viewed,) = Runs([str(tmp_path)]).all()
+    assert viewed.evaluated is None
 
 
 def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:

@@ -168,5 +168,8 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 
 def _fail(error: RLLMError | str, *, code: int) -> NoReturn:
-    print(f"rllm: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+    from rllm.untrusted import shown
+
+    # It may quote names in folders and stores of others.
+    print(shown("\n".join([f"rllm: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)
     sys.exit(code)

@@ -24,6 +24,7 @@ from rllm.cli.options import (
     Tokenizer,
     above_zero,
 )
+from rllm.untrusted import shown
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
@@ -137,7 +138,7 @@ def run(
     text = to_json(episode.to_dict()).decode()
     if as_json:
         print(text, flush=True)
-    print(summary(episode, traces, done, store=kept_here), file=sys.stderr)
+    print(shown(summary(episode, traces, done, store=kept_here)), file=sys.stderr)
     if out is not None:
         _write(out, text)
     sys.exit(code)
@@ -171,7 +172,7 @@ def _fail_without_calls(command: Sequence[str], session: OpenSession, done: Prog
     problem = why_no_calls(command, session.base_url, done)
     if code == 0:
         raise CaptureError(problem)
-    print(f"rllm: {problem}", file=sys.stderr)
+    print(shown(f"rllm: {problem}"), file=sys.stderr)
     sys.exit(code)
 
 

@@ -19,6 +19,9 @@ Located: TypeAlias = tuple[str, Any]
 
 _LONGEST_CELL = 2**31 - 1
 _MANY_ROWS = 1_000_000
+_MUCH_DATA, _MOST_PACKED = 1024 * 1024 * 1024, 100
+"""Bytes in memory that any table may take, and how many times its file larger ones may: text seldom packs to a tenth."""
+_ROWS_AT_ONCE = 256
 
 
 def read_file(path: Path) -> list[Task]:
@@ -117,9 +120,13 @@ def _arrow_rows(path: Path, batches: Callable[[Path], Iterable[Any]]) -> Iterato
     except ImportError as error:
         raise MissingDependencyError.of("pyarrow", "data", f"reading {path.name}") from error
 
-    row = 0
+    row, taken = 0, 0
+    most = max(_MUCH_DATA, _MOST_PACKED * path.stat().st_size)
     try:
         for batch in batches(path):
+            taken += batch.nbytes
+            if taken > most:
+                raise ConfigError(f"{path} unpacks to more than {most:,} bytes: it holds nothing to learn from")
             _check_columns(batch.schema.names, f"{path}")
             table = Table.of(batch)
             assert table is not None
@@ -141,7 +148,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
             raise ConfigError(
                 f"{path} has {file.metadata.num_rows:,} rows, more than bytes: it holds nothing to learn from"
             )
-        yield from file.iter_batches()
+        yield from file.iter_batches(_ROWS_AT_ONCE)
 
 
 def _ipc_batches(path: Path) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,14 @@ def _load(source: str, split: str | None, subset: str | None) -> Any:
 
     try:
         if any((Path(source) / name).is_file() for name in _SAVED):
-            return datasets.load_from_disk(source)
+            loaded = datasets.load_from_disk(source, keep_in_memory=False)
+            _check_files(source, _saved_files(loaded))  # which are mapped into memory, and not read yet
+            return loaded
+        named = datasets.load_dataset_builder(source, subset).config.data_files or {}
+        _check_files(source, (str(file) for files in named.values() for file in files))
         return datasets.load_dataset(source, subset, split=split)
+    except ConfigError:
+        raise
     except ConnectionError as error:
         raise ConfigError(
             f"Hugging Face dataset {source!r} cannot be reached: {error}. Connect to the network (without HF_HUB_OFFLINE) "
@@ -47,6 +55,30 @@ def _load(source: str, split: str | None, subset: str | None) -> Any:
             f"Hugging Face dataset {source!r} cannot be loaded: {error}. Check the name, "
             f"subset={subset!r} and split={split!r}, and for a gated one your login"
         ) from error
+
+
+def _saved_files(loaded: Any) -> list[str]:
+    parts = loaded.values() if isinstance(loaded, dict) else [loaded]
+    return [file["filename"] for part in parts for file in part.cache_files]
+
+
+def _check_files(source: str, files: Iterable[str]) -> None:
+    """Refuse a dataset whose description names files of this machine, or addresses, outside the dataset.
+
+    Raises:
+        ConfigError: naming one of them.
+    """
+    folder = Path(os.path.realpath(source))
+    if folder.parent.name == "snapshots":  # of the hub's cache, which links to its blobs
+        folder = folder.parent.parent
+    own = (f"hf://datasets/{source}@", f"hf://datasets/{source}/")
+    for file in files:
+        is_own = Path(os.path.realpath(file)).is_relative_to(folder) if folder.is_dir() else file.startswith(own)
+        if not is_own:
+            raise ConfigError(
+                f"dataset={source!r}: its description names {file!r}, which is not part of it: if you trust that, name the "
+                "file itself"
+            )
 
 
 def _one_split(loaded: Any, source: str, split: str | None) -> Any:

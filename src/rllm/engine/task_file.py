@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, StoreError
 from rllm.files import lines_of, whole_lines
 from rllm.types import Episode
 from rllm.untrusted import parse_json
@@ -60,9 +60,20 @@ class TaskFile:
 
 
 def read_tasks(run_dir: Path) -> dict[Key, Any]:
-    """The tasks that a run has rolled out; a line that a crash cut off is left out."""
-    rows = map(parse_json, lines_of(run_dir / _TASKS))
-    return {(row["split"], row["task_id"]): row["task"] for row in rows}
+    """Return the tasks that a run has rolled out; a line that a crash cut off is left out.
+
+    Raises:
+        StoreError: if another line is not a task.
+    """
+    path = run_dir / _TASKS
+    tasks: dict[Key, Any] = {}
+    for number, line in enumerate(lines_of(path), start=1):
+        try:
+            row = parse_json(line)
+            tasks[row["split"], row["task_id"]] = row["task"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"{path}, line {number} is not a task ({error}): delete the line, or the file") from error
+    return tasks
 
 
 def task_of(folder: Path, split: str, task_id: str) -> Any:

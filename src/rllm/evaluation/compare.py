@@ -8,7 +8,6 @@ difference.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,8 @@ from typing import Any
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder
 from rllm.evaluation.pass_at_k import Z_95, t_quantile
+from rllm.tracking.own_runs import check_contained
+from rllm.untrusted import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,11 +123,12 @@ class _Evaluated:
     def read(cls, path: Path) -> _Evaluated:
         folder = EvaluationFolder(path)
         try:
-            tasks = json.loads(folder.report.read_text(encoding="utf-8"))["tasks"]
-            identity = json.loads(folder.identity.read_text(encoding="utf-8"))
-            accuracy = {task["task_id"]: task["accuracy"] for task in tasks if task["accuracy"] is not None}
-            reward = {task["task_id"]: task["mean_reward"] for task in tasks if task["mean_reward"] is not None}
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            check_contained(path)
+            tasks = read_json(folder.report)["tasks"]
+            identity = {str(name): str(value) for name, value in read_json(folder.identity).items()}
+            accuracy = {task["task_id"]: float(task["accuracy"]) for task in tasks if task["accuracy"] is not None}
+            reward = {task["task_id"]: float(task["mean_reward"]) for task in tasks if task["mean_reward"] is not None}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             problem = "it has no report.json that can be read" if path.is_dir() else "there is no such folder"
             raise ConfigError(
                 f"--compare {path}: not the folder of a finished evaluation, since {problem}; "

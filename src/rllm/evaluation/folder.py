@@ -16,6 +16,8 @@ from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.report import Report
 from rllm.files import lock, replace_text
+from rllm.tracking.own_runs import check_contained
+from rllm.untrusted import read_json
 
 _OF_RUNS = ("config.yaml", "traces.db")
 """What a training run, or a gateway, keeps in its folder."""
@@ -47,6 +49,7 @@ class EvaluationFolder:
         Raises:
             ConfigError: if another process holds it, or if it is of another evaluation, saying what differs.
         """
+        check_contained(self.path)  # as links in it would be written to
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             held = (self.path / ".lock").open("w")
@@ -73,7 +76,7 @@ class EvaluationFolder:
             _replace(self.identity, identity)
             return
         try:
-            before = json.loads(self.identity.read_text(encoding="utf-8"))
+            before = dict(read_json(self.identity))
             names = dict.fromkeys([*before, *identity])
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(

@@ -31,6 +31,8 @@ _MAX_PRINTED = 4 * MAX_SIZE
 """What is printed into a variable, or by a macro, is often printed again."""
 _MOST_KEPT = 1_000_000
 _MAX_DIGITS = 10_000
+_MAX_TEMPLATE = 200_000
+"""Characters of a template, whose code takes 1,000 bytes for each; the longest known has 30,000."""
 _MAX_WIDTH = 100_000
 _WIDTH = re.compile(r"\d{6,}|\*")
 _ATOMS = (bool, int, float, type(None))
@@ -245,6 +247,8 @@ def _check_call(budget: _Budget, name: str, given: Sequence[Any]) -> None:
         budget.use(value)
     if name in _SIZED_BY_NUMBERS and any(isinstance(value, int) and value > _MAX_WIDTH for value in given):
         raise TemplateLimitError(f"calls {name} with a number above {_MAX_WIDTH:,}")
+    if name in _TAKE_CHARACTERS and given and isinstance(given[0], str):
+        budget.spend(len(given[0]))
     if name in _MAKE_MORE:
         budget.check(_MAKE_MORE[name](given, sum(map(budget.size, given))))
 
@@ -264,6 +268,17 @@ def _size_of_replacement(given: Sequence[Any], size: int) -> int:
 def _size_of_joined(given: Sequence[Any], size: int) -> int:
     texts = [len(value) for value in given if isinstance(value, str)]
     return size * (1 + max(texts, default=0))
+
+
+def _size_of_sum(given: Sequence[Any], size: int) -> int:
+    """Lists, which are added to one, are copied again for each."""
+    are_numbers = all(isinstance(value, (*_ATOMS, str)) for value in given[1:])
+    return size if are_numbers else size * len(given[0])
+
+
+def _size_of_time(given: Sequence[Any], size: int) -> int:
+    """The C library pads to any width, and a sign of two letters may stand for 200."""
+    return size * 256
 
 
 def _size_of_indented(given: Sequence[Any], size: int) -> int:
@@ -287,11 +302,18 @@ _SIZED_BY_NUMBERS = frozenset(
         "truncate",
     )
 )
+_TAKE_CHARACTERS = frozenset(("list", "sort", "unique", "batch", "slice", "map", "select", "reject", "groupby"))
+"""Filters that take a text apart into its characters, each of which takes as much memory as a hundred."""
 _MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
     **dict.fromkeys(("format", "format_map"), _size_of_format),
     "replace": _size_of_replacement,
     "join": _size_of_joined,
-    **dict.fromkeys(("indent", "tojson", "wordwrap", "expandtabs"), _size_of_indented),
+    "sum": _size_of_sum,
+    "translate": lambda given, size: len(given[0]) * size if given else 0,
+    "strftime_now": _size_of_time,
+    "int": lambda given, size: size * _MAX_DIGITS,  # with a base, of any length
+    "wordwrap": lambda given, size: size * _MAX_DIGITS,  # of quadratic time for a long word
+    **dict.fromkeys(("indent", "tojson", "expandtabs"), _size_of_indented),
 }
 """How large a text these methods and filters make of what they are given."""
 
@@ -316,6 +338,8 @@ def _filter_within(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compiled(text: str) -> Any:
     from transformers.utils import chat_template_utils
 
+    if len(text) > _MAX_TEMPLATE:
+        raise TemplateLimitError(f"has more than {_MAX_TEMPLATE:,} characters")
     # The environment has the filters and extensions of transformers. One of its own, because it becomes another.
     environment = chat_template_utils._compile_jinja_template.__wrapped__("").environment
     environment.__class__ = _BoundedEnvironment

@@ -7,6 +7,7 @@ file before both are known.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,11 +103,16 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
 )
 
+_PLAIN = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX) ")
+_END_OF_NAME = bytes.fromhex("d9d505f920a163d7")
+"""End of a rollback journal that names a super-journal, as SQLite's file format has it."""
+
 _REMEDIES = {
     "SQLITE_BUSY": "another process is writing to this file: wait for it, or give each run a file of its own",
     "SQLITE_CANTOPEN": "choose a path in a folder that exists and that you may write to",
     "SQLITE_CORRUPT": "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`",
     "SQLITE_FULL": "free some space on its disk",
+    "SQLITE_INTERRUPT": "reading it does not end: the file is damaged, or was changed by hand: restore a copy",
     "SQLITE_IOERR": "check that its disk is healthy, mounted and not full",
     "SQLITE_NOTADB": "this file was not written by SQLite: choose another path",
     "SQLITE_READONLY": "the file or its folder cannot be written to: choose another path, or open it with read_only=True",
@@ -128,6 +134,7 @@ def open_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
         StoreError: if this is no trace store, one of a newer version, or one that cannot be written.
     """
     _refuse_directory(path)
+    _refuse_journal_of_another(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -202,6 +209,21 @@ def _refuse_directory(path: Path) -> None:
         )
 
 
+def _refuse_journal_of_another(path: Path) -> None:
+    """Refuse a rollback journal that names another file, as no trace store has one: SQLite would delete that file."""
+    try:
+        with Path(f"{path}-journal").open("rb") as file:
+            file.seek(-len(_END_OF_NAME), os.SEEK_END)
+            names_another = file.read() == _END_OF_NAME
+    except OSError:  # there is none, or it is too short
+        return
+    if names_another:
+        raise StoreError(
+            f"trace store {str(path)!r}: its journal {path.name}-journal names another file, which opening the store would "
+            "delete: it was not written by rllm"
+        )
+
+
 def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     """A connection in autocommit mode, which may move between threads (its users take turns)."""
     try:
@@ -232,4 +254,19 @@ def _version(connection: sqlite3.Connection, path: Path, newest: int = len(MIGRA
             f"trace store {str(path)!r} has schema {version} and this version of rllm knows {newest}: "
             "upgrade rllm, or choose another path"
         )
+    _refuse_programs(connection, path)
     return int(version)
+
+
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file whose schema computes something: a view, a trigger or a generated column may never end."""
+    made = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    odd = [name for name, statement in made if not _PLAIN.match(str(statement))]
+    for table in () if odd else ("sessions", "traces", "credits"):
+        columns = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        odd += [f"{table}.{name}" for _, name, *_, hidden in columns if hidden]
+    if odd:
+        raise StoreError(
+            f"trace store {str(path)!r} has {odd[0]!r}, which is no table or index of rllm's: delete it with sqlite3, or "
+            "choose another path"
+        )

@@ -25,6 +25,13 @@ _MAX_ROWS = 32
 """Rows to a statement: enough that its overhead is shared, few enough that all sizes stay prepared."""
 
 
+_ROWS_READ = 64
+_ROW_BYTES = 200
+_MAX_READ_BYTES = 2 * 1024 * 1024 * 1024
+_STEPS_AT_ONCE, _MAX_STEPS = 1_000_000, 400_000_000
+"""Of SQLite's machine, in one query; one that reads a million rows takes a few million."""
+
+
 class SqliteTraceStore(SqlTraceStore):
     """A `SqlTraceStore` over SQLite in WAL mode."""
 
@@ -64,8 +71,18 @@ class SqliteTraceStore(SqlTraceStore):
         return int(used)
 
     def _read(self, statement: str, *values: Any) -> list[Any]:
-        with self._reader() as connection:
-            return _execute(connection, statement, values).fetchall()
+        with self._reader() as connection, _bounded(connection):
+            found: list[Any] = []
+            cursor, taken = _execute(connection, statement, values), 0
+            while rows_read := cursor.fetchmany(_ROWS_READ):
+                found += rows_read
+                taken += sum(_ROW_BYTES + sum(len(v) for v in row if isinstance(v, bytes | str)) for row in rows_read)
+                if taken > _MAX_READ_BYTES:
+                    raise StoreError(
+                        f"trace store {self._name}: one query has more than {_MAX_READ_BYTES:,} bytes: it was changed by "
+                        "hand, or damaged: restore a copy"
+                    )
+            return found
 
     @property
     def _schema(self) -> int:
@@ -103,6 +120,17 @@ def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[An
         return connection.execute(
             statement, [plain_text(value) if isinstance(value, str) else value for value in values]
         )
+
+
+@contextmanager
+def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
+    """Inside, one query makes a bounded number of steps: pages of a file may lead to each other in circles."""
+    rounds = iter(range(_MAX_STEPS // _STEPS_AT_ONCE))
+    connection.set_progress_handler(lambda: next(rounds, None) is None, _STEPS_AT_ONCE)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:

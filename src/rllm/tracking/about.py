@@ -14,6 +14,7 @@ from rllm.tracking.own_runs import settings_of
 DEFAULT_PROJECT = "rllm"
 DEFAULT_LOG_SAMPLES = 2
 _STORE = "store"
+_LONGEST_ID = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,10 @@ def kept_run_id(run_dir: Path) -> str:
 def run_id_of(folder: Path) -> str | None:
     """The same, if the folder is of a run that has one."""
     path = folder / f".{_STORE}-id"
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(_LONGEST_ID).decode(errors="replace").strip()
 
 
 def forget_trackers(run_dir: Path) -> None:

@@ -2,7 +2,8 @@
 
 A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store). In a folder
 that somebody else made, they may name nothing outside it. A run is known as the user's own by a seal: an HMAC of both
-files under a key in `$RLLM_HOME` (`~/.rllm`). `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
+files and the folder's place under a key in `$RLLM_HOME` (`~/.rllm`). A copy of a run, which others may have changed
+otherwise, is not the user's own. `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,13 @@ _KEY_BYTES = 32
 
 
 def seal(run_dir: Path) -> None:
-    """Mark a run folder as the user's own, as it is now. Does nothing where the key cannot be kept."""
+    """Mark a run folder as the user's own, as and where it is now. Does nothing where the key cannot be kept."""
     if (digest := _digest(run_dir, create_key=True)) is not None:
         replace_text(run_dir / _SEAL, digest)
 
 
 def is_own(run_dir: Path) -> bool:
-    """Return whether this user began the run, with these settings, or trusts the folder it is in."""
+    """Return whether this user began the run here, with these settings, or trusts the folder it is in."""
     if is_named_by(_TRUSTED, run_dir):
         return True
     digest = _digest(run_dir, create_key=False)
@@ -74,31 +76,41 @@ def store_of_run(folder: Path) -> str | None:
 
 
 def check_contained(folder: Path) -> None:
-    """Refuse a folder whose links lead out of it, unless it is the user's own.
+    """Refuse a folder with links that lead out of it, or with pipes and devices, unless it is the user's own.
 
     Raises:
-        ConfigError: naming the link.
+        ConfigError: naming the link or the pipe.
     """
-    inside = folder.resolve()
-    link = next((path for path in _links(folder) if not path.resolve().is_relative_to(inside)), None)
-    if link is not None and not is_own(folder):
+    found = next(_leading_out(folder), None)
+    if found is not None and not is_own(folder):
+        path, what = found
         raise ConfigError(
-            f"run={str(folder)!r}: {link.relative_to(folder)} is a link out of the folder, and you did not begin this run "
-            f"here: {how_to_trust(folder)}"
+            f"run={str(folder)!r}: {str(path.relative_to(folder))!r} is {what}, and you did not begin this run here: "
+            f"{how_to_trust(folder)}"
         )
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Yield the symbolic links among a run's files: in the folder, and one level below."""
-    for pattern in ("*", ".*", "*/*"):
-        yield from (path for path in folder.glob(pattern) if path.is_symlink())
+def _leading_out(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what a run's folder has, at any depth, beside files and folders of its own, and what it is."""
+    inside = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            try:
+                mode = path.lstat().st_mode
+            except OSError:  # of a run that goes on, and removes a file just now
+                continue
+            if stat.S_ISLNK(mode):
+                if not Path(os.path.realpath(path)).is_relative_to(inside):  # `resolve` raises for links in a circle
+                    yield path, "a link out of the folder"
+            elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                yield path, "a pipe or a device"
 
 
 def _digest(run_dir: Path, *, create_key: bool) -> str | None:
     key = _key(create=create_key)
     if key is None:
         return None
-    digest = hmac.new(key, digestmod="sha256")
+    digest = hmac.new(key, os.fsencode(run_dir.resolve()), digestmod="sha256")
     for name in (SETTINGS, BEGUN_AS):
         try:
             content = (run_dir / name).read_bytes()

@@ -10,14 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-_SHOWN_CONTROLS = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
-    **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
-    **dict.fromkeys(
-        (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD
-    ),  # directions of text
-}
-"""What a terminal would act on, as signs that stand for it: models write them, and whoever calls a model may."""
+from rllm.untrusted import shown
 
 
 class LastingConsole(Console):
@@ -31,7 +24,7 @@ class LastingConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             is_plain = segment.control or segment.text.isprintable()
-            yield segment if is_plain else Segment(segment.text.translate(_SHOWN_CONTROLS), segment.style)
+            yield segment if is_plain else Segment(shown(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

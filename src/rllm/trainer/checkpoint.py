@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from rllm.errors import CheckpointError, ConfigError, WorkerError
 from rllm.files import flush, replace_text
+from rllm.untrusted import read_json
 
 _NAME = re.compile(r"step-\d+")
 _UNFINISHED = ".partial"
@@ -138,7 +139,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         ConfigError: if the folder is not a checkpoint, or not all of one.
     """
     try:
-        state = json.loads((checkpoint / STATE_FILE).read_text())
+        state = read_json(checkpoint / STATE_FILE)
     except (OSError, ValueError) as error:
         raise ConfigError(f"checkpoint={str(checkpoint)!r} has no readable {STATE_FILE}: {error}") from error
     if not isinstance(state, dict) or not isinstance(state.get("step"), int):

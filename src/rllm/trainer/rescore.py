@@ -21,6 +21,7 @@ from rllm.threads import in_thread
 from rllm.trainer.history import was_learnable
 from rllm.trainer.own_loop import run_anywhere
 from rllm.types import Episode, Trajectory
+from rllm.untrusted import parse_json
 
 FOLDER = "rescored"
 """Where a run's folder keeps new rewards, a file for each time."""
@@ -187,7 +188,7 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
         ConfigError: if the file is none.
     """
     try:
-        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+        rows = [parse_json(line) for line in path.read_bytes().split(b"\n") if line.strip()]
         rewards = {(row["session_id"], row["trajectory"]): (row["after"], row.get("is_correct")) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"rewards={str(path)!r} is no file of `rllm rescore`: {error}") from error

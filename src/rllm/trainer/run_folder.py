@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from rllm.registry import closest
 from rllm.store import path_of
 from rllm.tracking.own_runs import BEGUN_AS
 from rllm.trainer.nodes import nearest_folder, why_unwritable
+from rllm.untrusted import parse_json
 
 LOCK_FILE = ".lock"
 _MAX_NAMED = 3
@@ -89,5 +89,5 @@ def way_to_a_run(named: Path) -> str:
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     """The metrics of every evaluation of a run, each with its `step`, in order; a line that a crash or a full disk cut off is
     left out."""
-    rows = map(json.loads, lines_of(run_dir / "metrics.jsonl"))
+    rows = map(parse_json, lines_of(run_dir / "metrics.jsonl"))
     return [row for row in rows if any(name.startswith("eval/") for name in row)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import StoreError
-from rllm.untrusted import parse_json, unpack_zlib
+from rllm.untrusted import read_json, unpack_zlib
 
 _KINDS = {"i4": "i", "f4": "f", "f2": "e"}
 _MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -122,9 +122,7 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
     """
     path = folder / "batches" / f"step-{step:06d}.json"
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {_MAX_FILE_BYTES:,} bytes")
-        batch = FedBatch(parse_json(path.read_bytes()))
+        batch = FedBatch(read_json(path, limit=_MAX_FILE_BYTES))
         if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.told["sequences"]):
             raise ValueError(f"{len(batch.ids)} ids for {batch.num_tokens} tokens")
     except FileNotFoundError:

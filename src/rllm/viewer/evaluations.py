@@ -7,6 +7,8 @@ from pathlib import Path
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
 
+from rllm.untrusted import TooLargeError, read_bytes
+
 _REPORT = "report.json"
 _LOCK = ".lock"
 
@@ -38,6 +40,6 @@ def has_ended(folder: Path) -> bool:
 def evaluated(folder: Path) -> Evaluated | None:
     """What was found of an evaluation in this folder; `None` where nothing was yet, or it is of no evaluation."""
     try:
-        return decode((folder / _REPORT).read_bytes(), type=Evaluated)
-    except (OSError, DecodeError):  # `ValidationError` is one of the latter
+        return decode(read_bytes(folder / _REPORT), type=Evaluated)
+    except (OSError, TooLargeError, DecodeError, UnicodeDecodeError, RecursionError):
         return None

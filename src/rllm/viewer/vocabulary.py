@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from rllm.parser.decoding import byte_level_bytes, metaspace_bytes
+from rllm.untrusted import read_json
 
 
 class Vocabulary:
@@ -63,7 +64,7 @@ def _places(folder: Path | None, model: str | None) -> Iterable[Path]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _changed_at: int) -> Vocabulary:
-    told: dict[str, Any] = orjson.loads(path.read_bytes())
+    told: dict[str, Any] = read_json(path)
     model = told["model"]
     vocab = model["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((item[0], number) for number, item in enumerate(vocab))

@@ -37,7 +37,7 @@ def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any
             return read
     try:
         answer = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if any(_has_labels(choice.logprobs.content) for choice in answer.choices):
         return None  # an ordinary parser compares these with the ids

@@ -58,7 +58,7 @@ def parse_events(events: Sequence[Event], *, logprob_details: bool) -> list[dict
             continue
         try:
             text_chunk = _decode_text_chunk(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             run = None
             chunks.append(_with_bare_logprobs(_parse(payload)))
             continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -33,6 +33,7 @@ from rllm.files import is_named_by
 from rllm.inference.local.kernels import keep_few_kernels
 from rllm.inference.local.weights import check_complete, check_finite
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.untrusted import read_json
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -44,6 +45,17 @@ _PROCESSOR_FILES = (
     "chat_template.json",
 )
 """How a model with images is given these; servers do not start without."""
+_PATTERNS = (
+    "target_modules",
+    "exclude_modules",
+    "modules_to_save",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_parameters",
+)
+"""Settings of an adapter in which peft may see regular expressions, also in keys."""
+_REPEATED_GROUP, _REPEATS, _MAX_REPEATS = re.compile(r"\)[*+{]"), re.compile(r"[*+]|\{\d*,\d*\}"), 6
 _SHORTEST = 2
 """A prompt of one token, and an answer of one."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,9 +99,11 @@ def context_length(config: Any) -> int | None:
 def described(path: str | Path) -> Any | None:
     """Return the Hugging Face configuration of a model's folder; `None` for a hub id, or where it cannot be read."""
     folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        return None
     try:
-        return AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
-    except (OSError, ValueError):  # which loading the model reports
+        return _loaded(AutoConfig.from_pretrained, str(folder), "configuration")
+    except ConfigError:  # which loading the model reports
         return None
 
 
@@ -228,12 +242,34 @@ def is_adapter(path_or_id: str | Path) -> bool:
 def base_of(adapter: Path) -> str:
     """Return the model that a peft adapter was made for."""
     try:
-        base = json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"]
+        base = read_json(adapter / ADAPTER_FILE)["base_model_name_or_path"]
         if not isinstance(base, str):
             raise TypeError(f"it is {base!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} names no base model ({error})") from error
     return base
+
+
+def _check_adapter(adapter: Path) -> None:
+    """Refuse an adapter that names code to import, or patterns that may take for ever on the names of a model's parts.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    try:
+        settings = dict(read_json(adapter / ADAPTER_FILE))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} cannot be read ({error})") from error
+    if settings.get("megatron_config"):
+        raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} names code (megatron_core), which is not run")
+    for name in _PATTERNS:
+        value = settings.get(name) or ()
+        for pattern in map(str, [value] if isinstance(value, str) else value):
+            if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
+                raise ConfigError(
+                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may take for ever: list the "
+                    "names of the modules"
+                )
 
 
 def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
@@ -242,6 +278,7 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         import peft
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
+    _check_adapter(adapter)
     loaded = load_model(base_of(adapter), dtype=dtype, device=device)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
