@@ -108,7 +108,7 @@ def test_no_setting_of_the_kernel_can_be_written() -> None:
 @needs_namespaces
 def test_no_device_of_the_machine_is_there() -> None:
     assert sorted(run_python("import os; print(*os.listdir('/dev'))").stdout.split()) == sorted(
-        ["fd", "full", "null", "random", "shm", "urandom", "zero"]
+        ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
     )
     assert_all_refused(
         "os.mknod, 'disk', 0o60600, os.makedev(254, 0)", "os.mknod, '/dev/mem', 0o20600, os.makedev(1, 1)"

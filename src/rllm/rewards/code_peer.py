@@ -686,6 +686,6 @@ def _to_error(data: dict[str, Any], peer: Peer) -> BaseException:
         error = kind.__new__(kind)
     if str(error) != data["text"]:
         error.args = (data["text"],)
-    if kind in peer.error_classes:
+    if kind.__module__ != "builtins":
         vars(error).update({name: value for name, value in parts["attributes"].items() if not name.startswith("_")})
     return error

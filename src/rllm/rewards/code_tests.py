@@ -46,9 +46,9 @@ def read_tests(task: Any) -> Tests:
     """The tests in the task's `ground_truth`, `tests`, `test` or `input_output`, which may also be JSON.
 
     Forms: `{"inputs": [...], "outputs": [...]}` with or without `fn_name` (APPS, TACO); a list of
-    `{"input": ..., "output": ...}` with or without a function's name (LiveCodeBench, Code Contests); Python with `assert`,
-    `check(candidate)`, `test_...` functions or classes of tests, or a list of such statements (HumanEval, MBPP, LeetCode,
-    KodCode, BigCodeBench).
+    `{"input": ..., "output": ...}` with or without a function's name (LiveCodeBench, Code Contests); Python with
+    `assert`, `check(candidate)`, `test_...` functions or classes of tests, or a list of such statements (HumanEval,
+    MBPP, LeetCode, KodCode, BigCodeBench).
 
     Raises:
         RewardError: if there are no tests, or they have none of these forms.
