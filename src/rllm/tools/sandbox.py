@@ -11,8 +11,8 @@ With Linux namespaces the code has:
 - bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
 
 It does not protect from this: the code reads every file that this user may read, and opens named pipes; up to 32
-processes (300 of root's, from Linux 6.14; before, root's are not bounded) have `memory_mb` each, and half as much again in
-sockets and pipes; there is no protection from a kernel with holes.
+processes (300 of root's, from Linux 6.14; before, root's are not bounded) have `memory_mb` each, and half as much
+again in sockets and pipes; there is no protection from a kernel with holes.
 Run the whole program in a container or a virtual machine, under a user id of its own, where that matters.
 
 `SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code

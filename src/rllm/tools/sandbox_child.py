@@ -265,7 +265,8 @@ _CALLS = {
 }
 """System calls that are refused, some with some arguments only: memory that no limit counts, mounts, namespaces, keys
 of the user, other processes' memory; and connections, since a socket in the file system leads out of the network
-namespace. Locks seem to succeed and lock nothing: others wait for one on a file, which takes no more than reading it."""
+namespace. Locks seem to succeed and lock nothing: others would wait for one on a file, which takes no more than the
+right to read it."""
 _LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, the two of open files, F_SETLEASE
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
