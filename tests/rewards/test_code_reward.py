@@ -240,6 +240,43 @@ FORMS = {
         "assert list(stack) == [1, 2] and stack[0] == 1 and stack.items == [1, 2] and 2 in stack\n"
         "assert len(stack + stack) == 4 and stack + Stack() == stack and stack != Stack() and stack is not None != stack",
     ),
+    "has operators with plain values": (
+        "class Vector:\n    def __init__(self, x, y): self.x, self.y = x, y\n"
+        "    def __mul__(self, k): return Vector(self.x * k, self.y * k)\n    __rmul__ = __mul__\n"
+        "    def __sub__(self, other): return Vector(self.x - other, self.y - other)\n"
+        "    def __add__(self, other): return Vector(self.x + other.x, self.y + other.y)\n"
+        "    def __radd__(self, other): return self\n    def __abs__(self): return (self.x**2 + self.y**2) ** 0.5\n"
+        "    def __iadd__(self, other): self.x += other.x; self.y += other.y; return self\n"
+        "    def __eq__(self, other): return isinstance(other, Vector) and (self.x, self.y) == (other.x, other.y)\n"
+        "    def __round__(self, n=0): return Vector(round(self.x, n), round(self.y, n))\n"
+        "    def __format__(self, how): return f'{self.x:{how}}/{self.y:{how}}'",
+        "v = Vector(1, 2)\nassert v * 3 == Vector(3, 6) == 3 * v and v != Vector(3, 6)\nassert v - 1 == Vector(0, 1)\n"
+        "assert abs(v * 2) ** 2 > 19 and (v * 2 * 2).y == 8 and (v - 1).y == 1\nassert sum([v, Vector(3, 4)]) == Vector(4, 6)\n"
+        "w = v\nw += Vector(1, 1)\nassert w is v and v.x == 2\nw *= 2\nassert w.x == 4 and v.x == 2\n"
+        "assert v != (2, 3) and not v == 'x' and v not in [1, None]\nassert round(Vector(1.26, 2), 1).x == 1.3\n"
+        "assert f'{v}' == '2/3' and format(v, '.1f') == '2.0/3.0'",
+    ),
+    "has members": (
+        "class Tree:\n    def __init__(self): self.items = set()\n    def __contains__(self, item): return item in self.items",
+        "tree = Tree()\ntree.items = {3}\nassert 3 in tree and 4 not in tree",
+    ),
+    "is a list or a dictionary": (
+        "class Pair(list):\n    def second(self): return self[1]\nclass Dots(dict):\n    __getattr__ = dict.get",
+        "assert Pair([1, 2]) == [1, 2] != Pair([1]) and Pair([1, 2]).second() == 2\nassert Dots(a=1) == {'a': 1} and Dots(a=1).a == 1",
+    ),
+    "wraps a function": (
+        "import functools\ndef twice(f):\n    @functools.wraps(f)\n    def g(*args):\n        return 2 * f(*args)\n    return g",
+        "@twice\ndef square(x):\n    'Of x.'\n    return x * x\nassert (square(3), square.__name__, square.__doc__) == (18, 'square', 'Of x.')",
+    ),
+    "raises errors of a module": (
+        "import json\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\nclass Point:\n    x: int\ndef read(text): return json.loads(text)",
+        "import json\nfrom dataclasses import FrozenInstanceError\ntry:\n    Point(1).x = 2\n    assert False\nexcept FrozenInstanceError:\n    pass\n"
+        "try:\n    read('{')\n    assert False\nexcept json.JSONDecodeError as error:\n    assert 'line 1' in str(error) and error.pos == 1",
+    ),
+    "adds objects of the tests": (
+        "def total(items):\n    return sum(items) - 1",
+        "class Number:\n    def __init__(self, n): self.n = n\n    def __radd__(self, other): return other + self.n\nassert total([Number(1), Number(2)]) == 2",
+    ),
     "returns special values": (
         "import datetime, decimal\nfrom collections import *\nPoint = namedtuple('Point', 'x y')\n"
         "def all_of_them():\n    return [Counter('aab'), OrderedDict(a=1), defaultdict(list, {1: [2]}), deque([1], 3), Point(1, 2),\n"
@@ -275,6 +312,33 @@ FORMS = {
         "assert f() == LIMIT == [math.floor(1.5)]",
     ),
 }
+
+
+CLASSES_OF_TESTS = {
+    "unittest": "import unittest\nclass Cases(unittest.TestCase):\n    def setUp(self): self.one = 1\n    @classmethod\n"
+    "    def setUpClass(cls): cls.two = 2\n    def test_add(self): self.assertEqual(add(self.one, self.two), 3)\n"
+    "    def test_error(self):\n        with self.assertRaises(TypeError): add(1)\nif __name__ == '__main__':\n    unittest.main()",
+    "unittest, run at once": "import unittest\nclass Cases(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)\nunittest.main()",
+    "pytest": "class TestAdd:\n    def setup_method(self): self.one = 1\n    def test_add(self): assert add(self.one, 2) == 3",
+    "asyncio": "import unittest\nclass Cases(unittest.IsolatedAsyncioTestCase):\n    async def test_add(self): assert add(1, 2) == 3\n"
+    "async def test_it(): assert add(1, 2) == 3",
+}
+
+
+@pytest.mark.parametrize("form", CLASSES_OF_TESTS)
+def test_classes_of_tests_are_tests(form: str) -> None:
+    right, wrong = (judged(CLASSES_OF_TESTS[form], f"def add(a, b):\n    return {result}") for result in ("a + b", "0"))
+    assert (right.reward, wrong.reward) == (1.0, 0.0), right.metadata
+    assert right.metadata["total"] == CLASSES_OF_TESTS[form].count("def test_")
+
+
+def test_a_program_may_open_its_input_by_name() -> None:
+    assert judged(DOUBLE, "print(2 * int(open('/dev/stdin').read()), file=open('/dev/stdout', 'a'))").reward == 1.0
+
+
+def test_tests_may_be_in_a_try() -> None:
+    tests = "try:\n    add('x', 2)\n    assert False\nexcept TypeError:\n    pass"
+    assert judged([tests], "def add(a, b):\n    return a + b").reward == 1.0
 
 
 @pytest.mark.parametrize("form", FORMS)

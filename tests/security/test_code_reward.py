@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import pytest
 
+from rllm.errors import RewardError
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.reward_types import RewardOutput
 
@@ -224,3 +226,86 @@ def test_tests_of_a_dataset_run_in_a_sandbox_too(tmp_path: Any) -> None:
     tests = [f"open({str(tmp_path / 'written')!r}, 'w').close()\nassert add(1, 2) == 3"]
     assert judged(tests, "def add(a, b):\n    return a + b").reward == 0.0
     assert not (tmp_path / "written").exists()
+
+
+AGREEING_CLASS = ANYTHING.replace("class Anything", "class Add").replace(
+    "def add(a, b):\n    return Anything()",
+    """    __init__ = lambda self, *numbers: None
+    __truediv__ = __rtruediv__ = lambda self, other: 1.0
+    __mul__ = __pow__ = __round__ = __float__ = lambda self, *other: 0.0
+    __sub__ = __rsub__ = __isub__ = lambda self, other: {difference}
+    __len__ = lambda self: 1
+    __getitem__ = lambda self, key: [0][key]
+    sqrt = conjugate = lambda self: 0.0
+    all = any = add = lambda self, *numbers: self
+class Solution(Add): pass
+""",
+)
+
+
+EXPECTING_3 = [
+    "assert {} == 3",
+    "assert not {} != 3",
+    "assert {} == [3] or {} == (3,)",
+    "assert [{}] == [3]",
+    "assert {} in (3, 4) or {} in {{3}}",
+    "assert {} < 4 or {} > 2 or {} <= 3",
+    "assert abs({} - 3) < 1e-6",
+    "assert abs(3 - {}) < 1e-6",
+    "assert not {} - 3",
+    "assert round({} - 3, 6) == 0",
+    "assert ({} - 3) ** 2 < 1e-6",
+    "assert float({} - 3) == 0",
+    "assert abs({} / 3 - 1) < 1e-6",
+    "x = {}\nx -= 3\nassert abs(-x) < 1e-6",
+    "import numpy as np\nassert np.abs({} - np.array([3])).max() < 1e-6",
+    "import numpy as np\nassert np.linalg.norm({} - np.array([3])) < 1e-6",
+    "import numpy as np\nassert np.linalg.norm(np.array([3]) - {}) < 1e-6",
+    "import unittest\nunittest.TestCase().assertAlmostEqual({}, 3)",
+]
+
+
+@pytest.mark.parametrize("difference", ["0", "self", "Add()"])
+@pytest.mark.parametrize("made", ["Add(1, 2)", "Solution().add(1, 2)"])
+def test_an_object_of_a_class_that_the_tests_name_agrees_to_nothing_expected(made: str, difference: str) -> None:
+    bodies = [textwrap.indent(test.format(*[made] * 3), "    ") for test in EXPECTING_3]
+    tests = "".join(f"def test_{number}():\n{body}\n" for number, body in enumerate(bodies))
+    verdict = judged(tests, AGREEING_CLASS.replace("{difference}", difference))
+    assert verdict.metadata["passed"] == 0
+    assert "timed out" not in verdict.metadata["first_failure"]["error"]
+
+
+@pytest.mark.parametrize("method", ["equals", "issubset", "startswith", "isclose"])
+def test_a_result_is_not_asked_whether_it_is_what_is_expected(method: str) -> None:
+    code = f"class Same:\n    {method} = lambda self, other: True\ndef add(a, b):\n    return Same()"
+    for test in f"assert add(1, 2).{method}('3')", f"same = add(1, 2).{method}\nassert same([3])":
+        assert judged([test], code).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "import unittest\n{}\nunittest.main(argv=[''], exit=False)",
+        "import unittest\n{}\nif __name__ == '__main__':\n    unittest.main()",
+        "import unittest\n{}\nassert True",
+        "'''Tests of add.'''\nimport unittest\n{}",
+    ],
+)
+def test_no_runner_of_tests_passes_with_none(tests: str) -> None:
+    case = "class TestAdd(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(1, 2), 3)"
+    assert judged(tests.format(case), "def add(a, b):\n    return a + b").reward == 1.0
+    for wrong in WRONG, "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('not today')":
+        assert judged(tests.format(case), wrong).reward == 0.0
+
+
+def test_a_documentation_string_is_no_test() -> None:
+    with pytest.raises(RewardError):
+        judged("'''Tests of add.'''", WRONG)
+
+
+@pytest.mark.parametrize("before", ["import numpy as np\n", ""])
+def test_importing_everything_of_a_solution_replaces_no_module(before: str) -> None:
+    test = f"{before}from solution import *\nassert np.allclose(add(1, 2), 3)"
+    assert judged([test], "import numpy as np\ndef add(a, b):\n    return a + b").reward == 1.0
+    for attack in "import numpy as np\nnp.allclose = lambda *a: True", "class np:\n    allclose = lambda *a: True":
+        assert judged([test], attack + WRONG).reward == 0.0

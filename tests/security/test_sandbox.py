@@ -108,7 +108,7 @@ def test_no_setting_of_the_kernel_can_be_written() -> None:
 @needs_namespaces
 def test_no_device_of_the_machine_is_there() -> None:
     assert sorted(run_python("import os; print(*os.listdir('/dev'))").stdout.split()) == sorted(
-        ["fd", "full", "null", "random", "shm", "urandom", "zero"]
+        ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
     )
     assert_all_refused(
         "os.mknod, 'disk', 0o60600, os.makedev(254, 0)", "os.mknod, '/dev/mem', 0o20600, os.makedev(1, 1)"
@@ -205,6 +205,29 @@ def test_only_its_folder_can_be_written(tmp_path: Path) -> None:
     assert run_python("open('here', 'w').write('x'); open('/dev/shm/here', 'w').write('x')").ok
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert mine.read_text() == "as it was"
+
+
+@needs_namespaces
+def test_nothing_outside_waits_for_a_lock_or_a_lease_on_a_file_that_the_code_reads(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    code = f"""
+import fcntl, os, struct
+one, other = (os.open({str(tmp_path / "mine")!r}, os.O_RDONLY) for _ in range(2))
+fcntl.flock(one, fcntl.LOCK_EX)
+fcntl.lockf(one, fcntl.LOCK_SH)
+fcntl.fcntl(one, 1024, fcntl.F_RDLCK)
+fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # would raise
+held = fcntl.fcntl(one, 1025)
+if os.fork() == 0:
+    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+    print(held, struct.unpack("hhqqi4x", fcntl.fcntl(other, fcntl.F_GETLK, wanted))[0] == fcntl.F_UNLCK)
+else:
+    os.wait()
+"""
+    result = run_python(code)
+    assert (result.stdout, result.stderr) == ("2 True\n", "")
+    in_its_folder = "import sqlite3; file = sqlite3.connect('x.db'); file.execute('create table t (n)'); file.commit()"
+    assert run_python(in_its_folder).ok
 
 
 DEEP = "import os\nfor _ in range({depth}):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"

@@ -64,6 +64,13 @@ class Peer:
         self.is_closed = False
         self.exported: dict[int, Any] = {}
         self.error_classes: dict[type, int] = {}
+        self.classes: set[int] = set()
+        """Objects of the other end that the tests mean as classes: those with a capital."""
+        self.made: set[int] = set()
+        """Objects that these classes returned, and that operators made of those. One that comes from anywhere else,
+        such as a method, is a result to be judged, and not among them."""
+        self.learned: set[int] = set()
+        """Objects that may be the difference from, or the quotient by, a value that is expected."""
         self._remotes: dict[int, Any] = {}
         self._socket = socket.socket(fileno=channel)
         self._reader = self._socket.makefile("rb")
@@ -92,6 +99,7 @@ class Peer:
         """Have the other end apply the operation to its object, or to its module, and return or raise what it does."""
         table = Table(self)
         number = 0 if target is None else object.__getattribute__(target, "_number")
+        makes = number in (self.classes if operation == "call" else self.made if operation in _COMBINES else ())
         self.send({"do": operation, "to": number, "with": table.encoded([list(arguments), named])})
         while "do" in (message := self.receive()):
             self.serve(message)
@@ -103,7 +111,26 @@ class Peer:
             raise TypeError(f"the solution's result cannot be used: {words_of(wrong)}") from None
         if error is not None:
             raise error
+        self._classify(operation, number, arguments, result, makes=makes)
         return result
+
+    def _classify(self, operation: str, number: int, arguments: tuple[Any, ...], result: Any, *, makes: bool) -> None:
+        """Keep what is known of an object that an operation returned."""
+        others = {object.__getattribute__(item, "_number") for item in arguments if type(item) is Remote}
+        is_difference = operation in _DIFFERENCES and len(others) < len(arguments)
+        has_learned = operation in _COMBINES | _READS and not self.learned.isdisjoint({number, *others})
+        learned = is_difference or has_learned
+        if type(result) is not Remote:
+            if learned:
+                raise TypeError("an object of the solution combines with a plain value to a plain one")
+            return
+        found = object.__getattribute__(result, "_number")
+        if learned:
+            self.learned.add(found)
+        if operation == "get" and number == 0 and str(arguments[0])[:1].isupper():
+            self.classes.add(found)
+        elif makes:
+            self.made.add(found)
 
     def serve(self, message: dict[str, Any]) -> None:
         """Do what the other end asks for, and reply."""
@@ -125,6 +152,7 @@ class Peer:
         """Return the object that stands for one of the other end."""
         if type(number) is not int:
             raise TypeError(f"not a number: {number!r:.100}")
+        self.made.discard(number)
         if number not in self._remotes:
             self._remotes[number] = Remote(self, number)
         return self._remotes[number]
@@ -184,6 +212,8 @@ def _check_permitted(operation: str, target: Any, arguments: list[Any]) -> None:
     own_class = getattr(target if isinstance(target, type) else type(target), "__module__", None) == "tests"
     if operation == "call":
         permitted = callable(target)
+    elif isinstance(target, types.FunctionType):
+        permitted = operation == "get" and arguments[0] in _NAMES_OF_FUNCTIONS
     elif isinstance(target, Iterator):
         permitted = operation in ("iter", "next")
     elif own_class and operation in ("get", "set"):
@@ -199,8 +229,10 @@ def _check_permitted(operation: str, target: Any, arguments: list[Any]) -> None:
 class Remote:
     """An object of the other end. What is done to it, is done there.
 
-    An operator never combines it with a value from here: its own `__eq__` or `__sub__` would learn what was expected,
-    and decide. That raises a `TypeError`, so that neither `==` nor `!=` passes.
+    No operator of its own learns what was expected, and decides. A comparison with a value from here raises a
+    `TypeError`, so that neither `==` nor `!=` passes; subclasses of lists, sets and dictionaries are compared as such.
+    Only objects that the tests make by calling a class, as in `Vector(1, 2) * 3`, combine with values from here, and
+    differ from them.
     """
 
     __slots__ = ("_number", "_peer")
@@ -214,9 +246,12 @@ class Remote:
     def __getattribute__(self, name: str) -> Any:
         if name in ("__class__", "__deepcopy__"):
             return object.__getattribute__(self, name)
-        if name.startswith("__") and name not in ("__name__", "__qualname__", "__doc__"):  # which libraries look for
+        if name.startswith("__") and name not in _NAMES_OF_FUNCTIONS:  # which libraries look for
             raise AttributeError(name)
-        return _ask("get", self, name)
+        found = _ask("get", self, name)
+        if name in _COMPARING_METHODS and not (_is_made(self) or _peer_of(self).trusts):
+            return functools.partial(_compare_by, found)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         _ask("set", self, name, value)
@@ -228,6 +263,8 @@ class Remote:
         return found[0]
 
     def __contains__(self, item: Any) -> bool:
+        if _is_made(self):
+            return _ask("contains", self, item) is True
         return any(found is item or found == item for found in self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -247,8 +284,7 @@ class Remote:
 
 
 def _ask(operation: str, remote: Remote, /, *arguments: Any, **named: Any) -> Any:
-    peer: Peer = object.__getattribute__(remote, "_peer")
-    return peer.request(operation, remote, *arguments, **named)
+    return _peer_of(remote).request(operation, remote, *arguments, **named)
 
 
 def _unary(operation: str) -> Callable[..., Any]:
@@ -257,13 +293,53 @@ def _unary(operation: str) -> Callable[..., Any]:
 
 def _binary(operation: str) -> Callable[[Any, Any], Any]:
     def combine(self: Any, other: Any) -> Any:
-        if type(other) is Remote:
+        if type(other) is Remote or (operation in _COMBINES and _is_made(self)) or _peer_of(self).trusts:
             return _ask(operation, self, other)
-        if other is None and operation in ("eq", "ne"):
-            return operation == "ne"
-        raise TypeError(f"an object of the solution, not a plain value, meets one of type {type(other).__name__}")
+        if operation in ("eq", "ne"):
+            return _equals(self, other) is (operation == "eq")
+        raise _meets(other)
 
     return combine
+
+
+def _equals(remote: Remote, value: Any) -> bool:
+    """Compare with a value from here, which an object of the solution's own class may only differ from."""
+    if value is None:
+        return False
+    if type(value) in (list, dict, set):
+        with suppress(TypeError):
+            return bool(_ask("plain", remote) == value)
+    if not _is_made(remote) or _ask("eq", remote, value) is not False:
+        raise _meets(value)
+    return False
+
+
+def _compare_by(method: Any, *values: Any) -> Any:
+    """Call a method of a result with other objects of the solution, but not with what is expected."""
+    for value in values:
+        if type(value) is not Remote:
+            raise _meets(value)
+    return method(*values)
+
+
+def _is_made(remote: Remote) -> bool:
+    return object.__getattribute__(remote, "_number") in _peer_of(remote).made
+
+
+def _peer_of(remote: Remote) -> Peer:
+    return object.__getattribute__(remote, "_peer")  # type: ignore[no-any-return]
+
+
+def _meets(value: Any) -> TypeError:
+    return TypeError(f"an object of the solution, not a plain value, meets one of type {type(value).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy, of exactly that type."""
+    for base in list, dict, set:
+        if isinstance(value, base):
+            return base(value)
+    raise TypeError("not a container")
 
 
 def _next(iterator: Any) -> list[Any]:
@@ -273,9 +349,14 @@ def _next(iterator: Any) -> list[Any]:
         return []
 
 
+def _swapped(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda one, other: function(other, one)
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "await": lambda coroutine: _run(coroutine),
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
+    "contains": operator.contains,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "enter": lambda manager: manager.__enter__(),
@@ -286,9 +367,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "issubclass": lambda kind, value: issubclass(value, kind),
     "iter": iter,
     "next": _next,
+    "plain": _plain,
     "set": setattr,
 }
-_ALONE = ("abs", "bool", "float", "hash", "int", "len", "repr", "reversed", "str")
+_NAMES_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__")
+_ALONE = ("abs", "bool", "float", "format", "hash", "int", "len", "repr", "reversed", "round", "str")
 _OF_OPERATOR = ("delitem", "getitem", "index", "invert", "neg", "pos", "setitem")
 _WITH_ANOTHER = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = (
@@ -306,15 +389,33 @@ _ARITHMETIC = (
     "truediv",
     "xor",
 )
+_REFLECTED = tuple(f"r{name}" for name in _ARITHMETIC)
+_IN_PLACE = tuple(f"i{name}" for name in _ARITHMETIC)
+_COMBINES = {*_ARITHMETIC, *_REFLECTED, *_IN_PLACE}
+_COMBINES |= {"abs", "bool", "float", "index", "int", "invert", "neg", "pos", "round", "copy", "deepcopy"}
+_COMPARING_METHODS = {
+    "allclose",
+    "endswith",
+    "eq",
+    "equals",
+    "isclose",
+    "isdisjoint",
+    "issubset",
+    "issuperset",
+    "startswith",
+}
+_READS = {"getitem", "len", "next"}
+"""All that a library which takes numbers, such as NumPy, does to an object."""
+_DIFFERENCES = {f"{kind}{name}" for kind in ("", "r", "i") for name in ("sub", "xor", "truediv")}
 _OPERATIONS.update({name: getattr(builtins, name) for name in _ALONE})
 _OPERATIONS.update({name: getattr(operator, f"__{name}__") for name in _OF_OPERATOR + _WITH_ANOTHER + _ARITHMETIC})
 for _name in ("call", "copy", "deepcopy", "enter", "exit", *_ALONE, *_OF_OPERATOR):
     if _name != "hash":
         setattr(Remote, f"__{_name}__", _unary(_name))
-for _name in _WITH_ANOTHER + _ARITHMETIC:
+_OPERATIONS.update({name: getattr(operator, f"__{name}__") for name in _IN_PLACE})
+_OPERATIONS.update({name: _swapped(_OPERATIONS[name[1:]]) for name in _REFLECTED})
+for _name in _WITH_ANOTHER + _ARITHMETIC + _REFLECTED + _IN_PLACE:
     setattr(Remote, f"__{_name}__", _binary(_name))
-for _name in _ARITHMETIC:
-    setattr(Remote, f"__r{_name}__", _binary(_name))
 
 
 class Table:
@@ -420,6 +521,8 @@ class Table:
             return ["yours", self._peer.error_classes[value]]
         if issubclass(value, BaseException):
             base = next(found for found in value.__mro__[1:] if issubclass(found, BaseException))
+            if _standard_error(value.__module__, value.__name__) is value:
+                return ["standard error", value.__module__, value.__name__, self.encoded(base)]
             return ["error class", self._peer.export(value), value.__name__, self.encoded(base)]
         return ["mine", self._peer.export(value)]
 
@@ -434,6 +537,8 @@ class Table:
         if name == "error class":
             number, called, base = parts
             return peer.error_class(number, called, self.decoded(base))
+        if name == "standard error":
+            return _standard_error(*parts[:2]) or self.decoded(parts[2])
         if name == "named":
             return _named_tuple(str(parts[0]), tuple(parts[1]))(*map(self.decoded, parts[2]))
         if name == "coroutine":
@@ -444,6 +549,18 @@ class Table:
 
 
 _LARGE = 1 << 63
+_MODULES_WITH_ERRORS = {
+    "binascii",
+    "dataclasses",
+    "decimal",
+    "json.decoder",
+    "queue",
+    "_queue",
+    "re",
+    "statistics",
+    "struct",
+    "zlib",
+}
 _EMPTY: dict[Any, Callable[[], Any]] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
 _TO_JSON: dict[type, tuple[str, Callable[[Any], Any]]] = {
     tuple: ("tuple", tuple),
@@ -537,6 +654,12 @@ def _builtin_class(name: str) -> type:
     return found
 
 
+def _standard_error(module: Any, name: Any) -> type[BaseException] | None:
+    """Return the class of errors that the module has, if it is imported here, and its errors mean nothing to tests."""
+    found = getattr(sys.modules.get(str(module)), str(name), None) if module in _MODULES_WITH_ERRORS else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
 def _catchable(kind: Any) -> type[BaseException]:
     """Return the class of errors, unless it ends an iteration, and with it tests that run in one, early."""
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -563,6 +686,6 @@ def _to_error(data: dict[str, Any], peer: Peer) -> BaseException:
         error = kind.__new__(kind)
     if str(error) != data["text"]:
         error.args = (data["text"],)
-    if kind in peer.error_classes:
+    if kind.__module__ != "builtins":
         vars(error).update({name: value for name, value in parts["attributes"].items() if not name.startswith("_")})
     return error

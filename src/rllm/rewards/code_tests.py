@@ -46,8 +46,9 @@ def read_tests(task: Any) -> Tests:
     """The tests in the task's `ground_truth`, `tests`, `test` or `input_output`, which may also be JSON.
 
     Forms: `{"inputs": [...], "outputs": [...]}` with or without `fn_name` (APPS, TACO); a list of
-    `{"input": ..., "output": ...}` with or without a function's name (LiveCodeBench, Code Contests); Python with `assert`,
-    `check(candidate)` or `test_...` functions, or a list of such statements (HumanEval, MBPP, LeetCode, KodCode).
+    `{"input": ..., "output": ...}` with or without a function's name (LiveCodeBench, Code Contests); Python with
+    `assert`, `check(candidate)`, `test_...` functions or classes of tests, or a list of such statements (HumanEval,
+    MBPP, LeetCode, KodCode, BigCodeBench).
 
     Raises:
         RewardError: if there are no tests, or they have none of these forms.
@@ -134,13 +135,17 @@ def _value(value: Any) -> Any:
     return _decoded(value) if isinstance(value, str) else json.loads(json.dumps(value))
 
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def _program(code: str, entry_point: str | None) -> ProgramTests:
     try:
         body = ast.parse(code).body
     except SyntaxError as error:
         raise RewardError(f"{NAME} cannot read the task's tests as Python: {error}") from None
-    defined = [node for node in body if isinstance(node, ast.FunctionDef)]
+    defined = [node for node in body if isinstance(node, _FUNCTIONS)]
     functions = tuple(node.name for node in defined if node.name.startswith("test_"))
+    functions += tuple(name for node in body if isinstance(node, ast.ClassDef) for name in _methods(node))
     for node in defined:
         if node.name in functions and len(node.args.args) > len(node.args.defaults):
             raise RewardError(f"{NAME} cannot call {node.name}, which takes arguments: fixtures are not supported")
@@ -150,11 +155,25 @@ def _program(code: str, entry_point: str | None) -> ProgramTests:
                 f"{NAME} needs the task's field 'entry_point': the name of what check(candidate) is given"
             )
         return ProgramTests(code=code, functions=("check", *functions), candidate=entry_point)
-    if not functions and not any(isinstance(node, ast.Assert | ast.Expr | ast.For | ast.With) for node in body):
+    if not functions and not any(map(_may_fail, body)):
         raise RewardError(
             f"{NAME} found no assert, check(candidate) or test_ function in the task's tests: {code!r:.200}"
         )
     return ProgramTests(code=code, functions=functions, candidate=None)
+
+
+def _methods(node: ast.ClassDef) -> list[str]:
+    """Return the tests in a class for unittest or pytest, as `Class.method`."""
+    is_test = node.name.startswith("Test") or any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+    methods = [item.name for item in node.body if isinstance(item, _FUNCTIONS) and item.name.startswith("test")]
+    return [f"{node.name}.{name}" for name in methods] if is_test else []
+
+
+def _may_fail(node: ast.stmt) -> bool:
+    """Return whether a statement can raise if the solution is wrong; a documentation string cannot."""
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Assert | ast.For | ast.Try | ast.While | ast.With)
 
 
 def _calls_check(body: list[ast.stmt]) -> bool:

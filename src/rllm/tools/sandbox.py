@@ -3,14 +3,16 @@
 With Linux namespaces the code has:
 
 - no network, no connection to a socket in the file system, no System V or POSIX memory that outlives it;
+- no lock and no lease on a file, for which others would wait: inside, locks seem to succeed and lock nothing;
 - no process of others to see, signal or trace, and none of its own that outlives it;
 - no capabilities, and no way to get some: no new privileges, no further namespaces, no mounts;
 - an empty folder in memory (64 MiB, 10,000 names) to write to, and 16 MiB at `/dev/shm`; all other files are read-only,
   and of the devices there are `null`, `zero`, `full`, `random` and `urandom`;
 - bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
 
-It does not protect from this: the code reads every file that this user may read; up to 32 processes (300 of root's,
-from Linux 6.14; before, root's are not bounded) have `memory_mb` each; there is no protection from a kernel with holes.
+It does not protect from this: the code reads every file that this user may read, and opens named pipes; up to 32
+processes (300 of root's, from Linux 6.14; before, root's are not bounded) have `memory_mb` each, and half as much
+again in sockets and pipes; there is no protection from a kernel with holes.
 Run the whole program in a container or a virtual machine, under a user id of its own, where that matters.
 
 `SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code

@@ -148,7 +148,8 @@ def isolate_files(folder: str) -> list[str]:
             os.close(os.open(f"/dev/{name}", os.O_CREAT))
             _call(_MOVE_MOUNT, tree, b"", _AT_FDCWD, f"/dev/{name}".encode(), _MOVE_MOUNT_F_EMPTY_PATH)
             os.close(tree)
-        os.symlink("/proc/self/fd", "/dev/fd")  # noqa: PTH211
+        for name, target in ("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"):
+            os.symlink(f"/proc/self/{target}", f"/dev/{name}")  # noqa: PTH211
         os.mkdir("/dev/shm")  # noqa: PTH102
         os.chmod("/dev/shm", 0o1777)  # noqa: PTH101
         _mount_memory(folder, FOLDER_OPTIONS)
@@ -231,6 +232,8 @@ _CALLS = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "connect": (42, 203),
+    "fcntl": (72, 25),
+    "flock": (73, 32),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
     "io_uring_setup": (425, 425),
@@ -262,7 +265,9 @@ _CALLS = {
 }
 """System calls that are refused, some with some arguments only: memory that no limit counts, mounts, namespaces, keys
 of the user, other processes' memory; and connections, since a socket in the file system leads out of the network
-namespace."""
+namespace. Locks seem to succeed and lock nothing: others would wait for one on a file, which takes no more than the
+right to read it."""
+_LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, the two of open files, F_SETLEASE
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -304,8 +309,13 @@ def _filter(numbers: dict[str, int], machine: int, namespaced: bool) -> Iterator
             yield refuse_with(errno.EPERM)  # others, as to a virtual machine's host, are of no network namespace
             yield from (load(second), struct.pack("HBBI", 0x54, 0, 0, 0xF), jump(equal, socket.SOCK_DGRAM, 0, 1))
             yield from (refuse_with(errno.EPERM), load(call))  # datagrams go to the file system unconnected
+        elif name == "fcntl":
+            yield from (jump(equal, number, 0, len(_LOCKS) + 3), load(second))
+            for left, command in enumerate(reversed(_LOCKS), -len(_LOCKS) + 1):
+                yield jump(equal, command, -left, 0 if left else 1)
+            yield from (refuse_with(0), load(call))
         else:  # the C library falls back from clone3, whose arguments no filter sees, to clone
-            error = {"clone3": errno.ENOSYS, "connect": errno.ENETUNREACH}.get(name, errno.EPERM)
+            error = {"clone3": errno.ENOSYS, "connect": errno.ENETUNREACH, "flock": 0}.get(name, errno.EPERM)
             yield from (jump(equal, number, 0, 1), refuse_with(error))
     yield struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
 
