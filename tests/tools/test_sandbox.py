@@ -1,5 +1,5 @@
 import asyncio
-import fcntl
+import errno
 import os
 import shutil
 import signal
@@ -180,32 +180,31 @@ LEAVE_A_CHILD = "import os, time\nif os.fork() == 0: {}; time.sleep(600)\n"
 @pytest.mark.parametrize("child", ["pass", "os.setsid()"])
 @pytest.mark.parametrize("ending", ["", "time.sleep(600)"])
 def test_no_process_is_left_behind(child: str, ending: str, tmp_path: Path) -> None:
-    run_python(_locking(tmp_path / "lock") + LEAVE_A_CHILD.format(child) + ending, timeout_s=long_enough())
+    run_python(_holding(tmp_path / "pipe") + LEAVE_A_CHILD.format(child) + ending, timeout_s=long_enough())
 
-    _wait_until_unlocked(tmp_path / "lock")
-
-
-def _locking(file: Path) -> str:
-    """Code that holds a lock for as long as it, or a process that it has started, lives."""
-    file.touch()
-    return f"import fcntl; lock = open({str(file)!r}); fcntl.flock(lock, fcntl.LOCK_EX); print('locked')\n"
+    _wait_until_let_go(tmp_path / "pipe")
 
 
-def _wait_until_unlocked(file: Path) -> None:
+def _holding(fifo: Path) -> str:
+    """Code that holds a pipe open for as long as it, or a process that it has started, lives."""
+    os.mkfifo(fifo)
+    return f"import os; held = os.open({str(fifo)!r}, os.O_RDONLY | os.O_NONBLOCK); print('held')\n"
+
+
+def _wait_until_let_go(fifo: Path) -> None:
     for _ in range(6_000):  # a killed process takes its time to end
-        if not _is_locked(file):
+        if not _is_held(fifo):
             return
         time.sleep(0.01)
     pytest.fail("it is still held")
 
 
-def _is_locked(file: Path) -> bool:
-    with file.open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+def _is_held(fifo: Path) -> bool:
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.ENXIO  # nothing reads it
+    return True
 
 
 async def test_the_async_twin_gives_the_same() -> None:
@@ -216,17 +215,17 @@ async def test_the_async_twin_gives_the_same() -> None:
 
 
 async def test_cancelling_kills_the_process(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    code = _locking(lock) + "import time; time.sleep(600)"
+    pipe = tmp_path / "pipe"
+    code = _holding(pipe) + "import time; time.sleep(600)"
     running = asyncio.create_task(arun_python(code, timeout_s=600))
-    while not _is_locked(lock):  # noqa: ASYNC110 - another process locks it
+    while not _is_held(pipe):  # noqa: ASYNC110 - another process opens it
         await asyncio.sleep(0.01)
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    await asyncio.to_thread(_wait_until_unlocked, lock)
+    await asyncio.to_thread(_wait_until_let_go, pipe)
 
 
 @pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"cpu_s": -1}, {"memory_mb": 1}, {"max_output_bytes": -1}])
