@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from rllm._runtime.lazy import lazy_names
 from rllm.gone import GoneFinder
-from rllm.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rllm.agents.agent import BaseAgent as BaseAgent

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rllm.forks import forks_end_here
+from rllm._runtime.forks import forks_end_here
 
 
 class RLLMError(Exception):

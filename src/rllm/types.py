@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from rllm.ids import new_id
+from rllm._runtime.ids import new_id
 
 Task: TypeAlias = dict[str, Any]
 """One row of a dataset: what an agent function receives as `**task`."""

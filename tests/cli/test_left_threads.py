@@ -35,7 +35,7 @@ def test_nothing_is_said_of_daemons():
 GIVEN_UP = """
 import atexit, sys, threading, time
 from rllm import cli
-from rllm.threads import BACKEND_THREAD
+from rllm._runtime.threads import BACKEND_THREAD
 
 
 def run():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rllm import native
+from rllm._runtime import native
 from rllm.capture.tokens import with_lists
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.lineage import Lineage

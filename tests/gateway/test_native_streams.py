@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm import native
+from rllm._runtime import native
 from rllm.capture import ChatStream, SSEDecoder
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import TokenMismatchError

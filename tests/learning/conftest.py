@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.files import lock
+from rllm._runtime.files import lock
 
 from .alphabet import policy
 

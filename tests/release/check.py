@@ -118,7 +118,7 @@ def check_reader(environment: Path, source: Path, folder: Path) -> None:
         say("there is no C compiler: the reader of tokens was not built")
         return
     pip(environment, source / "native")
-    run(environment, "python", "-c", "from rllm import native; assert native.compiled is not None", cwd=folder)
+    run(environment, "python", "-c", "from rllm._runtime import native; assert native.compiled is not None", cwd=folder)
     say("the compiled reader of tokens is found")
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.types import Scope
 
+from rllm._runtime.untrusted import LARGE
 from rllm.capture import ChatStream, SSEDecoder
 from rllm.errors import ConfigError, InferenceError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
@@ -29,7 +30,6 @@ from rllm.parser.incremental_text import IncrementalText
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing import ScriptedEngine
 from rllm.tools.mcp_tool import mcp_tools
-from rllm.untrusted import LARGE
 
 MANY_LISTS = b"[" + b"[]," * 2_500_000 + b"[]]"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -8,13 +8,13 @@ import pytest
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.remax import ReMax
+from rllm.config.schema import FilterConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import check_fit
 from rllm.trainer.assemble import assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.config.schema import FilterConfig
 from rllm.trainer.filters import LEFT_OUT, leave_out, leave_out_uniform, num_informative
 from rllm.trainer.roles import Role
 from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup

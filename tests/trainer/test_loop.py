@@ -19,12 +19,12 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from rllm._runtime.threads import in_thread
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
 from rllm.engine.garbage import THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
-from rllm.threads import in_thread
 from rllm.tracking.about import run_id_of
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import damage_of, read_state

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rllm._runtime.threads import in_thread
 from rllm.errors import EnvError
-from rllm.threads import in_thread
 from rllm.workflows.blocking import BlockingCalls
 from rllm.workflows.environment import environment_of
 

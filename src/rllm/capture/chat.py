@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rllm._runtime.ids import new_id
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import CaptureError, TokenMismatchError
-from rllm.ids import new_id
 from rllm.types import LogprobsKind, Trace
 
 SAMPLING_FIELDS = (

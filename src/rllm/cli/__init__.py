@@ -168,7 +168,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 
 def _fail(error: RLLMError | str, *, code: int) -> NoReturn:
-    from rllm.untrusted import shown
+    from rllm._runtime.untrusted import shown
 
     # It may quote names in folders and stores of others.
     print(shown("\n".join([f"rllm: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)

@@ -268,8 +268,8 @@ def _why_all_failed(report: Report) -> str:
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Do the work; once Ctrl-C stops it, log nothing any more: every rollout would say where it was cut off."""
+    from rllm._runtime.threads import Boundless
     from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
-    from rllm.threads import Boundless
 
     say_nothing_of_interrupted_tasks()
     asyncio.get_running_loop().set_default_executor(Boundless())

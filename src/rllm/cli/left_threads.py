@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from rllm.threads import BACKEND_THREAD
+from rllm._runtime.threads import BACKEND_THREAD
 
 _PATIENCE_S = 5.0
 

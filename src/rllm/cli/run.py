@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
+from rllm._runtime.untrusted import shown
 from rllm.cli.options import (
     DEFAULT_STORE,
     ChatTemplateFile,
@@ -24,7 +25,6 @@ from rllm.cli.options import (
     Tokenizer,
     above_zero,
 )
-from rllm.untrusted import shown
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource

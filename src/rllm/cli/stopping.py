@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rllm._runtime.files import from_here
 from rllm.cli.terminal import command
-from rllm.files import from_here
 
 if TYPE_CHECKING:
     from rich.console import Console

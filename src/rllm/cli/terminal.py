@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllm.files import from_here
+from rllm._runtime.files import from_here
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rllm._runtime.files import from_here
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
 from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
 from rllm.errors import USER_CODE_ERRORS, ConfigError
-from rllm.files import from_here
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
 from rllm.trainer.config.by_size import rate_in_words

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rllm._runtime.files import lock, sync
 from rllm.errors import ConfigError
-from rllm.files import lock, sync
 
 SUFFIX = ".jsonl"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+from rllm._runtime.threads import in_thread
 from rllm.engine.capture import GatewayCapture, SessionGateway, SessionTraces
 from rllm.engine.complete import complete
 from rllm.engine.join import awaited_ids
@@ -18,7 +19,6 @@ from rllm.engine.signature import arguments_for, name_of, parameters_of
 from rllm.errors import AgentError, CaptureError, ConfigError, boundary, counted
 from rllm.sdk.context import Session
 from rllm.sdk.frameworks import hints_for
-from rllm.threads import in_thread
 from rllm.types import CLIENT_KEY, Episode, Trace
 
 logger = logging.getLogger(__name__)

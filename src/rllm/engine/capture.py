@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
+from rllm._runtime.threads import in_thread
 from rllm.engine.recorded import imposed
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
@@ -19,7 +20,6 @@ from rllm.gateway.unattributed import unattributed_session
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
-from rllm.threads import in_thread
 from rllm.types import Trace
 
 T = TypeVar("T")

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import orjson
 
+from rllm._runtime.files import lines_of, whole_lines
+from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, parse_json
 from rllm.errors import StoreError
-from rllm.files import lines_of, whole_lines
 from rllm.types import Episode, is_scored
-from rllm.untrusted import MAX_UNPACKED_BYTES, parse_json
 
 EPISODES = "episodes.jsonl"
 """The log of an evaluation, in its folder."""

@@ -13,9 +13,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rllm._runtime.signals import on_ctrl_c
 from rllm.engine.runner import CANCEL_GRACE_S
 from rllm.errors import RolloutError
-from rllm.signals import on_ctrl_c
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from rllm._runtime.ids import new_id
 from rllm.capture import Conversations, Said, failed_trace, parent_of, trace_from_output
 from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError, shown
 from rllm.gateway.sessions import with_fixed_sampling
-from rllm.ids import new_id
 from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.inference.seeds import CallSeeds

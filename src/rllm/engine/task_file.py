@@ -8,12 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from rllm._runtime.files import lines_of, whole_lines
+from rllm._runtime.untrusted import parse_json
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError, StoreError
-from rllm.files import lines_of, whole_lines
 from rllm.types import Episode
-from rllm.untrusted import parse_json
 
 _TASKS = "tasks.jsonl"
 _PLACE = re.compile(r"@\d+\.\d+\.\d+$")

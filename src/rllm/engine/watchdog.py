@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rllm._runtime.threads import stack_of
 from rllm.engine.awake import GAP_S, awake
-from rllm.threads import stack_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rllm.lazy import lazy_names
+from rllm._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rllm.environments.base.base_env import BaseEnv as BaseEnv

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder
 from rllm.evaluation.pass_at_k import Z_95, t_quantile
 from rllm.tracking.own_runs import check_contained
-from rllm.untrusted import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllm._runtime.files import lock, replace_text
+from rllm._runtime.untrusted import read_json
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.report import Report
-from rllm.files import lock, replace_text
 from rllm.tracking.own_runs import check_contained
-from rllm.untrusted import read_json
 
 _OF_RUNS = ("config.yaml", "traces.db")
 """What a training run, or a gateway, keeps in its folder."""

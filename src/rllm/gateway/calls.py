@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rllm._runtime.untrusted import LARGE
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.admission import caller_of
@@ -44,7 +45,6 @@ from rllm.gateway.trace_context import trace_context_of
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import Trace
-from rllm.untrusted import LARGE
 
 _CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
 _MAX_NAMED = 40

@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rllm._runtime.main_memory import total_memory
+from rllm._runtime.untrusted import LARGE
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.corked import CorkedHTTP
 from rllm.gateway.dialects.messages_output import error_to_dict
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError
-from rllm.main_memory import total_memory
-from rllm.untrusted import LARGE
 
 LATE = "rllm.late"
 """What the scope of a request says whose body was cut off because it came too slowly."""

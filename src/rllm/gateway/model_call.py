@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm._runtime.ids import new_id
 from rllm.capture import Prior, Said
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.route import Route
-from rllm.ids import new_id
 from rllm.types import DRIFT_KEY, Trace
 
 

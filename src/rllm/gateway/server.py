@@ -19,6 +19,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.types import ASGIApp
 
+from rllm._runtime.signals import on_ctrl_c
 from rllm.errors import ConfigError, RLLMError, counted
 from rllm.gateway.acceptor import Acceptor
 from rllm.gateway.app import create_app
@@ -28,7 +29,6 @@ from rllm.gateway.http_limits import BoundedHTTP
 from rllm.gateway.identity import session_key, unnamed_key
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
-from rllm.signals import on_ctrl_c
 from rllm.store.base import TraceStore
 
 __all__ = ["GatewayServer"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
+from rllm._runtime.ids import new_id
 from rllm.gateway.dialects.base import usage_of
-from rllm.ids import new_id
 
 
 def complete_response(response: dict[str, Any], model: str) -> None:

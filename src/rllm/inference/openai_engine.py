@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 
 import openai
 
+from rllm._runtime.untrusted import LARGE, parse_json
 from rllm.capture import SAMPLING_FIELDS
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import ModelOutput, SamplingParams
 from rllm.types import Message
-from rllm.untrusted import LARGE, parse_json
 
 _MAX_ANSWER_BYTES, _MAX_VALUE_BYTES = 64 * LARGE, 512 * LARGE
 """Of a server's answer, and of its values in memory."""

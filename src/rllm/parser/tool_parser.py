@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from rllm.lazy import lazy_names
+from rllm._runtime.lazy import lazy_names
 from rllm.registry import resolve
 
 __getattr__, _ = lazy_names(

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import LifoQueue
 
+from rllm._runtime.forks import no_fork_meanwhile
 from rllm.errors import MissingDependencyError, RewardError
-from rllm.forks import no_fork_meanwhile
 
 NUM_WORKERS = min(4, os.cpu_count() or 1)
 MAX_CHARS = 1000

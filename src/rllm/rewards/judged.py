@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from rllm._runtime.threads import in_thread
 from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError
 from rllm.rewards.scoring import MAX_REWARD, as_reward_output, is_number
-from rllm.threads import in_thread
 from rllm.types import Episode, Trajectory
 
 _NOT_OF_TASK = ("base_url", "session_url")

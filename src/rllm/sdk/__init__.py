@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rllm.lazy import lazy_names
+from rllm._runtime.lazy import lazy_names
 from rllm.sdk.context import (
     Session,
     get_active_session_uids,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.forks import no_fork_meanwhile
+from rllm._runtime.forks import no_fork_meanwhile
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original function and returns its replacement."""

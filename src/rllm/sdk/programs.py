@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from rllm._runtime.threads import in_thread
 from rllm.errors import RLLMError
 from rllm.sdk.context import Frame, current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.supervised import Argument, Limits, ProgramResult, run_supervised
 from rllm.sdk.variables import without_operators_keys
-from rllm.threads import in_thread
 
 
 def run_program(

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
+from rllm._runtime.forks import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
-from rllm.forks import no_fork_meanwhile
 from rllm.sdk.head_and_tail import HeadAndTail
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))

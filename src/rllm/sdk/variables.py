@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
+from rllm._runtime.forks import no_fork_meanwhile
 from rllm.errors import ConfigError
-from rllm.forks import no_fork_meanwhile
 
 OWN_KEY_PREFIX = "rllm."
 """How the keys begin that a gateway makes of its own; those of sessions name their session."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from rllm import native
+from rllm._runtime import native
+from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, check_values, unpack_zlib
 from rllm.errors import StoreError
-from rllm.untrusted import MAX_UNPACKED_BYTES, check_values, unpack_zlib
 
 _zlib: ModuleType
 try:

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rllm._runtime.files import flush, place_of
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.files import flush, place_of
 from rllm.store.codec import any_to_json, plain_text
 from rllm.types import Trace
 

@@ -7,11 +7,11 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from rllm._runtime.untrusted import TooLargeError
 from rllm.store.base import SessionInfo
 from rllm.store.codec import UNREADABLE, pack_floats, plain_text, unpack_document, unpack_floats, unpack_ids
 from rllm.store.turns import HEAD, PackedTrace, draft_of, pack, unpack_document_of
 from rllm.types import StepCredit, Trace
-from rllm.untrusted import TooLargeError
 
 SCHEMA = 3
 """The version of the tables that this module speaks of; 1 had no `base` and no `digest`, and 2 one credit for a step."""

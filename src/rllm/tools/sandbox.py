@@ -45,9 +45,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from rllm._runtime.forks import no_fork_meanwhile
+from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
-from rllm.forks import no_fork_meanwhile
-from rllm.threads import in_thread
 
 __all__ = ["SandboxError", "SandboxResult", "arun_python", "run_python"]
 

@@ -22,10 +22,10 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
+from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, shown
 from rllm.parser.tool_call import ToolCall
 from rllm.telemetry import Span, tool_span
-from rllm.threads import in_thread
 from rllm.tools.arguments import ArgumentError, Arguments, behind_partial, split_docstring
 
 __all__ = ["Tool", "ToolCall", "ToolOutput"]

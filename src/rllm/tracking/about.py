@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.files import replace_text
-from rllm.ids import new_id
+from rllm._runtime.files import replace_text
+from rllm._runtime.ids import new_id
 from rllm.tracking.own_runs import settings_of
 
 DEFAULT_PROJECT = "rllm"

@@ -12,8 +12,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
+from rllm._runtime.files import from_here
 from rllm.errors import number, signed
-from rllm.files import from_here
 from rllm.tracking.about import about_run
 from rllm.tracking.background import Heartbeat
 from rllm.tracking.jsonl import RECORD_FILE, last_step

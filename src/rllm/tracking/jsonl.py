@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from rllm.files import sync
+from rllm._runtime.files import sync
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)

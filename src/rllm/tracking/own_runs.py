@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rllm._runtime.files import is_named_by, replace_text
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
-from rllm.files import is_named_by, replace_text
 
 SETTINGS, BEGUN_AS, STORE = "config.yaml", "begun_as.yaml", "traces.db"
 _SEAL = ".seal"

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from rllm.untrusted import shown
+from rllm._runtime.untrusted import shown
 
 
 class LastingConsole(Console):

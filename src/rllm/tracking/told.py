@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from rllm.files import replace_text
+from rllm._runtime.files import replace_text
 
 V = TypeVar("V")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm._runtime.ids import new_id
 from rllm.errors import MissingDependencyError
-from rllm.ids import new_id
 from rllm.tracking.about import about_run, kept_id
 from rllm.tracking.samples import COLUMNS, sample_rows
 from rllm.tracking.told import Told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rllm.lazy import lazy_names
+from rllm._runtime.lazy import lazy_names
 
 if sys.platform == "win32":
     raise ImportError("rllm does not train on Windows itself: install it in WSL2, where it runs as on Linux")

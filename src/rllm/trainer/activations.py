@@ -6,9 +6,9 @@ import json
 import logging
 from pathlib import Path
 
+from rllm._runtime.main_memory import total_memory
+from rllm.config.schema import TrainConfig
 from rllm.inference.local.loading import choose_device, choose_dtype
-from rllm.main_memory import total_memory
-from rllm.trainer.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,9 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from rllm._runtime.files import replace_text
+from rllm._runtime.signals import on_ctrl_c
+from rllm._runtime.threads import Boundless
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.backends.refusals import refuse_changes
@@ -27,15 +30,12 @@ from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning, counted
-from rllm.files import replace_text
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.served import upstream_of
 from rllm.inference.local.loading import check_length, described
 from rllm.registry import resolve
-from rllm.signals import on_ctrl_c
 from rllm.store import absolute, open_store
 from rllm.store.base import TraceStore
-from rllm.threads import Boundless
 from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers

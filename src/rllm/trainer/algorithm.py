@@ -9,8 +9,8 @@ from typing import Any
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import algorithm_from, kind_of, name_of
 from rllm.backends.refusals import refuse_changes
+from rllm.config.schema import RoleConfig, TrainConfig
 from rllm.errors import ConfigError
-from rllm.trainer.config.schema import RoleConfig, TrainConfig
 from rllm.trainer.roles import Role
 
 _OF_THE_RUN = frozenset(item.name for item in fields(Algorithm))

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rllm._runtime.files import replace_text
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch, TokenSequence
 from rllm.backends.base import UpdateResult
-from rllm.files import replace_text
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from rllm._runtime.files import flush, replace_text
+from rllm._runtime.untrusted import read_json
 from rllm.errors import CheckpointError, ConfigError, WorkerError
-from rllm.files import flush, replace_text
-from rllm.untrusted import read_json
 
 _NAME = re.compile(r"step-\d+")
 _UNFINISHED = ".partial"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from rllm.agents.agent import BaseAgent
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend
+from rllm.config.schema import RolloutConfig
 from rllm.data.dataset import Dataset
 from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent_and_env
 from rllm.engine.agent_function_engine import AgentFunctionEngine
@@ -28,7 +29,6 @@ from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
-from rllm.trainer.config.schema import RolloutConfig
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.roles import Roles
 from rllm.workflows.workflow import Workflow

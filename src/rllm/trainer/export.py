@@ -11,11 +11,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from rllm._runtime.files import flush, place_of
+from rllm._runtime.ids import new_id
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.files import flush, place_of
-from rllm.ids import new_id
 from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.history import TOOLS_KEY, was_learnable

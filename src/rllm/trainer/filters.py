@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rllm.algorithms.base import Algorithm
-from rllm.trainer.config.schema import FilterConfig
+from rllm.config.schema import FilterConfig
 from rllm.trainer.roles import Roles
 from rllm.trainer.shares import ALONE, ZERO_VARIANCE, Sample, is_reference, sampled_steps, shares_of
 from rllm.types import NOT_TEXT_KEY, Episode, Trajectory

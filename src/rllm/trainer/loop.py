@@ -18,20 +18,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from rllm._runtime.threads import BACKEND_THREAD, OneThread
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
+from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.errors import CheckpointError, TokenMismatchError
 from rllm.store.base import TraceStore
-from rllm.threads import BACKEND_THREAD, OneThread
 from rllm.tracking.base import Trackers
 from rllm.trainer import rng
 from rllm.trainer.assemble import Assembled, Teacher, assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
-from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.failed import credits_of_failed, name_side_call
 from rllm.trainer.filters import leave_out, leave_out_uniform, num_informative
 from rllm.trainer.judge import Judge, RolloutJudge

@@ -10,8 +10,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from rllm._runtime.signals import on_ctrl_c
 from rllm.engine.interrupts import run_to_its_end
-from rllm.signals import on_ctrl_c
 
 T = TypeVar("T")
 

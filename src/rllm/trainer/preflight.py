@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from rllm.backends.verl.cluster import lacking
 from rllm.backends.verl.configure import demand_of
 from rllm.backends.verl.settings import on_cpu
+from rllm.config.schema import TrainConfig
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
 from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
-from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.sizes import in_words
 from rllm.trainer.memory import checkpoint_bytes, worker_memory
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder

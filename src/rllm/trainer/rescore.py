@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rllm._runtime.files import replace_text
+from rllm._runtime.threads import in_thread
+from rllm._runtime.untrusted import parse_json
 from rllm.errors import ConfigError, RewardError
-from rllm.files import replace_text
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import as_reward_output
-from rllm.threads import in_thread
 from rllm.trainer.history import was_learnable
 from rllm.trainer.own_loop import run_anywhere
 from rllm.types import Episode, Trajectory
-from rllm.untrusted import parse_json
 
 FOLDER = "rescored"
 """Where a run's folder keeps new rewards, a file for each time."""

@@ -15,6 +15,7 @@ import orjson
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.configured import name_of
 from rllm.backends.verl.settings import weights_dtype
+from rllm.config.schema import RoleConfig, TrainConfig
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, to_json
@@ -27,7 +28,6 @@ from rllm.tracking.jsonl import forget_after, last_step
 from rllm.tracking.own_runs import STORE
 from rllm.trainer import rng
 from rllm.trainer.checkpoint import Checkpoints, read_state
-from rllm.trainer.config.schema import RoleConfig, TrainConfig
 from rllm.trainer.run_folder import LOCK_FILE
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rllm.backends.refusals import refuse_changes
+from rllm.config.schema import RolloutConfig, TrainConfig
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address, url_elsewhere
 from rllm.engine.ray_runner import RayRolloutRunner
@@ -24,7 +25,6 @@ from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
-from rllm.trainer.config.schema import RolloutConfig, TrainConfig
 from rllm.trainer.doors import Door, RunningRollout, Surroundings
 
 

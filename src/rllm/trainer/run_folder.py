@@ -8,14 +8,14 @@ from pathlib import Path
 
 import yaml
 
+from rllm._runtime.files import lines_of, lock, replace_text
+from rllm._runtime.untrusted import parse_json
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
-from rllm.files import lines_of, lock, replace_text
 from rllm.registry import closest
 from rllm.store import path_of
 from rllm.tracking.own_runs import BEGUN_AS
 from rllm.trainer.nodes import nearest_folder, why_unwritable
-from rllm.untrusted import parse_json
 
 LOCK_FILE = ".lock"
 _MAX_NAMED = 3

@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from rllm._runtime.untrusted import read_json, unpack_zlib
 from rllm.errors import StoreError
-from rllm.untrusted import read_json, unpack_zlib
 
 _KINDS = {"i4": "i", "f4": "f", "f2": "e"}
 _MAX_FILE_BYTES = 512 * 1024 * 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
 
-from rllm.untrusted import TooLargeError, read_bytes
+from rllm._runtime.untrusted import TooLargeError, read_bytes
 
 _REPORT = "report.json"
 _LOCK = ".lock"

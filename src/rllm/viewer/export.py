@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from rllm._runtime.files import replace_text
 from rllm.errors import ConfigError
-from rllm.files import replace_text
 from rllm.viewer import charts
 from rllm.viewer.graph import Graph, graph_of
 from rllm.viewer.messages import fields_of

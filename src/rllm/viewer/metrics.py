@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rllm.files import MAX_LINE_BYTES
-from rllm.untrusted import parse_json
+from rllm._runtime.files import MAX_LINE_BYTES
+from rllm._runtime.untrusted import parse_json
 
 Row: TypeAlias = Mapping[str, Any]
 """What is known of one step: the names and values of all its lines together."""

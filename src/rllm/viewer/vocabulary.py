@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
+from rllm._runtime.untrusted import read_json
 from rllm.parser.decoding import byte_level_bytes, metaspace_bytes
-from rllm.untrusted import read_json
 
 
 class Vocabulary:

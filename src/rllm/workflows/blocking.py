@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rllm._runtime.threads import OneThread, Places, in_thread
 from rllm.environments.base.base_env import BaseEnv
-from rllm.threads import OneThread, Places, in_thread
 
 PATIENCE_S = 30.0
 """How long a call may take before it no longer keeps others waiting."""

@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+from rllm._runtime.threads import in_thread
 from rllm.agents.agent import BaseAgent
 from rllm.algorithms.returns import discounted
 from rllm.capture.snapshot import snapshot
@@ -39,7 +40,6 @@ from rllm.errors import (
 from rllm.inference.engine import InferenceEngine
 from rllm.registry import did_you_mean
 from rllm.rewards.scoring import is_number
-from rllm.threads import in_thread
 from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
 
 __all__ = ["TerminationEvent", "TerminationReason", "Workflow"]

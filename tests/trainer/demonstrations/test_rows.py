@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from rllm.config.schema import SFTConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
 from rllm.testing.tiny_policy import train_tokenizer
-from rllm.trainer.config.schema import SFTConfig
 from rllm.trainer.demonstrations.rejection import rows_of_items
 from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
 from rllm.types import Message

@@ -13,12 +13,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from rllm._runtime.ids import new_id
 from rllm.backends.adapter import Adapter
 from rllm.backends.sampling.proof import Likelihoods, Probe, check_moved
 from rllm.errors import InferenceError, WeightSyncError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.ids import new_id
 from rllm.inference.local.loading import save_model
 from rllm.inference.vllm.handover import Handover
 from rllm.inference.vllm_server import VLLMServer

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+from rllm._runtime.threads import in_thread
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.from_task import check_reward_fn, named_code, refuse_code, split_row
 from rllm.environments.tools.calls import final_answer, read_calls
 from rllm.errors import ConfigError, EnvError
 from rllm.rewards.scoring import as_reward_output
-from rllm.threads import in_thread
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import Request
 
+from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.gateway.errors import GatewayError
-from rllm.untrusted import LARGE, TooLargeError, parse_json
 
 T = TypeVar("T")
 

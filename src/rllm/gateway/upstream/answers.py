@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from rllm import native
+from rllm._runtime import native
+from rllm._runtime.untrusted import TooLargeError, check_values
 from rllm.capture.tokens import LOGPROB_TOLERANCE, TOKEN_ID_PREFIX
 from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_plain_answer
-from rllm.untrusted import TooLargeError, check_values
 
 
 def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any] | None:

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from rllm import native
+from rllm._runtime import native
+from rllm._runtime.untrusted import parse_json
 from rllm.capture import has_labels
 from rllm.capture.stream import split_lines
 from rllm.capture.tokens import LOGPROB_TOLERANCE
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_answer
-from rllm.untrusted import parse_json
 
 Event: TypeAlias = "bytes | tuple[bytes, array[int]] | tuple[bytes, array[int], array[float] | None]"
 """The data of a server-sent event. What the compiled reader has taken out of it, so that null stands there, follows it: the prompt's

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from rllm._runtime.untrusted import LARGE
 from rllm.capture import Prior, SSEDecoder
 from rllm.capture.stream import split_lines
 from rllm.errors import ConfigError
@@ -36,7 +37,6 @@ from rllm.gateway.upstream.shape import check_answer, check_models
 from rllm.gateway.upstream.text_completions import TextChunks, chat_answer, completion_request
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.types import Message
-from rllm.untrusted import LARGE
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""

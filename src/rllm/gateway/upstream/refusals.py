@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
+from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
-from rllm.untrusted import LARGE, TooLargeError, parse_json
 
 _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp, TGI and the providers speak of a prompt that is too long."""

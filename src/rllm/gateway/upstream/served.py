@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+from rllm._runtime.ids import new_id
+from rllm._runtime.threads import LoopThread
 from rllm.capture import SAMPLING_FIELDS, Prior
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
@@ -20,10 +22,8 @@ from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.gateway.upstream.replicas import PoolConfig
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.ids import new_id
 from rllm.inference.answers import output_of_answer
 from rllm.inference.engine import InferenceEngine, ModelOutput
-from rllm.threads import LoopThread
 from rllm.types import Message
 
 _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rllm._runtime.main_memory import total_memory
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import Call, DecodeThread, News
@@ -25,7 +26,6 @@ from rllm.inference.local.loading import check_length, context_length, longrope_
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
-from rllm.main_memory import total_memory
 from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation

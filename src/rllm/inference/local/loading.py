@@ -28,12 +28,12 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 
+from rllm._runtime.files import is_named_by
+from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError, MissingDependencyError, first_line
-from rllm.files import is_named_by
 from rllm.inference.local.kernels import keep_few_kernels
 from rllm.inference.local.weights import check_complete, check_finite
 from rllm.parser.tool_prompt import TemplateChoice
-from rllm.untrusted import read_json
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rllm._runtime.main_memory import total_memory
 from rllm.inference.local.kernels import has_linear_products, linear_product
 from rllm.inference.local.wide_linear import WideLinear
-from rllm.main_memory import total_memory
 
 _ROWS = 64
 """The number of rows that a layout is chosen for, which serves any other as well; and of all products on matrix units."""

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
+from rllm._runtime.forks import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
-from rllm.forks import no_fork_meanwhile
 from rllm.gone import gone_names
 from rllm.sdk.variables import operators_keys
 

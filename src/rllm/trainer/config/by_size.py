@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.trainer.config.schema import TrainConfig
+from rllm.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 

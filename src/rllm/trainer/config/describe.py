@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rllm.config.schema import TrainConfig
 from rllm.trainer.config.load import Layer, setter_of, translated
-from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import leaves
 
 

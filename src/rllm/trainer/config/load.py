@@ -16,11 +16,11 @@ from typing import Any, TypeAlias, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
 from rllm.trainer.config.environment import from_environment, tell_misspelt
-from rllm.trainer.config.schema import TrainConfig
 from rllm.trainer.config.upstream import Translated, from_upstream, without_omegaconf
 from rllm.trainer.config.upstream_keys import TABLE, Sets
 

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from rllm.algorithms import ALGORITHMS
+from rllm.config.schema import TrainConfig
 from rllm.registry import resolve
-from rllm.trainer.config.schema import TrainConfig
 
 SCHEMA_FILE = "rllm.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"

@@ -6,8 +6,8 @@ import logging
 import math
 
 from rllm.backends.schedule import num_updates
+from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError, counted
-from rllm.trainer.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 

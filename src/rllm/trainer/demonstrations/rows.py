@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rllm.config.schema import SFTConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
@@ -21,7 +22,6 @@ from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
 from rllm.parser.chat_template import lost_warning
 from rllm.parser.template_shape import SERIOUS
-from rllm.trainer.config.schema import SFTConfig
 from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of, text_of
 
 logger = logging.getLogger(__name__)

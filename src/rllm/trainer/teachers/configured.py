@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from rllm.algorithms.base import Algorithm
 from rllm.backends.refusals import refuse_changes
+from rllm.config.schema import TeacherConfig, TrainConfig
 from rllm.errors import ConfigError
 from rllm.trainer.assemble import Teacher
-from rllm.trainer.config.schema import TeacherConfig, TrainConfig
 
 
 def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:

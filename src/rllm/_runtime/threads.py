@@ -20,8 +20,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from rllm._runtime.forks import forks_end_here
 from rllm.errors import RLLMError
-from rllm.forks import forks_end_here
 
 T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]

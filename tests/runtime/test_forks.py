@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import asyncio, os, sys, warnings
 from rllm.errors import AgentError, boundary
-from rllm.threads import in_thread
+from rllm._runtime.threads import in_thread
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks among threads
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.files import replace_text, sync
+from rllm._runtime.files import replace_text, sync
 
 
 def test_on_macos_a_file_reaches_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from rllm.threads import Boundless, OneThread, Places, in_thread
+from rllm._runtime.threads import Boundless, OneThread, Places, in_thread
 
 color: ContextVar[str] = ContextVar("color")
 
@@ -181,7 +181,7 @@ async def test_an_abandoned_thread_ends_when_its_function_returns() -> None:
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     code = """
 import asyncio, os
-from rllm.threads import in_thread
+from rllm._runtime.threads import in_thread
 asyncio.run(in_thread(lambda: None, name="parent"))
 child = os.fork()
 if child == 0:
@@ -209,7 +209,7 @@ async def test_an_event_loop_starts_no_threads_but_the_one_that_starts_the_other
 
 NO_ROOM = """
 import asyncio, resource, threading
-from rllm.threads import OneThread, in_thread
+from rllm._runtime.threads import OneThread, in_thread
 
 async def tried(call):
     try:

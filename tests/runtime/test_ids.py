@@ -5,7 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from rllm.ids import new_id
+from rllm._runtime.ids import new_id
 
 
 def test_ids_are_unique_in_threads_and_whatever_the_programs_own_seed() -> None:
@@ -20,7 +20,7 @@ def test_ids_are_unique_in_threads_and_whatever_the_programs_own_seed() -> None:
 def test_a_forked_child_makes_ids_of_its_own() -> None:
     code = """
 import os
-from rllm.ids import new_id
+from rllm._runtime.ids import new_id
 read, write = os.pipe()
 if os.fork() == 0:
     os.write(write, new_id().encode())
