@@ -31,6 +31,6 @@ def test_a_file_system_without_it_is_asked_for_the_usual(tmp_path: Path, monkeyp
 def test_only_a_newline_ends_a_line() -> None:
     """`str.splitlines` cuts at characters that are part of what models and users write; that of bytes does not."""
     of_bytes = {"capture/stream.py", "tracking/jsonl.py"}
-    source = Path(__file__).parents[1] / "src" / "rllm"
+    source = Path(__file__).parents[2] / "src" / "rllm"
     files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
     assert {name for name, text in files.items() if re.search(r"\.splitlines\(|iter_lines\(", text)} == of_bytes
