@@ -5,11 +5,10 @@ The names below load on first use, so that `import rllm` costs next to nothing.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from rllm._runtime.lazy import lazy_names
-from rllm.gone import GoneFinder
+from rllm.compat import import_hook
 
 if TYPE_CHECKING:
     from rllm.agents.agent import BaseAgent as BaseAgent
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from rllm.types import Step as Step
     from rllm.types import Trajectory as Trajectory
 
-sys.meta_path.append(GoneFinder)
+import_hook.install()
 
 __version__ = "0.1.0"
 __all__ = ["Action", "AgentTrainer", "BaseAgent", "Episode", "Step", "Trajectory", "__version__"]

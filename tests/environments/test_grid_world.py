@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rllm.environments.frozenlake.frozenlake import FrozenLakeEnv
+
 from rllm.environments.grid_world import GridMap, GridWorldEnv, num_moves
 from rllm.environments.grid_world.env import LEGEND
 from rllm.errors import ConfigError

@@ -3,12 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import rllm.sdk.protocol
+import rllm.sdk.shortcuts
+
 import rllm.sdk
 import rllm.sdk.client
 import rllm.sdk.context
 import rllm.sdk.decorators
-import rllm.sdk.protocol
-import rllm.sdk.shortcuts
 from rllm.types import Step, Trajectory
 
 HEAVY = {"torch", "starlette", "uvicorn", "ray", "transformers", "aiohttp", "numpy", "orjson", "yaml", "rich", "typer"}

@@ -9,10 +9,10 @@ from rllm._runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from rllm.agents.agent import BaseAgent as BaseAgent
     from rllm.agents.chat_agent import ChatAgent as ChatAgent
-    from rllm.agents.frozenlake_agent import FrozenLakeAgent as FrozenLakeAgent
     from rllm.agents.grid_world_agent import GridWorldAgent as GridWorldAgent
     from rllm.agents.math_agent import MathAgent as MathAgent
     from rllm.agents.tool_agent import ToolAgent as ToolAgent
+    from rllm.compat.frozenlake_agent import FrozenLakeAgent as FrozenLakeAgent
     from rllm.types import Action as Action
     from rllm.types import Episode as Episode
     from rllm.types import Step as Step
@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy_names(
         "BaseAgent": "rllm.agents.agent",
         "ChatAgent": "rllm.agents.chat_agent",
         "Episode": "rllm.types",
-        "FrozenLakeAgent": "rllm.agents.frozenlake_agent",
+        "FrozenLakeAgent": "rllm.compat.frozenlake_agent",
         "GridWorldAgent": "rllm.agents.grid_world_agent",
         "MathAgent": "rllm.agents.math_agent",
         "Step": "rllm.types",

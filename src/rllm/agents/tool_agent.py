@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.agents.chat_agent import ChatAgent
-from rllm.gone import gone_names
 from rllm.parser.reasoning import CLOSE, OPEN, SplitText
 from rllm.parser.tool_call_parser import get_tool_parser
 from rllm.parser.tool_parser import tool_parser
@@ -15,7 +14,7 @@ from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool
 from rllm.types import Message
 
-__getattr__ = gone_names(__name__)
+__path__: list[str] = []  # lets the import hook of rllm.compat explain names that were removed from this module
 
 SYSTEM_PROMPT = """\
 You answer questions with the help of tools. Call as many as you need, several at once where they do not depend on each

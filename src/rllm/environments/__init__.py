@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from rllm.environments.base.base_env import BaseEnv as BaseEnv
     from rllm.environments.base.multi_turn_env import MultiTurnEnvironment as MultiTurnEnvironment
     from rllm.environments.base.single_turn_env import SingleTurnEnvironment as SingleTurnEnvironment
-    from rllm.environments.frozenlake.frozenlake import FrozenLakeEnv as FrozenLakeEnv
     from rllm.environments.grid_world.env import GridWorldEnv as GridWorldEnv
     from rllm.environments.gymnasium_env import GymnasiumEnv as GymnasiumEnv
     from rllm.environments.tools.tool_env import ToolEnvironment as ToolEnvironment
@@ -29,7 +28,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "BaseEnv": "rllm.environments.base.base_env",
-        "FrozenLakeEnv": "rllm.environments.frozenlake.frozenlake",
+        "FrozenLakeEnv": "rllm.environments.frozenlake",
         "GridWorldEnv": "rllm.environments.grid_world.env",
         "GymnasiumEnv": "rllm.environments.gymnasium_env",
         "MultiTurnEnvironment": "rllm.environments.base.multi_turn_env",

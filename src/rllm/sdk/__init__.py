@@ -19,8 +19,9 @@ from rllm.sdk.context import (
     session,
 )
 from rllm.sdk.decorators import trajectory
-from rllm.sdk.protocol import StepView, TrajectoryView
+from rllm.types import Step as StepView
 from rllm.types import Trace
+from rllm.types import Trajectory as TrajectoryView
 
 if TYPE_CHECKING:
     from rllm.sdk.client import get_chat_client as get_chat_client

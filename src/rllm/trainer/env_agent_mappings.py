@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rllm.agents.agent import BaseAgent
-from rllm.agents.frozenlake_agent import FrozenLakeAgent
 from rllm.agents.math_agent import MathAgent
 from rllm.agents.tool_agent import ToolAgent
+from rllm.compat.frozenlake_agent import FrozenLakeAgent
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.environments.grid_world.env import GridWorldEnv

@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.gone import gone_names
 from rllm.parser.append_only import (
     PROBE,
     AppendOnlyRenderer,
@@ -30,8 +29,6 @@ from rllm.parser.tool_parser import ParsedText, tool_format_of_template, tool_pa
 from rllm.types import Message
 
 logger = logging.getLogger(__name__)
-
-__getattr__ = gone_names(__name__)
 
 _LAST_PROMPT_TOKENS = 8
 

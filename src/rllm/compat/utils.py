@@ -1,4 +1,4 @@
-"""[shim] What scripts for the framework call on their results, as statements: they print what they find."""
+"""Functions that scripts of the rLLM framework call on their results; they print as well as return."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from rllm.evaluation.pass_at_k import PassAtK
 from rllm.types import Trajectory
 
 __all__ = ["compute_pass_at_k", "save_trajectories"]
-
-__path__: list[str] = []
-"""As if it were a package: imports of its published submodules are then answered by `rllm.gone`."""
 
 
 def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:

@@ -28,12 +28,9 @@ from urllib.parse import urlsplit
 
 from rllm._runtime.forks import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
-from rllm.gone import gone_names
 from rllm.sdk.variables import operators_keys
 
 logger = logging.getLogger(__name__)
-
-__getattr__ = gone_names(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _PROVIDERS = ("openai/", "hosted_vllm/")

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from rllm.compat.proxy_manager import ProxyManager, _Upstream
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk import get_chat_client, propagation, session
 from rllm.sdk.context import Session
-from rllm.sdk.proxy.proxy_manager import ProxyManager, _Upstream
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer

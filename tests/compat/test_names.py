@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rllm.gone import GONE
+from rllm.compat.import_hook import REMOVED
 
-TABLE = Path(__file__).parents[1] / "docs" / "upstream.md"
+TABLE = Path(__file__).parents[2] / "docs" / "upstream.md"
 ROWS = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)`(?: as `(\w+)`)? \|$", TABLE.read_text(), re.MULTILINE)
-PATHS = sorted({path for remedy in GONE.values() for path in re.findall(r"rllm(?:\.\w+)+", remedy)})
+PATHS = sorted({path for remedy in REMOVED.values() for path in re.findall(r"rllm(?:\.\w+)+", remedy)})
 
 PUBLISHED = """
 rllm: BaseAgent Action Step Trajectory Episode
@@ -144,9 +144,9 @@ IMPORTS = [
 
 @pytest.mark.parametrize(("module", "name"), IMPORTS, ids=[".".join(pair) for pair in IMPORTS])
 def test_a_published_name_is_found_or_explained(module: str, name: str) -> None:
-    explained = pytest.raises(ModuleNotFoundError, match="of the rLLM framework is not here")
-    gone = any(f"{module}.{name}".startswith(f"{path}.") or f"{module}.{name}" == path for path in GONE)
-    with explained if gone and not _imports(module, name) else nullcontext():
+    explained = pytest.raises(ModuleNotFoundError, match="not here")
+    removed = any(f"{module}.{name}".startswith(f"{path}.") or f"{module}.{name}" == path for path in REMOVED)
+    with explained if removed and not _imports(module, name) else nullcontext():
         exec(f"from {module} import {name}", {})
 
 
@@ -159,33 +159,35 @@ def test_the_table_is_read() -> None:
 
 
 @pytest.mark.parametrize(("old", "home", "name"), ROWS, ids=[row[0] for row in ROWS])
-def test_an_old_path_gives_the_object_that_lives_at_home(old: str, home: str, name: str) -> None:
+def test_old_path_gives_the_object_at_its_new_home(old: str, home: str, name: str) -> None:
     module, _, attribute = old.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is getattr(
         importlib.import_module(home), name or attribute
     )
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_an_import_of_what_is_gone_says_what_to_use(gone: str) -> None:
-    package, _, name = gone.rpartition(".")
-    with pytest.raises(ModuleNotFoundError, match=re.escape(f"{gone} of the rLLM framework is not here: {GONE[gone]}")):
-        exec(f"from {package} import {name}" if name[0].isupper() else f"import {gone}", {})
+@pytest.mark.parametrize("removed", REMOVED)
+def test_removed_import_names_its_replacement(removed: str) -> None:
+    package, _, name = removed.rpartition(".")
+    with pytest.raises(
+        ModuleNotFoundError, match=re.escape(f"{removed} of the rLLM framework is not here: {REMOVED[removed]}")
+    ):
+        exec(f"from {package} import {name}" if name[0].isupper() else f"import {removed}", {})
 
 
-@pytest.mark.parametrize("remedy", sorted(set(GONE.values())))
-def test_what_is_gone_is_told_in_the_docs(remedy: str) -> None:
-    names = [gone.rpartition(".")[2] for gone, said in GONE.items() if said == remedy]
+@pytest.mark.parametrize("remedy", sorted(set(REMOVED.values())))
+def test_removed_names_are_documented(remedy: str) -> None:
+    names = [removed.rpartition(".")[2] for removed, text in REMOVED.items() if text == remedy]
     assert any(name in TABLE.read_text() for name in names), names
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_to_be_used_instead_exists(path: str) -> None:
+def test_replacements_exist(path: str) -> None:
     module, _, name = path.rpartition(".")
     assert hasattr(importlib.import_module(module), name) or importlib.import_module(path)
 
 
-def test_what_nobody_knows_is_not_found_as_ever() -> None:
+def test_unknown_names_fail_as_usual() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'rllm\.nonsense'$"):
         importlib.import_module("rllm.nonsense")
     with pytest.raises(ImportError, match="cannot import name 'Nonsense'"):
