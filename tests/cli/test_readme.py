@@ -1,6 +1,5 @@
 """The programs of the README, run as they stand but for the model, the port and the number of steps."""
 
-import json
 import os
 import re
 import subprocess
@@ -54,17 +53,15 @@ def test_the_first_lines_name_the_project_the_install_and_the_hardware():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["my_agent.py:agent", "roles.py:agent"])
-def test_the_command_line_trains_the_readmes_agents(readme, policy, agent):
-    arguments = [agent if item == "my_agent.py:agent" else item for item in commands("rllm train")[0]]
-    done = rllm(*with_model(arguments, policy), *SMALL, cwd=readme)
+def test_the_command_line_trains_the_agent(readme, policy):
+    done = rllm(*with_model(commands("rllm train")[0], policy), *SMALL, cwd=readme)
     assert done.returncode == 0, done.stderr
     assert "step 1/1: reward" in done.stderr
     assert "failed" not in done.stderr
 
 
 @pytest.mark.slow
-def test_the_command_line_judges_the_readmes_agent(readme, policy):
+def test_the_command_line_evaluates_the_agent(readme, policy):
     [arguments] = commands("rllm eval")
     arguments = with_model(arguments, policy)
     arguments[arguments.index("--n") + 1] = "2"
@@ -73,26 +70,6 @@ def test_the_command_line_judges_the_readmes_agent(readme, policy):
     for word in ("accuracy", "pass@2", "reward", "tokens"):
         assert word in done.stdout
     assert "already there" in rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme).stderr
-
-
-@pytest.mark.slow
-def test_the_same_loop_learns_from_demonstrations_from_runs_and_from_teachers(readme, policy):
-    chat = {"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]}
-    for name in ("chats.jsonl", "held_out.jsonl"):
-        (readme / name).write_text(json.dumps(chat) + "\n")
-    of_chats, of_run = (with_model(arguments, policy) for arguments in commands("rllm sft"))
-    done = rllm(*of_chats, "run_dir=fine-tuned", cwd=readme)
-    assert done.returncode == 0, done.stderr
-    assert "eval/loss" in (readme / "fine-tuned" / "metrics.jsonl").read_text()
-
-    first = [*with_model(commands("rllm train")[0], policy), *SMALL, "run_dir=runs/first"]
-    assert rllm(*first, cwd=readme).returncode == 0
-    of_run = [item.replace("reward_threshold=1.0", "reward_threshold=0.0") for item in of_run]
-    done = rllm(*of_run, "run_dir=rejected", cwd=readme)
-    assert done.returncode == 0, done.stderr
-
-    done = rllm(*with_model(commands("rllm train")[1], policy), *SMALL, cwd=readme)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
