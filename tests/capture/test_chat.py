@@ -1,12 +1,11 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rllm.capture import failed_trace, parent_of, sampling_of, traces_from_chat
+from rllm.capture import failed_trace, sampling_of, traces_from_chat
 from rllm.errors import CaptureError, TokenMismatchError
 from rllm.types import Trace
 
@@ -195,26 +194,6 @@ def test_a_failed_call_keeps_its_request():
 
 def test_sampling_fields_that_are_null_were_not_set():
     assert sampling_of({"temperature": 0, "top_p": None, "model": "m"}) == {"temperature": 0}
-
-
-def turn(id: str, prompt_ids: list[int], response_ids: list[int]) -> Trace:
-    [trace] = capture(response_of())
-    return replace(trace, id=id, prompt_ids=prompt_ids, response_ids=response_ids)
-
-
-def test_the_parent_is_the_longest_earlier_call_that_the_prompt_extends():
-    turns = [
-        turn("one", [1, 2], [3]),
-        turn("two", [1, 2, 3, 4], [5]),
-        turn("other", [1, 9], [3]),
-        turn("failed", [], []),
-        turn("sibling", [1, 2], [3]),
-    ]
-    assert parent_of([1, 2, 3, 4, 5, 6], turns) == "two"
-    assert parent_of([1, 2, 3, 4, 5], turns) == "two"
-    assert parent_of([1, 2, 3, 4], turns) == "sibling"  # as long as "one", and later
-    assert parent_of([1, 2], turns) is None
-    assert parent_of([1, 2, 4, 4, 5], turns) is None
 
 
 def test_importing_capture_loads_the_standard_library_only():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rllm._runtime import native
 from rllm.capture.tokens import with_lists
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.lineage import Lineage
 from rllm.gateway.upstream.answers import parse_plain_answer
 from rllm.store import codec
 from rllm.store.memory import MemoryTraceStore
@@ -342,14 +341,6 @@ def test_users_stores_get_lists(serve, stream):
 def test_a_subclass_of_ours_may_be_a_users_store(tmp_path):
     with SqliteTraceStore(tmp_path / "a.db") as ours, OwnSqlStore(tmp_path / "b.db") as theirs:
         assert (ours.takes_arrays, theirs.takes_arrays) == (True, False)
-
-
-def test_a_prompt_of_what_are_no_ids_goes_on_from_nothing():
-    lineage = Lineage()
-    tokens = {"prompt_ids": [1, 2, 3], "response_ids": [7, 8]}
-    lineage.add(Trace(id="a", call_id="a", session_id="s", model="m", messages=[], response={}, **tokens))
-    assert lineage.parent_of([1, -1, 3, 7, 8, 9]) is None
-    assert lineage.parent_of([1, 2, 3, 7, 8, 9]) == "a"
 
 
 def test_a_trace_is_given_to_users_with_lists():

@@ -495,7 +495,7 @@ async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatc
     sessions = Sessions(store, memory_gb=1e-9)
     sessions.open("a", metadata=None, sampling={"temperature": 0.5})
     large = await sessions.get("large")
-    large.lineage.num_bytes = 100
+    large.parents.num_bytes = 100
     sessions.weigh(large)
     assert (await sessions.get("a")).sampling == {"temperature": 0.5}
     writes.pop().set_result(None)

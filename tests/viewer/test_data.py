@@ -21,7 +21,7 @@ from rllm.viewer.render import seconds
 from rllm.viewer.rollouts import rollout_of
 from rllm.viewer.runs import Run
 from rllm.viewer.timeline import timeline
-from rllm.viewer.tokens import chain_of, leaves, shade, token_table
+from rllm.viewer.tokens import shade, token_table
 from rllm.viewer.truth import truth_of
 from rllm.viewer.vocabulary import vocabulary_of
 
@@ -96,7 +96,9 @@ def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:
 
 
 FIRST = trace_of("s", prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-0.5, -1.0])
-SECOND = trace_of("s", 1, prompt_ids=[1, 2, 3, 4, 5], response_ids=[6], logprobs=[-2.0], weight_version=3)
+SECOND = trace_of(
+    "s", 1, parent_id="s-0", prompt_ids=[1, 2, 3, 4, 5], response_ids=[6], logprobs=[-2.0], weight_version=3
+)
 ASIDE = trace_of("s", 2, prompt_ids=[1, 9], response_ids=[8], logprobs=[-0.1])
 
 
@@ -107,8 +109,6 @@ def credit_of(trace, **fields):
 
 def test_a_sequence_knows_which_call_sampled_what() -> None:
     calls = [FIRST, SECOND, ASIDE]
-    assert chain_of(SECOND, calls) == [FIRST, SECOND]
-    assert leaves(calls) == [SECOND, ASIDE]
     table = token_table(SECOND, calls, [credit_of(FIRST, trainer_logprobs=[-0.25, -1.0]), credit_of(SECOND)], None)
     assert table.ids == [1, 2, 3, 4, 5, 6]
     assert table.spans == [(2, 4, FIRST.id), (5, 6, SECOND.id)]
@@ -247,7 +247,7 @@ def test_a_fork_begins_a_line_of_its_own() -> None:
     calls = [
         FIRST,
         SECOND,
-        trace_of("s", 3, prompt_ids=[1, 2, 3, 4, 50], response_ids=[7], logprobs=[-1.0]),
+        trace_of("s", 3, parent_id="s-0", prompt_ids=[1, 2, 3, 4, 50], response_ids=[7], logprobs=[-1.0]),
     ]
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=3))
     graph = graph_of(rollout, calls, [])

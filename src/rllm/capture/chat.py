@@ -173,22 +173,3 @@ def failed_trace(
         requested_sampling=requested_sampling,
     )
     return replace(trace, error=error)
-
-
-def parent_of(prompt_ids: Sequence[int], earlier: Sequence[Trace]) -> str | None:
-    """The trace whose prompt and answer are the longest token prefix of this prompt; of equal ones, the latest."""
-    parent: Trace | None = None
-    longest = 0
-    for trace in reversed(earlier):
-        cut = len(trace.prompt_ids)
-        length = cut + len(trace.response_ids)
-        if not (trace.response_ids and longest < length <= len(prompt_ids)):
-            continue
-        # The last token is compared first: it rules out most candidates without copying a slice.
-        if (
-            prompt_ids[length - 1] == trace.response_ids[-1]
-            and prompt_ids[cut:length] == trace.response_ids
-            and prompt_ids[:cut] == trace.prompt_ids
-        ):
-            parent, longest = trace, length
-    return parent.id if parent else None

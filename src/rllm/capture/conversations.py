@@ -40,7 +40,7 @@ from rllm.capture.essence import (
     tool_calls_of,
     without_content,
 )
-from rllm.capture.tokens import TokenIds, begins_with
+from rllm.capture.session_tree import TokenIds, begins_with
 from rllm.types import Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from rllm.errors import TokenMismatchError
 from rllm.types import Trace
@@ -24,9 +24,6 @@ TOKEN_ID_PREFIX = "token_id:"
 
 LOGPROB_TOLERANCE = 1e-4
 """How far above 0 a log-probability may lie; rounding in the server's log-softmax puts certain tokens there."""
-
-
-TokenIds: TypeAlias = "list[int] | array[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +107,6 @@ def _joined(pieces: Sequence[Any], typecode: str, check: Callable[[Any, str], An
         else:
             return joined
     return list(chain.from_iterable(pieces))
-
-
-def begins_with(ids: TokenIds, known: array[int]) -> bool:
-    """Whether the ids begin with these."""
-    beginning = ids[: len(known)]
-    return beginning == (known if isinstance(beginning, array) else known.tolist())
 
 
 def with_lists(trace: Trace) -> Trace:

@@ -7,10 +7,11 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rllm._runtime.ids import new_id
-from rllm.capture import Prior, Said
+from rllm.capture import CallNode, Prior, Said
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.route import Route
 from rllm.types import DRIFT_KEY, Trace
@@ -50,7 +51,7 @@ class ModelCall:
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
-        self.route = Route(None if self.session.lineage is None else self.session.id)
+        self.route = Route(None if self.session.parents is None else self.session.id)
         if self.session.conversations is not None:
             self.said = Said.of(self.asked["messages"], self.asked.get("tools"), self.session.conversations)
 
@@ -73,9 +74,9 @@ class ModelCall:
 
     def parent_of(self, prompt_ids: Any) -> str | None:
         """The earlier call of the session whose tokens the prompt goes on from."""
-        if self.session.lineage is None or not isinstance(prompt_ids, list | array):
+        if self.session.parents is None or not isinstance(prompt_ids, list | array):
             return None
-        return self.session.lineage.parent_of(prompt_ids)
+        return self.session.parents.parent_of(prompt_ids)
 
     def drift(self, prompt_ids: Any) -> dict[str, Any]:
         """As metadata, why the prompt does not go on from the tokens of the answer that it follows; empty if it does."""
@@ -86,7 +87,7 @@ class ModelCall:
 
     def keeping(self, trace: Trace) -> Iterator[Callable[[], None]]:
         """What, once it is called, lets later calls of the session find this one; it has no hold of the trace."""
-        if self.session.lineage is not None:
-            yield self.session.lineage.adding(trace)
+        if self.session.parents is not None:
+            yield partial(self.session.parents.add, CallNode.of_trace(trace))
         if self.said is not None and self.session.conversations is not None and trace.error is None:
             yield self.session.conversations.adding(self.said, trace)

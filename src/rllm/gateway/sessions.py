@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from rllm.capture import SAMPLING_FIELDS, Conversations, Said
+from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, ParentIndex, Said
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.lineage import Lineage
 from rllm.gateway.unattributed import Unattributed
 from rllm.inference.engine import SamplingParams
 from rllm.inference.seeds import CallSeeds
@@ -56,7 +55,7 @@ class Session:
 
     id: str
     sampling: dict[str, Any] = field(default_factory=dict)
-    lineage: Lineage | None = field(default_factory=Lineage)
+    parents: ParentIndex | None = field(default_factory=ParentIndex)
     """`None` for a session of one call."""
     conversations: Conversations | None = field(default_factory=Conversations)
     """Likewise."""
@@ -78,7 +77,7 @@ class Session:
     @property
     def num_bytes(self) -> int:
         """About what its calls take in memory."""
-        return sum(part.num_bytes for part in (self.lineage, self.conversations) if part is not None)
+        return sum(part.num_bytes for part in (self.parents, self.conversations) if part is not None)
 
     @property
     def is_doubtful(self) -> bool:
@@ -131,7 +130,7 @@ class Sessions:
     def fresh(self) -> Session:
         """Return a session for a call that names none: during rollouts the one that keeps all of these, else a new one.
         Nothing continues it, so it is not kept in memory."""
-        return Session(self.unattributed.session_id or new_session_id(), lineage=None, conversations=None)
+        return Session(self.unattributed.session_id or new_session_id(), parents=None, conversations=None)
 
     async def get(self, session_id: str) -> Session:
         """The session of this id, whether or not it has been seen before.
@@ -309,8 +308,8 @@ class Sessions:
         return await asyncio.to_thread(self._load, session_id)
 
     def _load(self, session_id: str) -> Session:
-        lineage, conversations = Lineage(), Conversations()
-        session = Session(session_id, lineage=lineage, conversations=conversations)
+        parents, conversations = ParentIndex(), Conversations()
+        session = Session(session_id, parents=parents, conversations=conversations)
         info = self._store.session(session_id)
         if info is not None:
             session.ref.number = info.number
@@ -319,7 +318,7 @@ class Sessions:
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
                 session.has_tools = session.has_tools or bool(trace.tools)
-                lineage.add(trace)
+                parents.add(CallNode.of_trace(trace))
                 if trace.error is None:
                     conversations.add(Said.of(trace.messages, trace.tools, conversations), trace)
                 calls.setdefault(trace.call_id, trace)

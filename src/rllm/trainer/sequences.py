@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rllm.algorithms.batch import StepSpan, TokenSequence
+from rllm.capture.session_tree import continues
 from rllm.errors import TokenMismatchError
 from rllm.types import Step
 
@@ -19,12 +20,14 @@ from rllm.types import Step
 class _Open:
     """A sequence that later steps may continue."""
 
-    ids: list[int]
+    last: Step
+    ids: list[int] = field(default_factory=list)
     spans: list[StepSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     def append(self, step: Step) -> None:
         start = len(step.prompt_ids)
+        self.last = step
         self.ids = [*step.prompt_ids, *step.response_ids]
         self.spans.append(StepSpan(step_id=step.id, start=start, stop=len(self.ids)))
         self.logprobs.extend(step.logprobs)
@@ -44,23 +47,16 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
         if not step.response_ids:
             continue
         _check(step, demonstrated)
-        earlier = [item for item in opened if _begins_with(step.prompt_ids, item.ids)]
+        earlier = [item for item in opened if continues(step.prompt_ids, item.last)]
         if earlier:
             max(earlier, key=lambda item: len(item.ids)).append(step)
         else:
-            opened.append(_Open(ids=[]))
+            opened.append(_Open(last=step))
             opened[-1].append(step)
     return [
         TokenSequence(ids=item.ids, spans=item.spans, logprobs=None if demonstrated else item.logprobs)
         for item in opened
     ]
-
-
-def _begins_with(prompt: list[int], ids: list[int]) -> bool:
-    """Whether a prompt begins with all of these. The last of them is compared first: where a history was edited it mostly stands
-    elsewhere, and nothing needs to be copied to find out."""
-    size = len(ids)
-    return size <= len(prompt) and prompt[size - 1] == ids[-1] and prompt[:size] == ids
 
 
 def _check(step: Step, demonstrated: bool) -> None:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from rllm._runtime.files import replace_text
+from rllm.capture import SessionTree
 from rllm.errors import ConfigError
 from rllm.viewer import charts
 from rllm.viewer.graph import Graph, graph_of
@@ -17,7 +18,7 @@ from rllm.viewer.metrics import Row, is_trained
 from rllm.viewer.render import HERE, render
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import Run, Runs
-from rllm.viewer.tokens import TokenTable, leaves, token_table
+from rllm.viewer.tokens import TokenTable, token_table
 
 _MAX_STEPS = 40
 
@@ -102,7 +103,7 @@ def _advantage(rollout: Rollout) -> float:
 
 def _shown(run: Run, rollout: Rollout) -> Shown:
     traces, credits_ = run.calls(rollout.session_id)
-    ends = leaves(traces)
+    ends = SessionTree(traces).leaves()
     batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
     table = token_table(ends[0], traces, credits_, batch) if ends else None
     task = fields_of(run.task_of(rollout))

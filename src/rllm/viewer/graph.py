@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rllm.capture import SessionTree
 from rllm.capture.side_calls import side_calls
 from rllm.types import StepCredit, Trace
 from rllm.viewer.credited import credit_of_calls
 from rllm.viewer.drift import num_alike
 from rllm.viewer.messages import said
 from rllm.viewer.rollouts import Rollout
-from rllm.viewer.tokens import is_prefix
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
 """Distances, in the units of the picture."""
@@ -139,10 +139,12 @@ def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCre
 def _link(calls: Sequence[Call]) -> None:
     """Give each call its parent and its line: a second child of one parent is a fork, and begins a line of its own."""
     lines: dict[str, int] = {}
+    tree = SessionTree([call.trace for call in calls])
     for place, call in enumerate(calls):
         earlier = [item for item in calls[:place] if item.role == call.role]
-        longest_first = sorted(earlier, key=_num_ids, reverse=True)
-        call.parent = next((item for item in longest_first if is_prefix(item.trace, call.trace)), None)
+        by_id = {item.trace.id: item for item in earlier}
+        ancestors = tree.path_to(call.trace)[-2::-1]
+        call.parent = next((by_id[trace.id] for trace in ancestors if trace.id in by_id), None)
         if call.parent is None and earlier:
             best = max(earlier, key=lambda item: num_alike(item.essences, call.essences))
             num_messages = len(best.trace.messages)
@@ -156,10 +158,6 @@ def _link(calls: Sequence[Call]) -> None:
             is_fork = bool(call.parent.children)
             call.branch = max(item.branch for item in earlier) + 1 if is_fork else call.parent.branch
             call.parent.children.append(call)
-
-
-def _num_ids(call: Call) -> int:
-    return len(call.trace.prompt_ids) + len(call.trace.response_ids)
 
 
 def _overlaps(earlier: Sequence[Call], call: Call) -> bool:

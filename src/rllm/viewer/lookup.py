@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from rllm.capture import SessionTree
 from rllm.errors import ConfigError
 from rllm.types import Trace
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import Run
-from rllm.viewer.tokens import TokenTable, leaves, token_table
+from rllm.viewer.tokens import TokenTable, token_table
 
 Page: TypeAlias = tuple[str, dict[str, Any]]
 """The name of a template, and its values."""
@@ -42,7 +43,7 @@ def trace_named(run: Run, session_id: str, trace_id: str) -> Trace:
         NotFoundError: if there is none.
     """
     traces = run.calls(session_id)[0]
-    choices = traces if trace_id else leaves(traces)
+    choices = traces if trace_id else SessionTree(traces).leaves()
     found = next((trace for trace in choices if trace_id in (trace.id, "")), None)
     if found is None:
         raise NotFoundError(f"there is no call {trace_id!r} in session {session_id!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rllm.capture import SessionTree
 from rllm.types import DRIFT_KEY
 from rllm.viewer import charts
 from rllm.viewer.graph import graph_of
@@ -14,7 +15,6 @@ from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
 from rllm.viewer.search import SORTS, Query, search
 from rllm.viewer.timeline import timeline
-from rllm.viewer.tokens import leaves
 from rllm.viewer.truth import truth_of
 
 ROWS_PER_PAGE = 100
@@ -109,7 +109,7 @@ def episode_page(run: Run, session_id: str) -> Page:
         "rollout": rollout,
         "task": fields_of(run.task_of(rollout)),
         "graph": graph_of(rollout, traces, credits_),
-        "leaves": leaves(traces),
+        "leaves": SessionTree(traces).leaves(),
         "has_drift": bool(rollout.drifts) or any(DRIFT_KEY in trace.metadata for trace in traces),
     }
 

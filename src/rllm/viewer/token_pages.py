@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rllm.capture import SessionTree
 from rllm.errors import ConfigError
 from rllm.types import Trace
 from rllm.viewer.drift import drifts_of, num_alike
 from rllm.viewer.lookup import Given, NotFoundError, Page, rollout_named, table_of, trace_named, whole
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import Run
-from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, leaves
+from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable
 
 _TOKENS_PER_PAGE = 256
 _MAX_SIDE_BY_SIDE = 16
@@ -74,7 +75,7 @@ def tokens_page(run: Run, session_id: str, given: Given) -> Page:
         "run": run,
         "rollout": rollout,
         "trace": trace,
-        "leaves": leaves(traces),
+        "leaves": SessionTree(traces).leaves(),
         "table": table,
         "overlay": overlay,
         "as_table": as_table,
@@ -139,7 +140,7 @@ def legend(overlay: str) -> list[tuple[str, str]]:
 def _column(run: Run, rollout: Rollout, role: str) -> Column:
     traces, _ = run.calls(rollout.session_id)
     own = {step.id for path in rollout.paths if path.name == role for step in path.steps}
-    ends = leaves([trace for trace in traces if trace.id in own or not own])
+    ends = SessionTree([trace for trace in traces if trace.id in own or not own]).leaves()
     leaf = ends[0] if ends else None
     return Column(
         rollout=rollout,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from rllm.capture import SessionTree
 from rllm.types import StepCredit, Trace, token_versions
 from rllm.viewer.batches import FedBatch
 from rllm.viewer.credited import credit_of_calls
@@ -54,38 +55,6 @@ class TokenTable:
         return (advantage > 0 and ratio > high) or (advantage < 0 and ratio < low)
 
 
-def is_prefix(earlier: Trace, later: Trace) -> bool:
-    """Whether a prompt begins with the whole of an earlier call."""
-    num_prompt, num_ids = len(earlier.prompt_ids), len(earlier.prompt_ids) + len(earlier.response_ids)
-    return (
-        0 < num_ids <= len(later.prompt_ids)
-        and later.prompt_ids[num_prompt:num_ids] == earlier.response_ids
-        and later.prompt_ids[:num_prompt] == earlier.prompt_ids
-    )
-
-
-def chain_of(trace: Trace, traces: Sequence[Trace]) -> list[Trace]:
-    """The calls whose tokens this one's prompt begins with, in order, and itself."""
-    earlier = [
-        item
-        for item in traces
-        if item is not trace and item.error is None and item.response_ids and is_prefix(item, trace)
-    ]
-    # Of equal ones, which siblings have sampled alike, one is enough.
-    by_end = {len(item.prompt_ids) + len(item.response_ids): item for item in earlier}
-    chain: list[Trace] = []
-    for _, item in sorted(by_end.items()):
-        if not chain or len(item.prompt_ids) >= len(chain[-1].prompt_ids) + len(chain[-1].response_ids):
-            chain.append(item)
-    return [*chain, trace]
-
-
-def leaves(traces: Sequence[Trace]) -> list[Trace]:
-    """The calls that no other goes on from: the ends of a session's sequences."""
-    spoken = [trace for trace in traces if trace.response_ids and trace.error is None]
-    return [trace for trace in spoken if not any(is_prefix(trace, other) for other in spoken if other is not trace)]
-
-
 def token_table(
     trace: Trace, traces: Sequence[Trace], credits_: Sequence[StepCredit], batch: FedBatch | None
 ) -> TokenTable:
@@ -102,7 +71,7 @@ def token_table(
     table.columns = {name: [None] * len(ids) for name in (*OVERLAYS, "weight")}
     table.columns["mask"] = [0.0] * len(ids)
     credit_of = credit_of_calls(credits_)
-    for item in chain_of(trace, traces):
+    for item in SessionTree(traces).path_to(trace):
         start = len(item.prompt_ids)
         table.spans.append((start, start + len(item.response_ids), item.id))
         _fill(table, start, item, credit_of.get(item.id), batch)
