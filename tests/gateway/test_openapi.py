@@ -20,7 +20,7 @@ async def test_every_route_that_is_described_is_there(path, method):
     )
     app = create_app(MemoryTraceStore(), upstream)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        url = path.format(session_id="s", model_id="m", response_id="resp_1", replica_id=1)
+        url = path.format(session_id="s", model="m", model_id="m", response_id="resp_1", replica_id=1)
         answer = await client.request(method, url)
         assert answer.status_code not in (405, 500)
         if answer.status_code == 404:  # What it names, not the route.

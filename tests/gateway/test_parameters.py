@@ -5,6 +5,7 @@ python -m tests.gateway.test_parameters    writes the tables of docs/parameters.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import types
@@ -46,16 +47,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
 HEADER = "x-rllm-ignored"
 USER = {"role": "user", "content": "the user asks the assistant"}
 ROUTES = {
-    "chat": "chat/completions",
-    "completions": "completions",
-    "responses": "responses",
-    "messages": "messages",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "google": "/v1beta/models/m:generateContent",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "chat": {"messages": [USER], "max_tokens": 2},
     "completions": {"prompt": "the user asks", "max_tokens": 2},
     "responses": {"input": "the user asks", "max_output_tokens": 2},
     "messages": {"messages": [USER], "max_tokens": 2},
+    "google": {"contents": [{"role": "user", "parts": [{"text": "the user asks"}]}]},
 }
 
 
@@ -105,6 +108,9 @@ def kinds(hint: Any) -> Iterator[str]:
 
 def documented(dialect: str) -> Iterator[str]:
     """The keys of all fields that the clients' types have."""
+    if dialect == "google":
+        yield from documented_by_google()
+        return
     for params in PARAMS[dialect]:
         for name, hint in typing.get_type_hints(params).items():
             yield name
@@ -123,11 +129,41 @@ def documented(dialect: str) -> Iterator[str]:
         yield from (f"tools[].{member}" for member in sorted(typing.get_type_hints(tool).keys() - OF_EVERY_TOOL))
 
 
+def documented_by_google() -> Iterator[str]:
+    types = pytest.importorskip("google.genai.types")
+    converters = pytest.importorskip("google.genai.models")
+
+    def fields_of(kind: Any, converter: str) -> Iterator[str]:
+        """The fields that the client sends to this API, and not to Google's cloud only."""
+        source = inspect.getsource(getattr(converters, converter))
+        for name in kind.model_fields:
+            camel = name.split("_")[0] + "".join(part.title() for part in name.split("_")[1:])
+            if re.search(rf"setv\(\s*\w+,\s*\['{camel}'\]", source):
+                yield camel
+
+    beside = {
+        "systemInstruction",
+        "tools",
+        "toolConfig",
+        "safetySettings",
+        "cachedContent",
+        "labels",
+        "serviceTier",
+        "store",
+    }
+    yield from ("contents", "model")
+    for name in fields_of(types.GenerateContentConfig, "_GenerateContentConfig_to_mldev"):
+        yield name if name in beside else f"generationConfig.{name}"
+    yield from (f"tools[].{name}" for name in fields_of(types.Tool, "_Tool_to_mldev"))
+    yield from (f"toolConfig.{name}" for name in fields_of(types.ToolConfig, "_ToolConfig_to_mldev"))
+    yield from (f"content[{name}]" for name in fields_of(types.Part, "_Part_to_mldev"))
+
+
 @pytest.mark.parametrize("dialect", TABLES)
 def test_every_field_that_a_client_documents_has_a_fate(dialect: str) -> None:
     table = TABLES[dialect]
     keys = set(documented(dialect))
-    assert len(keys) >= len(typing.get_type_hints(PARAMS[dialect][0]))
+    assert len(keys) >= (len(typing.get_type_hints(PARAMS[dialect][0])) if dialect in PARAMS else 30)
     assert sorted(key for key in keys if table.row_of(key) is None) == []
 
 
@@ -164,6 +200,14 @@ def said(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
 
 def item(*items: Any) -> dict[str, Any]:
     return {"input": [ITEM, *items]}
+
+
+DECLARATIONS = {"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}]}
+
+
+def google_turn(*parts: Any, answer: Any = {"text": "hi"}) -> dict[str, Any]:  # noqa: B006
+    turns = [{"role": "user", "parts": [{"text": "hi"}]}, {"role": "model", "parts": [*parts]}]
+    return {"contents": [*turns, {"role": "user", "parts": [answer]}]}
 
 
 SHARED: dict[str, dict[str, Any]] = {
@@ -428,6 +472,71 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "compaction": {"compaction": {"type": "summarize"}},
         "thread": {"thread": {"id": "t"}},
     },
+    "google": {
+        **{key: {} for key in ("contents", "model", "stream", "content[text]")},
+        "systemInstruction": {"systemInstruction": {"parts": [{"text": "be brief"}]}},
+        "content[thought]": google_turn({"text": "t", "thought": True}),
+        "content[functionCall]": google_turn({"functionCall": {"name": "f", "args": {}}}),
+        "content[functionResponse]": google_turn(
+            {"functionCall": {"name": "f", "args": {}}}, answer={"functionResponse": {"name": "f", "response": {}}}
+        ),
+        "content[inlineData]": google_turn(answer={"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}}),
+        "content[fileData]": google_turn(
+            answer={"fileData": {"mimeType": "image/png", "fileUri": "https://a.b/c.png"}}
+        ),
+        "content[*]": google_turn({"executableCode": {"code": "1", "language": "PYTHON"}}),
+        "tools": {"tools": [DECLARATIONS]},
+        "tools[].functionDeclarations": {"tools": [DECLARATIONS]},
+        **{
+            f"tools[].{name}": {"tools": [DECLARATIONS, {name: {}}]}
+            for name in (
+                "computerUse googleSearch googleSearchRetrieval googleMaps codeExecution urlContext fileSearch".split()
+            )
+        },
+        "tools[].mcpServers": {"tools": [DECLARATIONS, {"mcpServers": [{"name": "n"}]}]},
+        "toolConfig": {"toolConfig": {}},
+        "toolConfig.functionCallingConfig": {"toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}},
+        "toolConfig.functionCallingConfig.mode[ANY]": {
+            "tools": [DECLARATIONS],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+        },
+        "toolConfig.retrievalConfig": {"toolConfig": {"retrievalConfig": {"languageCode": "en"}}},
+        "toolConfig.includeServerSideToolInvocations": {"toolConfig": {"includeServerSideToolInvocations": True}},
+        "generationConfig": {"generationConfig": {}},
+        **{
+            f"generationConfig.{name}": {"generationConfig": {"maxOutputTokens": 2, name: value}}
+            for name, value in {
+                "temperature": 0.5,
+                "topP": 0.9,
+                "topK": 5.0,
+                "maxOutputTokens": 3,
+                "stopSequences": ["x"],
+                "seed": 1,
+                "candidateCount": 2,
+                "responseLogprobs": True,
+                "presencePenalty": 0.5,
+                "frequencyPenalty": 0.5,
+                "responseMimeType": "application/json",
+                "responseModalities": ["AUDIO"],
+                "thinkingConfig": {"thinkingBudget": 5},
+                "mediaResolution": "MEDIA_RESOLUTION_LOW",
+                "speechConfig": {"languageCode": "en"},
+                "imageConfig": {"aspectRatio": "1:1"},
+                "audioTranscriptionConfig": {"languageCode": "en"},
+                "enableEnhancedCivicAnswers": True,
+                "continuationToken": "t",
+            }.items()
+        },
+        "generationConfig.logprobs": {"generationConfig": {"responseLogprobs": True, "logprobs": 2}},
+        **{
+            f"generationConfig.{name}": {"generationConfig": {"responseMimeType": "application/json", name: SCHEMA}}
+            for name in ("responseSchema", "responseJsonSchema")
+        },
+        "cachedContent": {"cachedContent": "cachedContents/c"},
+        "safetySettings": {"safetySettings": [{"category": "c", "threshold": "BLOCK_NONE"}]},
+        "labels": {"labels": {"a": "b"}},
+        "serviceTier": {"serviceTier": "flex"},
+    },
 }
 
 
@@ -478,7 +587,7 @@ def test_every_field_has_the_fate_that_the_table_says(http: httpx.Client, dialec
     wrong = []
     for row in rows(dialect):
         if (asked := sample(dialect, row.key)) is not NO_KEY:
-            answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
+            answer = http.post(ROUTES[dialect], json={"model": "m", **BODIES[dialect], **asked})
             expected = row.fates[0] if row.fates[0] in (NAMED, REFUSED) else "taken"
             if (found := found_fate(answer, row.key)) != expected:
                 wrong.append((row.key, expected, found, answer.text[:120]))
@@ -598,7 +707,7 @@ def test_a_title_that_a_program_asks_for_is_not_refused(http: httpx.Client) -> N
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect: str, asked: dict[str, Any]) -> None:
-    answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
+    answer = http.post(ROUTES[dialect], json={"model": "m", **BODIES[dialect], **asked})
     assert answer.status_code == 400, answer.text
     assert list(asked)[-1] in answer.json()["error"]["message"]
 
@@ -616,7 +725,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect:
     ],
 )
 def test_what_no_table_has_is_named(http: httpx.Client, dialect: str, asked: dict[str, Any], named: str) -> None:
-    answer = http.post(f"/v1/{ROUTES[dialect]}", json={"model": "m", **BODIES[dialect], **asked})
+    answer = http.post(ROUTES[dialect], json={"model": "m", **BODIES[dialect], **asked})
     assert (answer.status_code, answer.headers.get(HEADER)) == (200, named), answer.text
 
 

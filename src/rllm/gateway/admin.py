@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -27,8 +26,8 @@ from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
 
 _MAX_PAGE = 1000
-_LATEST = 253_402_300_799
-"""The last second that a date has a year of four digits for; some servers tell milliseconds."""
+DIALECT = "rllm.dialect"
+"""Key of a request's dialect in its ASGI scope."""
 
 
 class Admin:
@@ -47,7 +46,7 @@ class Admin:
         models = [
             self._models_route(f"{prefix}{path}{end}", answer)
             for prefix in ("", "/sessions/{session_id}")
-            for path in ("/v1/models", "/v1/v1/models", "/models")
+            for path in ("/v1/models", "/v1/v1/models", "/models", "/v1beta/models", "/v1/v1beta/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
         ]
         return [
@@ -91,17 +90,13 @@ class Admin:
 
     async def _models(self, request: Request) -> Response:
         models = await self._gateway.upstream.models()
-        if not is_anthropic(request):
-            return _json({"object": "list", "data": models})
-        shown = [_anthropic_model(model) for model in models]
-        ids = [model["id"] for model in shown] or [None]
-        return _json({"data": shown, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
+        return Response(request.scope[DIALECT].render_models(models), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
         wanted = request.path_params["model_id"]
         for model in await self._gateway.upstream.models():
             if model.get("id") == wanted:
-                return _json(_anthropic_model(model) if is_anthropic(request) else model)
+                return Response(request.scope[DIALECT].render_model(model), media_type="application/json")
         raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
@@ -188,23 +183,6 @@ class Admin:
 
     async def _check_store(self) -> None:
         await asyncio.to_thread(self._store.sessions, limit=1)
-
-
-def is_anthropic(request: Request) -> bool:
-    """Whether this client reads Anthropic's formats; all of its requests say so."""
-    return "anthropic-version" in request.headers
-
-
-def _anthropic_model(model: dict[str, Any]) -> dict[str, Any]:
-    created = datetime.fromtimestamp(min(max(model.get("created") or 0, 0), _LATEST), UTC)
-    model_id = model.get("id")
-    return {
-        "type": "model",
-        "id": model_id,
-        "display_name": model_id,
-        "created_at": created.isoformat(),
-        "lifecycle": "active",
-    }
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:

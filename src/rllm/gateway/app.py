@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,18 +15,15 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
-from rllm.gateway.admin import Admin, is_anthropic
+from rllm.gateway.admin import DIALECT, Admin
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects import messages_output, responses
-from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.dialects.completions import CompletionsDialect
-from rllm.gateway.dialects.messages import MessagesDialect
-from rllm.gateway.dialects.responses import ResponsesDialect
+from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyRoom, bounded
+from rllm.gateway.identity import with_key_header
 from rllm.gateway.limits import CallLimits
 from rllm.gateway.observed import CallObserver, observers_of
 from rllm.gateway.operate import Operator
@@ -39,12 +34,6 @@ from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import TraceStore
 
 logger = logging.getLogger(__name__)
-
-_CALL_PATH = re.compile(
-    # Some clients add a /v1 of their own to the one that they were given, and some a slash.
-    r"(?:/sessions/(?P<session_id>[^/]+))?(?:/+v1)*"
-    r"/+(?P<call>chat/completions|completions|responses(?:/input_tokens)?|messages(?:/count_tokens)?)/?"
-)
 
 
 def create_app(
@@ -87,13 +76,20 @@ def create_app(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         # Model calls are nearly all the traffic and answer their own errors, so they need no router and no middleware.
-        called = _CALL_PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        called = find_call(scope["path"]) if scope["type"] == "http" else None
         if scope.get("method") == "HEAD":
             await _present(scope, receive, send)
         elif called is not None:
-            scope["path_params"] = called.groupdict()
-            await calls[called["call"]](scope, receive, send)
+            scope["path_params"] = {
+                **called.parameters,
+                "session_id": called.session_id,
+                "query": scope["query_string"].decode("latin-1"),
+            }
+            scope["headers"] = with_key_header(scope, called.dialect.wire)
+            await calls[called.template](scope, receive, send)
         elif scope["type"] == "http":
+            dialect = scope[DIALECT] = dialect_of(scope["path"], dict(scope["headers"]))
+            scope["headers"] = with_key_header(scope, dialect.wire)
             try:
                 await others(scope, bounded(scope, receive, config, room), send)
             finally:
@@ -112,15 +108,12 @@ def _call_endpoints(
     observers: Sequence[CallObserver],
     room: BodyRoom,
 ) -> dict[str, CallEndpoint]:
-    """What answers model calls, by the end of its path."""
+    """Return the endpoint of each model call, by the template of its path."""
     endpoint = partial(CallEndpoint, gateway, sessions, config, room, observers=observers, limits=limits)
     return {
-        "chat/completions": endpoint(ChatDialect(), "chat"),
-        "completions": endpoint(CompletionsDialect(), "completions"),
-        "responses": endpoint(ResponsesDialect(), "responses"),
-        "responses/input_tokens": endpoint(ResponsesDialect(), "responses", responses.render_count),
-        "messages": endpoint(MessagesDialect(), "messages"),
-        "messages/count_tokens": endpoint(MessagesDialect(), "messages", messages_output.render_count),
+        template: endpoint(dialect, counts=template in dialect.wire.counts)
+        for dialect in DIALECTS
+        for template in (*dialect.wire.calls, *dialect.wire.counts)
     }
 
 
@@ -159,8 +152,6 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 
 
 def _error_response(request: Request, error: GatewayError) -> Response:
-    """In the shape that this client reads."""
-    shown = messages_output.error_to_dict(error) if is_anthropic(request) else error.to_dict()
-    return Response(
-        orjson.dumps(shown), status_code=error.status, headers=error.headers(), media_type="application/json"
-    )
+    """Return an error in the client's dialect."""
+    body = request.scope[DIALECT].render_error(error)
+    return Response(body, status_code=error.status, headers=error.headers(), media_type="application/json")

@@ -61,10 +61,8 @@ class CallEndpoint:
     room: BodyRoom
     """Bounds the bodies of all requests under way."""
     dialect: Dialect
-    name: str
-    """What logs and metrics call the dialect."""
-    render_count: Callable[[int], bytes] | None = None
-    """Where it is given, calls are answered with the number of tokens of their prompts."""
+    counts: bool = False
+    """Whether calls are answered with the number of tokens of their prompts."""
     flights: Flights = field(default_factory=Flights)
     """The calls of this route that may be asked for again."""
     watched: Deadlines = field(default_factory=partial(Deadlines, WATCH_AFTER_S))
@@ -80,11 +78,11 @@ class CallEndpoint:
         try:
             call, asked, attempt = await self._call(scope, receive, answer)
             answer.ignored = self._ignored(call, asked)
-            if self.render_count is not None:
+            if self.counts:
                 mode = "count"
                 async with until_disconnect(receive, self.watched):
                     num_tokens = await self.gateway.count_tokens(call)
-                await answer.whole(200, self.render_count(num_tokens))
+                await answer.whole(200, self.dialect.render_count(num_tokens))
             elif call.asked.get("stream"):
                 mode = "stream"
                 await self._stream(call, self.dialect.encoder(asked=asked), receive, answer, attempt)
@@ -99,7 +97,7 @@ class CallEndpoint:
             metrics.in_flight -= 1
             self.room.give(scope)
             seconds = time.perf_counter() - started
-            metrics.observe(self.name, mode, answer.status, seconds)
+            metrics.observe(self.dialect.wire.name, mode, answer.status, seconds)
             if answer.call is not None:
                 self.sessions.weigh(answer.call.session)
             if self.observers:
@@ -115,7 +113,7 @@ class CallEndpoint:
 
     def _ignored(self, call: ModelCall, asked: Mapping[str, Any]) -> list[str]:
         """Return what a request asks for in vain, in the words of its dialect; each is logged once."""
-        of_dialect, of_upstream = left_out(self.dialect.name, asked), self.gateway.upstream.ignored(call.asked)
+        of_dialect, of_upstream = left_out(self.dialect.wire.name, asked), self.gateway.upstream.ignored(call.asked)
         if not (of_dialect or of_upstream):
             return []
         own_names = self.dialect.chat_names
@@ -126,7 +124,7 @@ class CallEndpoint:
     def _tell(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
         call = answer.call
         observed = ObservedCall(
-            dialect=self.name,
+            dialect=self.dialect.wire.name,
             mode=mode,
             status=answer.status,
             seconds=seconds,
@@ -165,16 +163,17 @@ class CallEndpoint:
         try:
             body = await read_body(scope, receive, self.config, self.room)
             metadata = metadata_of(headers)
-            if named is None and self.render_count is None:
+            if named is None and not self.counts:
                 metadata |= self.sessions.unattributed.note(scope, headers)
             # All other calls would wait meanwhile.
-            asked = self.dialect.parse(body) if len(body) < LARGE else await asyncio.to_thread(self.dialect.parse, body)
+            parse = partial(self.dialect.parse, body, scope["path_params"])
+            asked = parse() if len(body) < LARGE else await asyncio.to_thread(parse)
             check_one_named(path, headers)
             call = answer.call = await self._understood(asked, named, headers, metadata)
         except DeclinedError:
             raise
         except (GatewayError, ConfigError) as error:
-            if self.render_count is None:
+            if not self.counts:
                 with suppress(StoreError):  # its session cannot be looked up
                     answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
@@ -194,8 +193,7 @@ class CallEndpoint:
             session_id = named or self.sessions.session_of_answer(refers_to[0])
             earlier = await self._answers(session_id, refers_to)
         chat = self.dialect.to_chat(asked, earlier)
-        if notes := self.dialect.notes(asked):
-            metadata = {**metadata, **notes}
+        metadata = {**metadata, **self.dialect.trace_metadata(asked)}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
         if notes := notes_of(chat, session, headers, is_own=is_own(metadata)):
             metadata = {**notes, **metadata}

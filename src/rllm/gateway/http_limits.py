@@ -7,18 +7,16 @@ The server below knows none of these bounds. Nothing is measured of a request th
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rllm._runtime.main_memory import total_memory
 from rllm._runtime.untrusted import LARGE
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.corked import CorkedHTTP
-from rllm.gateway.dialects.messages_output import error_to_dict
+from rllm.gateway.dialects import dialect_of
 from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError
 
@@ -30,8 +28,6 @@ _LATE_S = 5.0
 _HELD = "rllm.held"
 """What the scope of a request has with a large body: the bytes of its room."""
 _LONGEST_NUMBER = 15
-
-_MESSAGES = re.compile(rb"/messages(?:/count_tokens)?/?(?:\?.*)?\Z")
 
 
 class BoundedHTTP(CorkedHTTP):
@@ -151,8 +147,8 @@ class BoundedHTTP(CorkedHTTP):
         self.transport.close()
 
     def _rendered(self, error: GatewayError) -> bytes:
-        """In the words of the wire format that the URL is of, as far as it has come."""
-        return orjson.dumps(error_to_dict(error) if _MESSAGES.search(self.url) else error.to_dict())
+        """Return an error in the wire format of the URL, as far as it has come."""
+        return dialect_of(self.url.partition(b"?")[0].decode("latin-1"), ()).render_error(error)
 
     def _head_too_large(self) -> GatewayError:
         limits = self._limits

@@ -9,10 +9,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 import orjson
 
+from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.dialects.fields import check_depth
 from rllm.gateway.errors import GatewayError
@@ -29,6 +30,7 @@ UNNAMED_KEY_PREFIX = "rllm.unnamed."
 
 _OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
 """Of Claude Code, opencode and Codex."""
+_KEY_HEADERS = sorted({row.key_header.encode() for row in WIRE_FORMATS} - {b"authorization"})
 _MAX_DIGITS = 20
 _OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
 
@@ -139,9 +141,12 @@ def _base64(part: bytes) -> str:
 
 
 def authorization_of(headers: Mapping[bytes, bytes]) -> str:
-    """The `Authorization` header; Anthropic's clients may send their key as `x-api-key` instead."""
-    authorization, key = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-    return (authorization or (b"Bearer " + key if key else b"")).decode("latin-1")
+    """Return the `Authorization` header, or one made of the key header of another wire format."""
+    authorization = headers.get(b"authorization", b"")
+    for name in () if authorization else _KEY_HEADERS:
+        if key := headers.get(name, b""):
+            authorization = b"Bearer " + key
+    return authorization.decode("latin-1")
 
 
 def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> str | None:
@@ -220,6 +225,15 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
                 code="invalid_metadata",
             )
     return metadata
+
+
+def with_key_header(scope: Mapping[str, Any], wire: WireFormat) -> list[tuple[bytes, bytes]]:
+    """Return a request's headers, with the key that its URL has in place of a header, if any."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if not wire.key_parameter or wire.key_parameter.encode() not in scope["query_string"]:
+        return headers
+    name, keys = wire.key_header.encode(), parse_qs(scope["query_string"].decode("latin-1")).get(wire.key_parameter, [])
+    return [*headers, *((name, key.encode()) for key in keys[:1] if name not in dict(headers))]
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm.capture.wire_formats import WIRE_FORMATS
+
 _ANY = {"type": "object", "additionalProperties": True}
 _ERROR = {
     "type": "object",
@@ -71,6 +73,17 @@ _BODIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+_CONTENT = {"type": "object", "properties": {"role": {"type": "string"}, "parts": {"type": "array", "items": _ANY}}}
+_BODIES["generateContent"] = _BODIES["streamGenerateContent"] = {
+    "required": ["contents"],
+    "properties": {
+        "contents": {"type": "array", "minItems": 1, "items": _CONTENT},
+        "systemInstruction": _CONTENT,
+        "generationConfig": _ANY,
+        "tools": {"type": "array", "items": _ANY},
+    },
+}
+_BODIES["countTokens"] = {"properties": {"contents": {"type": "array", "items": _CONTENT}}}
 _BODIES["responses/input_tokens"] = _BODIES["responses"]
 _BODIES["messages/count_tokens"] = {**_BODIES["messages"], "required": ["messages"]}
 _WHOLE_OR_STREAMED = ("application/json", "text/event-stream")
@@ -105,13 +118,17 @@ def openapi(*, needs_key: bool, has_upstreams: bool = False) -> dict[str, Any]:
     """OpenAPI 3.1, of every route; those of operators are there where `has_upstreams`."""
     paths: dict[str, dict[str, Any]] = {}
     for prefix, session in (("", []), ("/sessions/{session_id}", [_SESSION])):
-        for call, body in _BODIES.items():
-            posted = _operation(session, body={"type": "object", **body}, media_types=_WHOLE_OR_STREAMED)
-            paths[f"{prefix}/v1/{call}"] = {"post": posted}
+        for row in WIRE_FORMATS:
+            for path in (*row.calls, *row.counts):
+                body = {"type": "object", **_BODIES[path.lstrip("/").rpartition(":")[2]]}
+                named = [*session, *([{**_MODEL, "name": "model"}] if "{model}" in path else [])]
+                posted = _operation(named, body=body, media_types=_WHOLE_OR_STREAMED)
+                paths[f"{prefix}/{row.version}{path}"] = {"post": posted}
         stored = _operation([*session, _RESPONSE])
         paths[f"{prefix}/v1/responses/{{response_id}}"] = {"get": stored, "delete": stored}
-        paths[f"{prefix}/v1/models"] = {"get": _operation(session)}
-        paths[f"{prefix}/v1/models/{{model_id}}"] = {"get": _operation([*session, _MODEL])}
+        for version in sorted({row.version for row in WIRE_FORMATS}):
+            paths[f"{prefix}/{version}/models"] = {"get": _operation(session)}
+            paths[f"{prefix}/{version}/models/{{model_id}}"] = {"get": _operation([*session, _MODEL])}
     paths |= {
         "/sessions": {"get": _operation(_PAGE), "post": _operation(body={"type": "object", **_SESSION_BODY})},
         "/sessions/{session_id}": {"get": _operation([_SESSION]), "delete": _operation([_SESSION])},

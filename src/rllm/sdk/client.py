@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 
 import openai
 
+from rllm.capture.wire_formats import model_call_in
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.context import current_frame, has_outlived_rollout
-from rllm.sdk.recording import MODEL_CALLS, begin, finish, is_model_call
+from rllm.sdk.recording import begin, finish, is_model_call
 
 _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
 
@@ -250,7 +251,8 @@ class _AsyncTracker(_Tracker):
 
 def _lead_to(base_url: str, request: Any) -> None:
     """Send this call to another server: `http://here/any/prefix/v1/chat/completions` to `{base_url}/chat/completions`."""
-    call = next(end for end in MODEL_CALLS if request.url.path.endswith(end))
+    call = model_call_in(request.url.path)
+    assert call is not None
     url = type(request.url)(base_url.rstrip("/") + call)
     request.url = url.copy_with(query=request.url.query or None)
     request.headers["host"] = urlsplit(str(url)).netloc

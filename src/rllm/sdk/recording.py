@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from rllm.capture.chat import traces_from_chat
 from rllm.capture.side_calls import OWN_KEY, PROGRAM_KEY
 from rllm.capture.stream import ChatStream, SSEDecoder
+from rllm.capture.wire_formats import model_call_in
 from rllm.sdk.context import Call, Frame
 from rllm.telemetry import outgoing_headers
 
@@ -28,8 +29,6 @@ METADATA_HEADER = "x-rllm-metadata"
 MAX_METADATA_BYTES = 4096
 """Metadata whose JSON is longer stays on this side: headers have limits, and servers differ in them."""
 
-MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-"""How the paths of calls that sample from a model end."""
 RECORDED_CALLS = ("/chat/completions",)
 
 _EXCHANGE = "rllm.exchange"
@@ -57,8 +56,8 @@ class Exchange:
 
 
 def is_model_call(method: str, path: str) -> bool:
-    """Whether this request samples from a model, in any wire format."""
-    return method == "POST" and path.endswith(MODEL_CALLS)
+    """Return whether this request samples from a model, in any wire format."""
+    return method == "POST" and model_call_in(path) is not None
 
 
 def begin(request: Any, frame: Frame, *, stamp: bool) -> None:

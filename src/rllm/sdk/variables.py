@@ -10,6 +10,7 @@ from functools import cache
 from urllib.parse import unquote, urlsplit
 
 from rllm._runtime.forks import no_fork_meanwhile
+from rllm.capture.wire_formats import WIRE_FORMATS
 from rllm.errors import ConfigError
 
 OWN_KEY_PREFIX = "rllm."
@@ -63,19 +64,11 @@ def gateway_variables(
         raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
     key = _key_for(parts.path, api_key)
     no_proxy = _without_proxy(parts.hostname, inherited)
-    variables = {
-        "OPENAI_BASE_URL": f"{root}/v1",
-        "OPENAI_API_BASE": f"{root}/v1",  # LlamaIndex reads only this one
-        "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": root,  # Anthropic's clients add /v1 themselves
-        "ANTHROPIC_API_KEY": key,
-        "HOSTED_VLLM_API_BASE": f"{root}/v1",  # LiteLLM's hosted_vllm/ route
-        "HOSTED_VLLM_API_KEY": key,
-        "NO_PROXY": no_proxy,
-        "no_proxy": no_proxy,
-    }
-    if inherited.get("ANTHROPIC_AUTH_TOKEN"):  # Clients send it besides the key, and it would be the one that counts.
-        variables["ANTHROPIC_AUTH_TOKEN"] = key
+    variables = {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
+    for row in WIRE_FORMATS:
+        variables |= {name: url.format(root=root) for name, url in row.base_url_variables.items()}
+        variables |= dict.fromkeys(row.key_variables, key)
+        variables |= {name: key for name in row.token_variables if inherited.get(name)}
     return {**variables, **{name: value for name, value in QUIET.items() if name not in inherited}}
 
 

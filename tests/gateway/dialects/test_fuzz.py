@@ -1,4 +1,4 @@
-"""Whatever JSON a client sends is translated, or refused with a 400 that says why; nothing else ever happens."""
+"""Any JSON that a client sends is translated, or refused with a 400."""
 
 from contextlib import suppress
 
@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.dialects.completions import CompletionsDialect
-from rllm.gateway.dialects.messages import MessagesDialect
-from rllm.gateway.dialects.responses import ResponsesDialect
+from rllm.gateway.dialects import DIALECTS
 from rllm.gateway.errors import GatewayError
 
 WORDS = (
     "messages input prompt system instructions role content type text source data media_type url tools name parameters "
     "input_schema tool_choice mode output_config format schema thinking reasoning effort summary include tool_use_id id "
-    "call_id arguments output image_url file previous_response_id stop_sequences stop n stream logprobs echo best_of thread"
+    "call_id arguments output image_url file previous_response_id stop_sequences stop n stream logprobs echo best_of thread "
+    "contents parts systemInstruction functionDeclarations functionCall functionResponse args response inlineData mimeType "
+    "toolConfig functionCallingConfig allowedFunctionNames generationConfig responseSchema responseMimeType thought"
 ).split()
 VALUES = (
     "user assistant system developer tool text image document tool_use tool_result thinking message reasoning function_call "
@@ -31,7 +30,12 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-HI = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "prompt": "hi"}
+HI = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "input": "hi",
+    "prompt": "hi",
+    "contents": [{"parts": [{"text": "hi"}]}],
+}
 requests = st.dictionaries(st.sampled_from(WORDS), values, max_size=5)
 ANSWER = {
     "id": "resp_1",
@@ -39,16 +43,17 @@ ANSWER = {
 }
 
 
-@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionsDialect(), MessagesDialect(), ResponsesDialect()])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.wire.name)
 @settings(max_examples=80, deadline=None)
 @given(st.one_of(requests, requests.map(lambda request: {**HI, **request})))
 def test_any_json_is_translated_or_refused(dialect, request):
     with suppress(GatewayError):
-        asked = dialect.parse(orjson.dumps(request))
+        path = {"template": dialect.wire.calls[0], "query": "", "model": "m"}
+        asked = dialect.parse(orjson.dumps(request), path)
         dialect.refers_to(asked)
         chat = dialect.to_chat(asked, {})
         assert all(isinstance(message["role"], str) for message in chat["messages"])
-        dialect.notes(asked)
+        dialect.trace_metadata(asked)
         dialect.render(orjson.loads(orjson.dumps(ANSWER)), asked=asked)
         encoder = dialect.encoder(asked=asked)
         encoder.feed([{"id": "resp_1", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}])

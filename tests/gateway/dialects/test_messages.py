@@ -2,8 +2,7 @@
 
 import pytest
 
-from rllm.gateway.dialects.messages import to_chat
-from rllm.gateway.dialects.messages_output import error_to_dict, from_chat
+from rllm.gateway.dialects.messages import error_to_dict, from_chat, to_chat
 from rllm.gateway.errors import GatewayError
 
 HI = [{"role": "user", "content": "hi"}]

@@ -5,8 +5,7 @@ import pytest
 
 from rllm.capture import SSEDecoder
 from rllm.gateway.dialects.responses import to_chat
-from rllm.gateway.dialects.responses_output import from_chat
-from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
+from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder, from_chat
 from rllm.gateway.errors import GatewayError
 
 ADD = {"type": "function", "name": "add"}

@@ -6,7 +6,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.gateway.dialects import messages, messages_output, responses, responses_output
+from rllm.gateway.dialects import messages, responses, responses_output
 
 texts = st.text(max_size=8)
 arguments = st.one_of(
@@ -67,7 +67,7 @@ def test_messages_lose_nothing(conversation):
     system, first, made = conversation
     sent = [{"role": "user", "content": first}]
     for said, *follow in made:
-        sent.append({"role": "assistant", "content": messages_output.from_chat(spoken(said), {})["content"]})
+        sent.append({"role": "assistant", "content": messages.from_chat(spoken(said), {})["content"]})
         if follow[0]["role"] == "tool":
             blocks = [
                 {"type": "tool_result", "tool_use_id": result["tool_call_id"], "content": result["content"]}

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.capture import ChatStream, SSEDecoder
-from rllm.gateway.dialects import completions, messages_output, responses_output
+from rllm.gateway.dialects import completions, messages, responses_output
 from rllm.gateway.dialects.completions import CompletionsStreamEncoder
-from rllm.gateway.dialects.messages_output import MessagesStreamEncoder
-from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
+from rllm.gateway.dialects.messages import MessagesStreamEncoder
+from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder
 
 HEAD = {"object": "chat.completion.chunk", "created": 1_700_000_000, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
@@ -110,7 +110,7 @@ def message_of(events):
 @given(streams())
 def test_a_streamed_message_is_the_whole_message(batches):
     events, response = streamed(MessagesStreamEncoder({}), batches, "msg_1")
-    whole = messages_output.from_chat(response, {})
+    whole = messages.from_chat(response, {})
     built = message_of(events)
     assert built == whole
 

@@ -1,5 +1,84 @@
-"""The wire formats agents speak, one module each, all to and from the same chat request and answer."""
+"""Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
+`base.py` has the protocol and shared helpers, `fields.py` checks requests, `parameters.py` lists documented fields and their
+effect, and each other module is a dialect. Read `base.py` and `chat.py` first. A new dialect is a module here, a row in
+`rllm.capture.wire_formats`, an entry in `DIALECTS`, and a table of its parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from rllm.capture.wire_formats import path_pattern
 from rllm.gateway.dialects.base import Dialect, StreamEncoder
+from rllm.gateway.dialects.chat import ChatDialect
+from rllm.gateway.dialects.completions import CompletionsDialect
+from rllm.gateway.dialects.google import GoogleDialect
+from rllm.gateway.dialects.messages import MessagesDialect
+from rllm.gateway.dialects.responses import ResponsesDialect
 
-__all__ = ["Dialect", "StreamEncoder"]
+__all__ = ["DIALECTS", "CallPath", "Dialect", "StreamEncoder", "dialect_of", "find_call"]
+
+_CHAT = ChatDialect()
+DIALECTS: tuple[Dialect, ...] = (
+    _CHAT,
+    CompletionsDialect(),
+    ResponsesDialect(),
+    MessagesDialect(),
+    GoogleDialect(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPath:
+    """Meaning of the path of a model call."""
+
+    dialect: Dialect
+    template: str
+    """Its template in `WireFormat.calls` or `counts`."""
+    session_id: str | None
+    """Session in the path."""
+    parameters: Mapping[str, str]
+    """Values of the names in the template, and the template as `template`."""
+
+
+_TEMPLATES = [
+    (dialect, template) for dialect in DIALECTS for template in chain(dialect.wire.calls, dialect.wire.counts)
+]
+_EXACT = {template: dialect for dialect, template in _TEMPLATES if "{" not in template}
+_PATTERNS = [
+    (re.compile(path_pattern(template)), dialect, template) for dialect, template in _TEMPLATES if "{" in template
+]
+_CALLS = "|".join(path_pattern(template) for _, template in _TEMPLATES).replace("?P<model>", "?:")
+_PATH = re.compile(
+    # Some clients add a version of their own to the base URL that they were given, and some a trailing slash.
+    rf"(?:/sessions/(?P<session_id>[^/]+))?(?:/+v1(?:alpha|beta)?)*/*(?P<call>{_CALLS})/?"
+)
+
+
+def find_call(path: str) -> CallPath | None:
+    """Return what the path of a request means, or `None` if it is not a model call's."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return None
+    call, session_id = found["call"], found["session_id"]
+    if call in _EXACT:
+        return CallPath(_EXACT[call], call, session_id, {"template": call})
+    for pattern, dialect, template in _PATTERNS:
+        if named := pattern.fullmatch(call):
+            return CallPath(dialect, template, session_id, {**named.groupdict(), "template": template})
+    return None
+
+
+def dialect_of(path: str, headers: Container[bytes]) -> Dialect:
+    """Return the dialect of any request, by its path or by headers that only clients of one dialect send."""
+    if (call := find_call(path)) is not None:
+        return call.dialect
+    for dialect in DIALECTS:
+        own_version = dialect.wire.version != _CHAT.wire.version and f"/{dialect.wire.version}/" in path
+        if own_version or any(name.encode() in headers for name in dialect.wire.client_headers):
+            return dialect
+    return _CHAT

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.capture import strip_chunk
-from rllm.gateway.dialects.base import COMMENT, WholeConversations
-from rllm.gateway.dialects.fields import check_chat, field, invalid, named_in, objects, parse_object
+from rllm.gateway.dialects.base import COMMENT, OpenAIDialect, wire_format
+from rllm.gateway.dialects.fields import check_chat, field, invalid, named_in, objects
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace
 
 
-class ChatDialect(WholeConversations):
-    """Requests are checked for what the gateway itself relies on; the rest is the upstream's business."""
+class ChatDialect(OpenAIDialect):
+    """OpenAI's `/v1/chat/completions`. Requests are checked only for fields that the gateway itself relies on."""
 
+    wire = wire_format("chat")
     id_prefix = "chatcmpl-"
-    name = "chat"
-    chat_names: Mapping[str, str] = MappingProxyType({})
-
-    def parse(self, body: bytes) -> dict[str, Any]:
-        return parse_object(body, needs="'model' and 'messages'")
+    needs = "'model' and 'messages'"
 
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         check_chat(asked)
         return _with_allowed_tools(asked)
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
-        _complete_head(response, "chat.completion")
+        _fill_head(response, "chat.completion")
         _strip(response, asked)
         return orjson.dumps(response)
 
     def encoder(self, *, asked: Mapping[str, Any]) -> ChatStreamEncoder:
         return ChatStreamEncoder(asked)
 
-    def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict())
-
 
 def _with_allowed_tools(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return a request that has only the tools which its choice allows, as few servers know this choice."""
+    """Return a request with only the tools that its choice allows, because few servers know this choice."""
     choice = asked.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "allowed_tools"):
         return asked
@@ -58,7 +51,7 @@ def _with_allowed_tools(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatStreamEncoder:
-    """Chunks as server-sent events, one for one; finish reasons, usage and `[DONE]` are held back for the end."""
+    """Encoder of chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
 
     keep_alive = COMMENT
 
@@ -71,7 +64,7 @@ class ChatStreamEncoder:
     def feed(self, chunks: list[dict[str, Any]]) -> bytes:
         events = []
         for chunk in chunks:
-            _complete_head(chunk, "chat.completion.chunk")
+            _fill_head(chunk, "chat.completion.chunk")
             _strip(chunk, self._asked)
             if self._hold_back(chunk):
                 events.append(b"data: %s\n\n" % orjson.dumps(chunk))
@@ -85,26 +78,26 @@ class ChatStreamEncoder:
         return b"data: %s\n\n" % orjson.dumps(error.to_dict())
 
     def _hold_back(self, chunk: dict[str, Any]) -> bool:
-        """Take the usage and the finish reasons out of a chunk; returns whether anything is left to send now."""
+        """Take the usage and the finish reasons out of a chunk; return whether anything remains to be sent now."""
         usage = chunk.pop("usage", None)
         if usage and self._wants_usage:
             self._usage = [{**chunk, "choices": [], "usage": usage}]  # Some servers count in every chunk.
         choices = chunk.get("choices")
         if not choices:
             return not usage and not self._endings
-        left = []
+        early_choices = []
         for choice in choices:
             if choice.get("finish_reason") is None:
-                left.append(choice)
+                early_choices.append(choice)
                 continue
-            # Some clients look for the finish reason only in a chunk of its own, so what was said goes first.
+            # Some clients look for the finish reason only in a chunk of its own, so the text goes first.
             ending = {name: value for name, value in choice.items() if name != "token_ids"}
             self._endings.append({**chunk, "choices": [{**ending, "delta": {}, "logprobs": None}]})
             if any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
                 early = {name: value for name, value in choice.items() if name != "stop_reason"}
-                left.append({**early, "finish_reason": None})
-        chunk["choices"] = left
-        return bool(left)
+                early_choices.append({**early, "finish_reason": None})
+        chunk["choices"] = early_choices
+        return bool(early_choices)
 
 
 def _strip(answer: dict[str, Any], asked: Mapping[str, Any]) -> None:
@@ -113,8 +106,8 @@ def _strip(answer: dict[str, Any], asked: Mapping[str, Any]) -> None:
         answer.pop(FACTS_KEY, None)
 
 
-def _complete_head(answer: dict[str, Any], object: str) -> None:
-    """Fill in what a sloppy server leaves out and strict clients insist on."""
+def _fill_head(answer: dict[str, Any], object: str) -> None:
+    """Fill in fields that some servers omit and strict clients require."""
     if "created" not in answer:
         answer["created"] = int(time.time())
     if answer.get("object") != object:

@@ -1,7 +1,7 @@
-"""OpenAI's completions: a prompt of token ids as it is, a text as the only message of a chat, and the answer's text.
+"""OpenAI's completions: a prompt of token ids as it is, or a text as the only message of a chat.
 
-An upstream that speaks only chat completions renders a text through its chat template, as a user's message. Agents that need
-the bare prompt continued, as a base model does it, send its ids; so does another gateway, whose prompts are exact that way.
+An upstream that speaks only chat completions renders a text through its chat template, as a user's message. Agents that
+need the bare prompt continued, as by a base model, send its ids; so does another gateway, whose prompts are exact.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.base import COMMENT, WholeConversations, created_at
-from rllm.gateway.dialects.fields import check_chat, check_options, invalid, parse_object
-from rllm.gateway.dialects.responses_logprobs import bytes_of
+from rllm.gateway.dialects.base import COMMENT, OpenAIDialect, bytes_of, created_at, wire_format
+from rllm.gateway.dialects.fields import check_chat, check_options, invalid
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import Trace, text_of
@@ -23,15 +22,14 @@ from rllm.types import Trace, text_of
 _OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
 
 
-class CompletionsDialect(WholeConversations):
+class CompletionsDialect(OpenAIDialect):
     """OpenAI's `/v1/completions`."""
 
+    wire = wire_format("completions")
     id_prefix = "cmpl-"
-    name = "completions"
+    needs = "'model' and 'prompt'"
+    prompt_name = "prompt"
     chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
-
-    def parse(self, body: bytes) -> dict[str, Any]:
-        return parse_object(body, needs="'model' and 'prompt'")
 
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         return to_chat(asked)
@@ -46,16 +44,14 @@ class CompletionsDialect(WholeConversations):
     def encoder(self, *, asked: Mapping[str, Any]) -> CompletionsStreamEncoder:
         return CompletionsStreamEncoder(asked)
 
-    def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict(prompt="prompt"))
-
 
 def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request of a completion request; it has no messages where the prompt is token ids. Members that are not of
-    this dialect are passed on.
+    """Return the chat request of a completion request, without messages where the prompt is token ids.
+
+    Members that are not of this dialect are passed on.
 
     Raises:
-        GatewayError: 400, if it is malformed, or asks for what a chat completion cannot give.
+        GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
     """
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     if asked.get("suffix"):
@@ -92,7 +88,7 @@ def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
 
 
 def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The completion of a chat completion, choice for choice."""
+    """Return the completion of a chat completion, choice for choice."""
     ids, echoed = _prompt_ids(response, asked), _echoed(asked)
     choices = [
         {
@@ -105,7 +101,7 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
 
 
 def _prompt_ids(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """For each choice, as vLLM has them there."""
+    """Return the prompt's ids for a choice, where vLLM has them."""
     return {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
 
 
@@ -138,14 +134,14 @@ def _echoed(asked: Mapping[str, Any]) -> str:
 
 
 class _Offsets:
-    """Places in a text of the tokens that spell it."""
+    """Positions in a text of the tokens that spell it."""
 
     def __init__(self, start: int) -> None:
         self._at = start
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def of(self, entry: Mapping[str, Any]) -> int:
-        """Return where the next token begins; one within a character is behind it."""
+        """Return the position at which the next token begins; one within a character begins after it."""
         at = self._at
         self._at += len(self._decoder.decode(bytes_of(entry)))
         return at
@@ -168,7 +164,7 @@ def _alternatives(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class CompletionsStreamEncoder:
-    """Chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
+    """Encoder of chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
 
     keep_alive = COMMENT
 

@@ -1,38 +1,64 @@
-"""Anthropic's messages: requests to chat requests. `messages_output.py` has the way back."""
+"""Anthropic's messages: requests to chat requests; chat answers, chunks and errors to Anthropic's."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.base import WholeConversations
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects, parse_object
-from rllm.gateway.dialects.messages_output import RAW_ARGUMENTS, MessagesStreamEncoder, error_to_dict, from_chat
-from rllm.gateway.errors import DeclinedError, GatewayError
-from rllm.types import Message, Trace
+from rllm.capture import ChatStream
+from rllm.gateway.dialects.base import (
+    OpenAIDialect,
+    arguments_object,
+    arguments_text,
+    event,
+    first_choice,
+    joined_parts,
+    reasoning_of,
+    token_fields,
+    usage_of,
+    wire_format,
+)
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects
+from rllm.gateway.errors import CONTEXT_OVERFLOW, DeclinedError, GatewayError
+from rllm.types import Message, Trace, text_of
 
 _OURS = frozenset(
     # Translated below.
     "messages system stop_sequences tools tool_choice output_config output_format thread "
-    # Without a meaning for a chat completion, or for any model but Anthropic's own.
+    # Meaningless for a chat completion, or for any model but Anthropic's own.
     "cache_control container context_management diagnostics inference_geo mcp_servers metadata service_tier speed "
     "thinking user_profile_id workspace_id betas fallbacks billing_policy fallback_credit_token".split()
 )
 _RUN_BY_CLIENTS = ("bash_", "browser_", "computer_", "memory_", "text_editor_")
-"""How the types of tools begin that a client runs itself, and whose description only Anthropic's models know."""
+"""Beginnings of the types of tools that clients run themselves, and whose descriptions only Anthropic's models know."""
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesDialect(WholeConversations):
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "content_filter": "refusal"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class MessagesDialect(OpenAIDialect):
     """Anthropic's `/v1/messages`."""
 
+    wire = wire_format("messages")
     id_prefix = "msg_"
-    name = "messages"
+    needs = "'model' and 'messages'"
     chat_names: Mapping[str, str] = MappingProxyType(
         {
             "stop": "stop_sequences",
@@ -43,9 +69,6 @@ class MessagesDialect(WholeConversations):
             "tool_choice[function]": "tool_choice[tool]",
         }
     )
-
-    def parse(self, body: bytes) -> dict[str, Any]:
-        return parse_object(body, needs="'model' and 'messages'")
 
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         return to_chat(asked)
@@ -59,15 +82,32 @@ class MessagesDialect(WholeConversations):
     def render_error(self, error: GatewayError) -> bytes:
         return orjson.dumps(error_to_dict(error))
 
+    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+        shown = [_model(model) for model in models]
+        ids = [model["id"] for model in shown] or [None]
+        return orjson.dumps({"data": shown, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
+
+    def render_model(self, model: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(_model(model))
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
 
 def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request of a message request; members that are not Anthropic's are passed on.
+    """Return the chat request of a message request; members that are not Anthropic's are passed on.
 
     Raises:
-        GatewayError: 400, if it is malformed, or asks for what a chat completion cannot give.
+        GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
     """
     if asked.get("thread") is not None:
-        raise _thread_declined()
+        # Clients that keep conversations on the server send the whole one instead when they read these details.
+        raise DeclinedError(
+            400,
+            "thread: this server keeps no threads: send the whole conversation",
+            param="thread",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["model"]},
+        )
     if asked.get("compaction") is not None:
         raise invalid("compaction: this server does not summarise conversations: leave it out", "compaction")
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
@@ -97,7 +137,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(messages: list[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The messages that the model is to see, with their places: a system message may be for one user turn only."""
+    """Return the messages shown to the model, with their places: a system message may be for one user turn only."""
     last_turn = max((position for position, message in enumerate(messages) if message.get("role") == "user"), default=0)
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
@@ -118,7 +158,7 @@ def _check_system(message: Mapping[str, Any], where: str) -> None:
 
 
 def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
-    """The chat messages of one message: a tool's results are messages of their own there."""
+    """Return the chat messages of one message: tool results become messages of their own."""
     role = field(message, "role", str, where)
     content = message.get("content")
     if isinstance(content, str):
@@ -134,7 +174,7 @@ def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
         if is_result:
             found += [_tool_result(block, place) for block, place in run]
         else:
-            found.append({"role": role, "content": _joined([_part(block, place) for block, place in run])})
+            found.append({"role": role, "content": joined_parts([_part(block, place) for block, place in run])})
     return found
 
 
@@ -155,7 +195,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
                 pass
             case other:
                 raise invalid(f"{place}.type={other!r}: an assistant's message has text, thinking or tool_use", place)
-    message: Message = {"role": "assistant", "content": _joined(texts) or (None if calls else "")}
+    message: Message = {"role": "assistant", "content": joined_parts(texts) or (None if calls else "")}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -164,9 +204,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
 
 
 def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = field(block, "input", dict, where, {})
-    raw = given.get(RAW_ARGUMENTS) if given.keys() == {RAW_ARGUMENTS} else None
-    arguments = raw if isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
+    arguments = arguments_text(field(block, "input", dict, where, {}))
     function = {"name": field(block, "name", str, where), "arguments": arguments}
     return {"id": field(block, "id", str, where), "type": "function", "function": function}
 
@@ -179,17 +217,10 @@ def _tool_result(block: Mapping[str, Any], where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """A text or blocks as a chat message's content."""
+    """Return a text or blocks as a chat message's content."""
     if isinstance(value, str):
         return value
-    return _joined([_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))])
-
-
-def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """One text as a string, anything else as parts."""
-    if not parts:
-        return ""
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return joined_parts([_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))])
 
 
 def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -236,23 +267,20 @@ def _url(source: Mapping[str, Any], where: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A function tool; `None` for one that Anthropic's servers run."""
+    """Return a function tool, or `None` for one that Anthropic's servers run."""
     kind = tool.get("type")
     if kind not in (None, "custom"):
         if str(kind).startswith(_RUN_BY_CLIENTS):
-            raise _undescribed(str(kind), tool.get("name") or kind)
+            # If it were dropped silently, its client would wait for a call that never comes.
+            raise invalid(
+                f"tools[].type={str(kind)!r:.80}: only Anthropic's models know what it does: give "
+                f"{tool.get('name') or kind!r:.80} as a tool with an input_schema",
+                "tools",
+            )
         return None
     function = {"name": field(tool, "name", str, "tools[]")}
     function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {"type": "object"}}}
-
-
-def _undescribed(kind: str, name: Any) -> GatewayError:
-    """Left out without a word, the tool would be waited for in vain: its client is ready to run it."""
-    return invalid(
-        f"tools[].type={kind!r:.80}: only Anthropic's models know what it does: give {name!r:.80} as a tool with an input_schema",
-        "tools",
-    )
 
 
 def _tool_choice(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +297,7 @@ def _tool_choice(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said about the answer's form and about the effort that it is worth."""
+    """Return the chat fields of `output_config`: reasoning effort and response format."""
     config = field(asked, "output_config", dict, "", {})
     chat: dict[str, Any] = {}
     if config.get("effort") is not None:
@@ -284,11 +312,171 @@ def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _thread_declined() -> DeclinedError:
-    """Clients that keep their conversations on the server send the whole one instead when they read these details."""
-    return DeclinedError(
-        400,
-        "thread: this server keeps no threads: send the whole conversation",
-        param="thread",
-        details={"error_code": "thread_unsupported_request", "unsupported": ["model"]},
-    )
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def error_to_dict(error: GatewayError) -> dict[str, Any]:
+    """Return an error in Anthropic's form. Clients recognise a prompt that is too long by how its message begins."""
+    message = f"prompt is too long: {error}" if error.code == CONTEXT_OVERFLOW else str(error)
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    shown = {"type": _ERROR_TYPES.get(error.status, default), "message": message}
+    return {"type": "error", "error": {**shown, "details": error.details} if error.details else shown}
+
+
+def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message of a chat completion's first choice."""
+    choice = first_choice(response)
+    reason, sequence = _stop(choice, asked)
+    return {
+        "id": response.get("id"),
+        "type": "message",
+        "role": "assistant",
+        "model": response.get("model") or asked.get("model") or "",
+        "content": list(_blocks(choice.get("message") or {}, response.get("id"))),
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": _usage(response),
+        **token_fields(response, asked),
+    }
+
+
+def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, Any]]:
+    """Yield the content blocks of an answer: at least one, because clients read the first without checking.
+
+    An answer that ended in its thinking has no text block: clients that want a structured answer would parse it.
+    """
+    thought, text = reasoning_of(message), text_of(message) or message.get("refusal") or ""
+    calls = message.get("tool_calls") or ()
+    if thought:
+        yield {"type": "thinking", "thinking": thought, "signature": signature}
+    if text or not (thought or calls):
+        yield {"type": "text", "text": text}
+    for call in calls:
+        function = call.get("function") or {}
+        name, given = function.get("name") or "", arguments_object(function.get("arguments") or "")
+        yield {"type": "tool_use", "id": call.get("id"), "name": name, "input": given}
+
+
+def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return `stop_reason` and `stop_sequence`. An answer that was cut off must never look like a complete one."""
+    reason, sequence = choice.get("finish_reason") or "stop", choice.get("stop_reason")
+    if reason == "stop" and (choice.get("message") or {}).get("tool_calls"):
+        return "tool_use", None
+    if reason == "stop" and isinstance(sequence, str) and sequence in (asked.get("stop_sequences") or ()):
+        return "stop_sequence", sequence
+    return _STOP_REASONS.get(reason, "max_tokens"), None
+
+
+def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage in Anthropic's count, where tokens read from a cache are not input."""
+    usage = usage_of(response)
+    return {
+        "input_tokens": usage["prompt"] - usage["cached"],
+        "output_tokens": usage["completion"],
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage["cached"],
+    }
+
+
+class MessagesStreamEncoder:
+    """Encoder that sends text and thinking as they come, and tool calls at the end, each with its whole input.
+
+    Clients act on a tool call as soon as its block is complete, and an answer is not acknowledged before its trace is
+    durable. Besides, clients parse an input while it arrives and crash on invalid JSON, which untrained policies write.
+    """
+
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self._answer = ChatStream()
+        self._id: str | None = None
+        self._open: str | None = None
+        self._kinds: set[str] = set()
+        """Kinds of the blocks begun so far."""
+        self._num_blocks = 0
+
+    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+        events: list[bytes] = []
+        for chunk in chunks:
+            self._answer.feed(chunk)
+            if self._id is None:
+                events.append(self._start())
+            for choice in chunk.get("choices") or ():
+                delta = choice.get("delta") or {}
+                if choice.get("index", 0) == 0:
+                    events += self._piece("thinking", reasoning_of(delta))
+                    events += self._piece("text", text_of(delta) or delta.get("refusal") or "")
+        return b"".join(events)
+
+    def finish(self) -> bytes:
+        message = from_chat(self._answer.response(), self._asked)
+        events = list(self._end())
+        if "text" not in self._kinds and message["content"][-1]["type"] == "text":
+            events += [*self._begin("text"), *self._end()]
+        for block in message["content"]:
+            if block["type"] == "tool_use":
+                events += self._tool_use(block)
+        ending = {name: message.pop(name) for name in ("stop_reason", "stop_sequence")}
+        extra = token_fields(self._answer.response(), self._asked)
+        events.append(_event("message_delta", delta=ending, usage=message["usage"], **extra))
+        return b"".join([*events, _event("message_stop")])
+
+    def fail(self, error: GatewayError) -> bytes:
+        return event("error", error_to_dict(error))
+
+    def _start(self) -> bytes:
+        message = from_chat({**self._answer.response(), "choices": ()}, self._asked)
+        self._id = message["id"]
+        return _event("message_start", message={**message, "content": [], "stop_reason": None})
+
+    def _piece(self, kind: str, text: str) -> Iterable[bytes]:
+        if text:
+            if self._open != kind:
+                yield from self._end()
+                yield from self._begin(kind)
+            yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _begin(self, kind: str) -> Iterable[bytes]:
+        block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+        yield _event("content_block_start", index=self._num_blocks, content_block=block)
+        self._open = kind
+        self._kinds.add(kind)
+        self._num_blocks += 1
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
+
+    def _end(self) -> Iterable[bytes]:
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": self._id})
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._num_blocks - 1)
+        self._open = None
+
+    def _tool_use(self, block: dict[str, Any]) -> Iterable[bytes]:
+        yield _event("content_block_start", index=self._num_blocks, content_block={**block, "input": {}})
+        self._num_blocks += 1
+        yield self._delta({"type": "input_json_delta", "partial_json": ""})
+        yield self._delta({"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()})
+        yield _event("content_block_stop", index=self._num_blocks - 1)
+
+
+def _event(type: str, **data: Any) -> bytes:
+    return event(type, {"type": type, **data})
+
+
+_LATEST = 253_402_300_799
+"""Last second whose year has four digits; some servers report milliseconds."""
+
+
+def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+    created = datetime.fromtimestamp(min(max(model.get("created") or 0, 0), _LATEST), UTC)
+    model_id = model.get("id")
+    return {
+        "type": "model",
+        "id": model_id,
+        "display_name": model_id,
+        "created_at": created.isoformat(),
+        "lifecycle": "active",
+    }

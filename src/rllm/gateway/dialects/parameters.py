@@ -1,7 +1,7 @@
-"""Documented fields of each dialect, and what becomes of each with the embedded engine and with a server behind.
+"""Documented fields of each dialect, and their effect with the embedded engine and with a server.
 
-`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A
-server gets a field with the fate `=` as it came.
+`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A field
+with the fate `=` is sent to the server unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rllm.inference.parameters import CHAT, NAMED, Row, Table, field_of
 
 PASSED_ON = "passed on"
-"""The fate of a field that a server gets as it came; `passed on as NAME` is its chat field."""
+"""Fate of a field that is sent to a server unchanged; `passed on as NAME` names its chat field."""
 
 COMPLETIONS = Table("""
 prompt | honoured | translated | one text, which is a user's message, or its token ids
@@ -119,7 +119,51 @@ cache_control | no effect | no effect | equal beginnings are cached anyway
 user_profile_id, workspace_id, billing_policy, fallbacks, fallback_credit_token | no effect | no effect |
 """)
 
-TABLES: Mapping[str, Table] = {"chat": CHAT, "completions": COMPLETIONS, "responses": RESPONSES, "messages": MESSAGES}
+GOOGLE = Table("""
+contents, systemInstruction | honoured | translated |
+model, stream | honoured | translated | by the path; a stream needs `?alt=sse`
+content[text], content[thought], content[functionCall], content[functionResponse] | honoured | translated |
+content[inlineData], content[fileData] | =content[image_url] | passed on as image_url | other media as file
+content[*] | refused | refused | of tools that a provider runs
+tools, tools[].functionDeclarations | honoured | translated |
+tools[].computerUse | refused | refused | declare functions
+tools[].googleSearch, tools[].googleSearchRetrieval, tools[].googleMaps | named | named | a provider would run it
+tools[].codeExecution, tools[].urlContext, tools[].fileSearch, tools[].mcpServers | named | named | a provider would run it
+toolConfig, toolConfig.functionCallingConfig | honoured | translated |
+toolConfig.functionCallingConfig.mode[ANY] | =tool_choice[required] | translated |
+toolConfig.retrievalConfig, toolConfig.includeServerSideToolInvocations | named | named |
+generationConfig | honoured | translated |
+generationConfig.temperature | honoured | passed on as temperature |
+generationConfig.topP | honoured | passed on as top_p |
+generationConfig.topK | honoured | passed on as top_k |
+generationConfig.maxOutputTokens | honoured | passed on as max_tokens |
+generationConfig.stopSequences | honoured | passed on as stop |
+generationConfig.seed | honoured | passed on as seed |
+generationConfig.candidateCount | honoured | passed on as n |
+generationConfig.responseLogprobs | honoured | passed on as logprobs | of all sampled tokens
+generationConfig.logprobs | honoured | passed on as top_logprobs | up to 20, with `responseLogprobs`
+generationConfig.presencePenalty | =presence_penalty | passed on as presence_penalty |
+generationConfig.frequencyPenalty | =frequency_penalty | passed on as frequency_penalty |
+generationConfig.responseMimeType | =response_format[json_object] | passed on as response_format | unless text/plain
+generationConfig.responseSchema | =response_format[json_schema] | passed on as response_format |
+generationConfig.responseJsonSchema | =response_format[json_schema] | passed on as response_format |
+generationConfig.responseModalities | =modalities[audio] | passed on as modalities | unless text
+generationConfig.thinkingConfig | named | named | thoughts are given as they were sampled
+generationConfig.mediaResolution, generationConfig.speechConfig, generationConfig.imageConfig | named | named |
+generationConfig.audioTranscriptionConfig, generationConfig.enableEnhancedCivicAnswers | named | named |
+generationConfig.continuationToken | refused | refused | send the whole conversation
+cachedContent | refused | refused | send the whole conversation
+safetySettings | named | named | answers are not filtered
+labels, serviceTier, store | no effect | no effect |
+""")
+
+TABLES: Mapping[str, Table] = {
+    "chat": CHAT,
+    "completions": COMPLETIONS,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "google": GOOGLE,
+}
 
 
 def rows(dialect: str) -> Iterator[Row]:
@@ -137,7 +181,7 @@ def rows(dialect: str) -> Iterator[Row]:
 
 
 def left_out(dialect: str, asked: Mapping[str, object]) -> list[str]:
-    """Return the keys of what a request asks for and its dialect leaves out, whichever server answers it."""
+    """Return the keys of the fields that a dialect ignores, whichever server answers."""
     if dialect == "chat":
         return []
     rows = TABLES[dialect].rows_in(asked)

@@ -1,4 +1,7 @@
-"""OpenAI's responses: requests to chat requests, with the conversation they continue; chat answers to responses."""
+"""OpenAI's responses: requests to chat requests, with the conversation they continue.
+
+`responses_output.py` has the way back. The conversation that a client leaves on the server is read from the store's traces.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects, parse_object
+from rllm.gateway.dialects.base import OpenAIDialect, joined_parts, wire_format
+from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects
 from rllm.gateway.dialects.responses_output import (
     ENCRYPTED,
+    ResponsesStreamEncoder,
     from_chat,
     output_items,
     wants_logprobs,
 )
-from rllm.gateway.dialects.responses_stream import ResponsesStreamEncoder
 from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools, given_again
-from rllm.gateway.errors import GatewayError
 from rllm.types import Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
-"""In a trace's metadata: whether its first message is the request's `instructions`, which a continuation leaves behind."""
+"""Trace metadata: whether the first message is the request's `instructions`, which a continuation drops."""
 TOOLS_KEY = "rllm.tools"
-"""In a trace's metadata: of its tools, those that are in namespaces or take plain text; see `Tools.noted`."""
+"""Trace metadata: the tools in namespaces, or that take plain text; see `Tools.unlike_functions`."""
 
 _OURS = frozenset(
     # Translated below.
     "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
     # Answered or refused below.
     "background conversation multi_agent prompt prompt_cache_options store "
-    # Without a meaning for a chat completion.
+    # Meaningless for a chat completion.
     "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
     "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
 )
@@ -41,21 +44,22 @@ _REFUSED = {
     "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send the prompt's text as input",
 }
-_REFUSED_IF_SO = {
+_REFUSED_IF_TRUE = {
     "multi_agent.enabled": "this server runs no agents of its own",
     "prompt_cache_options.prewarm": "every request is answered",
 }
-"""Members of members."""
-_UNSAID = frozenset({"additional_tools", "configuration_update", "compaction_trigger", "mcp_list_tools"})
-"""Items that are no part of the conversation."""
+_NOT_CONVERSATION = frozenset({"additional_tools", "configuration_update", "compaction_trigger", "mcp_list_tools"})
+"""Types of input items that are not part of the conversation."""
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
 
 
-class ResponsesDialect:
-    """OpenAI's `/v1/responses`. The conversation that a client leaves on the server is read from the store's traces."""
+class ResponsesDialect(OpenAIDialect):
+    """OpenAI's `/v1/responses`."""
 
+    wire = wire_format("responses")
     id_prefix = "resp_"
-    name = "responses"
+    needs = "'model' and 'input'"
+    prompt_name = "input"
     chat_names: Mapping[str, str] = MappingProxyType(
         {
             "max_tokens": "max_output_tokens",
@@ -67,21 +71,18 @@ class ResponsesDialect:
     )
     continues_answers = True
 
-    def parse(self, body: bytes) -> dict[str, Any]:
-        return parse_object(body, needs="'model' and 'input'")
-
     def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
         return refers_to(asked)
-
-    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
-        return None
 
     def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
         return to_chat(asked, earlier)
 
-    def notes(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        noted = Tools(asked).noted()
-        return ({INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}) | ({TOOLS_KEY: noted} if noted else {})
+    def trace_metadata(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        unlike_functions = Tools(asked).unlike_functions()
+        return {
+            **({INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}),
+            **({TOOLS_KEY: unlike_functions} if unlike_functions else {}),
+        }
 
     def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
         return orjson.dumps(from_chat(response, asked))
@@ -89,17 +90,12 @@ class ResponsesDialect:
     def encoder(self, *, asked: Mapping[str, Any]) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(asked)
 
-    def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict(prompt="input"))
-
-
-def render_count(num_tokens: int) -> bytes:
-    """The answer of `/v1/responses/input_tokens`."""
-    return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
+    def render_count(self, num_tokens: int) -> bytes:
+        return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 def refers_to(asked: Mapping[str, Any]) -> list[str]:
-    """The ids of the responses whose conversation or items a request takes up."""
+    """Return the ids of the responses whose conversation or items a request continues."""
     previous = asked.get("previous_response_id")
     items = asked.get("input")
     references = items if isinstance(items, list) else ()
@@ -116,23 +112,20 @@ def _response_of(item_id: str) -> str | None:
     return f"resp_{known[1]}" if known else None
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-
 def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
-    """The chat request of a request; members that are not of this dialect are passed on.
+    """Return the chat request of a request; members that are not of this dialect are passed on.
 
     Args:
         asked: the request.
         earlier: the traces of the responses that it refers to.
 
     Raises:
-        GatewayError: 400, if it is malformed, or refers to what is not there.
+        GatewayError: 400, if it is malformed, or refers to something that does not exist.
     """
     for name, remedy in _REFUSED.items():
         if asked.get(name):
             raise invalid(f"{name}={repr(asked[name])[:80]} is not supported: {remedy}", name)
-    for name, why in _REFUSED_IF_SO.items():
+    for name, why in _REFUSED_IF_TRUE.items():
         outer, _, inner = name.partition(".")
         if field(asked, outer, dict, "", {}).get(inner):
             raise invalid(f"{name} is not supported: {why}; leave it out", name)
@@ -149,7 +142,8 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     if asked.get("max_output_tokens") is not None:
         chat["max_tokens"] = asked["max_output_tokens"]
     reasoning, text = _configuration(asked)
-    chat.update(tools.to_chat(asked.get("tool_choice")), **_text(text), **_logprobs(asked))
+    logprobs = {"logprobs": True, **_present(asked, "top_logprobs")} if wants_logprobs(asked) else {}
+    chat.update(tools.to_chat(asked.get("tool_choice")), **_text_fields(text), **logprobs)
     if reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     check_single_chat(chat, "a response is one answer: call again, or use chat completions")
@@ -157,7 +151,7 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
 
 
 def asked_of(trace: Trace) -> dict[str, Any]:
-    """Of the request that a trace answers, what its response repeats, as far as the trace has it."""
+    """Return the fields of a trace's request that its response repeats, as far as the trace has them."""
     asked: dict[str, Any] = {**trace.sampling, **trace.requested_sampling}
     if trace.metadata.get(INSTRUCTIONS_KEY) and trace.messages:  # a redaction hook may have left none
         asked["instructions"] = trace.messages[0].get("content")
@@ -170,7 +164,7 @@ def asked_of(trace: Trace) -> dict[str, Any]:
 
 
 def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
-    """The conversation up to and including an earlier answer, without the instructions that were given for it."""
+    """Return the conversation up to and including an earlier answer, without the instructions given for it."""
     if previous is None:
         return []
     trace = earlier.get(previous) if isinstance(previous, str) else None
@@ -184,14 +178,14 @@ def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
 
 
 class _InputReader:
-    """Items to messages: what the assistant thought, said and called in one turn is one message of a chat."""
+    """Converter of input items to messages: an assistant's reasoning, text and tool calls of one turn are one message."""
 
     def __init__(self, earlier: Mapping[str, Trace], tools: Tools) -> None:
         self._earlier = earlier
         self._tools = tools
         self._turn: Message = {}
         self._answer: str | None = None
-        """The response that the open turn is, as far as its items' ids tell."""
+        """Id of the response that the open turn is, as far as its items' ids name it."""
         self._done: list[Message] = []
 
     def messages(self, given: Any) -> list[Message]:
@@ -211,7 +205,7 @@ class _InputReader:
             case "message":
                 self._message(item, where)
             case "reasoning":
-                # Some servers tell what was thought after what was said.
+                # Some servers send the reasoning after the text.
                 self._begin_unless(item, "content", "reasoning_content")
                 self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + _thought(item)
             case "function_call":
@@ -224,7 +218,7 @@ class _InputReader:
                 self._add({"role": "tool", "tool_call_id": call_id, "content": content})
             case "item_reference":
                 self._read(self._referenced(field(item, "id", str, where), where), where)
-            case other if not (isinstance(other, str) and other in _UNSAID):
+            case other if not (isinstance(other, str) and other in _NOT_CONVERSATION):
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
     def _message(self, item: dict[str, Any], where: str) -> None:
@@ -253,7 +247,7 @@ class _InputReader:
         return found
 
     def _begin_unless(self, item: Mapping[str, Any], *may_precede: str) -> None:
-        """Begin a new turn, unless this item belongs to the one that is open: then one of these may be in it already."""
+        """Begin a new turn, unless this item belongs to the open one, which may have only these fields already."""
         answer = _response_of(str(item.get("id")))
         of_another = answer is not None and self._answer is not None and answer != self._answer
         if of_another or len(self._turn) > 1 or not self._turn.keys() <= set(may_precede):
@@ -272,7 +266,7 @@ class _InputReader:
 
 
 def _thought(item: Mapping[str, Any]) -> str:
-    """The text of a reasoning item; of the places where it may stand, clients keep one or another."""
+    """Return the text of a reasoning item; clients keep one or another of its possible places."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and (text := text_of({"content": objects(parts, name)})):
@@ -282,13 +276,9 @@ def _thought(item: Mapping[str, Any]) -> str:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """Parts as a chat message's content: one text as a string, anything else as parts."""
     if isinstance(value, str):
         return value
-    parts = [_part(part, f"{where}[{position}]") for position, part in enumerate(objects(value, where))]
-    if not parts:
-        return ""
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return joined_parts([_part(part, f"{where}[{position}]") for position, part in enumerate(objects(value, where))])
 
 
 def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -309,7 +299,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _configuration(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`reasoning` and `text`, with the effort and the format to which items of the input have changed them last."""
+    """Return `reasoning` and `text`, as changed by the input's last `configuration_update` items."""
     reasoning = {**field(asked, "reasoning", dict, "", {})}
     text = {**field(asked, "text", dict, "", {})}
     items = asked["input"] if isinstance(asked.get("input"), list) else ()
@@ -320,8 +310,8 @@ def _configuration(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return reasoning, text
 
 
-def _text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`response_format` and `verbosity`."""
+def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat fields of `text`: `response_format` and `verbosity`."""
     form = field(config, "format", dict, "text", {})
     chat = _present(config, "verbosity")
     match form.get("type", "text"):
@@ -337,12 +327,6 @@ def _text(config: Mapping[str, Any]) -> dict[str, Any]:
             return {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}
         case other:
             raise invalid(f"text.format.type={other!r}: use text, json_object or json_schema", "text.format")
-
-
-def _logprobs(asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not wants_logprobs(asked):
-        return {}
-    return {"logprobs": True, **_present(asked, "top_logprobs")}
 
 
 def _present(value: Mapping[str, Any], *names: str) -> dict[str, Any]:

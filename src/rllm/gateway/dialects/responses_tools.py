@@ -1,4 +1,4 @@
-"""OpenAI's responses, their tools: functions of a chat, and back what a chat calls; a chat knows neither namespaces nor custom tools."""
+"""Tools of OpenAI's responses as functions of a chat, and back; a chat knows neither namespaces nor custom tools."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import orjson
 from rllm.gateway.dialects.fields import field, invalid, objects
 
 CUSTOM_INPUT = "input"
-"""A custom tool takes plain text; the model is told of a function with this one argument."""
+"""Only argument of the function that stands for a custom tool, which takes plain text."""
 
-_TOLD = frozenset({"function", "custom", "namespace"})
-"""The types of tools that the model is told of."""
+_SHOWN = frozenset({"function", "custom", "namespace"})
+"""Types of tools that the model sees."""
 _RUN_BY_CLIENTS = ("apply_patch", "computer", "computer_use_preview", "local_shell", "shell")
-"""The types of those that are no functions, and yet no server runs; a shell may be in a container of a server's."""
+"""Types of tools that clients run, and that are not functions; a shell may run in a server's container instead."""
 _CHAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -30,33 +30,33 @@ class Tool:
 
     name: str
     namespace: str
-    """Empty outside of any."""
+    """Namespace of the tool; empty outside of any."""
     is_custom: bool
     function: Mapping[str, Any]
-    """What a chat is told of it besides its name."""
+    """Members of the chat's function besides its name."""
 
 
 class Tools:
-    """The tools of a request, and the names that a chat knows them by."""
+    """Tools of a request, and the names that a chat knows them by."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         given = list(_given(asked))
         self._any_given = bool(given)
-        self._tools = [tool for each in given for tool in _unfolded(each)]
+        self._tools = [tool for each in given for tool in _flattened(each)]
         self._chat_names = _chat_names(self._tools)
         self._by_chat_name = {self.chat_name(tool.name, tool.namespace): tool for tool in self._tools}
 
     def chat_name(self, name: str, namespace: str) -> str:
-        """What a chat calls a tool; one that the request does not have, by its own name."""
+        """Return the chat's name of a tool; of one that the request does not have, its own name."""
         return self._chat_names.get((namespace, name), name)
 
     def called(self, chat_name: str) -> Tool:
-        """The tool that a chat calls so; one that nobody knows is a function."""
+        """Return the tool of a chat's name; an unknown one is taken for a function."""
         unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
         return self._by_chat_name.get(chat_name, unknown)
 
-    def noted(self) -> dict[str, Any]:
-        """Of each tool that a chat's function alone does not tell of, what `given_again` needs, by the chat's name."""
+    def unlike_functions(self) -> dict[str, Any]:
+        """Return the tools that a chat's function does not describe fully, by the chat's name, as `given_again` needs them."""
         return {
             chat_name: {"name": tool.name, "namespace": tool.namespace, "is_custom": tool.is_custom}
             for chat_name, tool in self._by_chat_name.items()
@@ -64,7 +64,7 @@ class Tools:
         }
 
     def to_chat(self, choice: Any) -> dict[str, Any]:
-        """`tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown to the model."""
+        """Return `tools` and `tool_choice` of a chat; with a choice among some tools, only these are shown to the model."""
         tools = self._tools
         if isinstance(choice, dict):
             kind = choice.get("type")
@@ -88,14 +88,14 @@ class Tools:
     def _allowed(self, choice: Mapping[str, Any]) -> list[Tool]:
         allowed = objects(choice.get("tools"), "tool_choice.tools")
         tools = [tool for tool in self._tools if any(_is_named(tool, named) for named in allowed)]
-        unknown = [named.get("name") for named in allowed if named.get("type") in _TOLD]
+        unknown = [named.get("name") for named in allowed if named.get("type") in _SHOWN]
         if unknown and not tools:
             names = ", ".join(repr(name)[:80] for name in unknown[:8])
             raise invalid(f"tool_choice.tools: none of 'tools' is called {names}: name some of them", "tool_choice")
         return tools
 
     def _chosen(self, choice: Mapping[str, Any]) -> str:
-        """The chat's name of the one tool that is to be called."""
+        """Return the chat's name of the one tool that must be called."""
         name = field(choice, "name", str, "tool_choice")
         outside = not choice.get("namespace") and ("", name) in self._chat_names
         found = [] if outside else [tool for tool in self._tools if tool.name == name and _is_named(tool, choice)]
@@ -108,12 +108,12 @@ class Tools:
         return self.chat_name(name, *namespaces or [""])
 
 
-def given_again(functions: Iterable[Mapping[str, Any]], noted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools of a request, of the functions that a chat was told of, and of what was noted of them."""
+def given_again(functions: Iterable[Mapping[str, Any]], unlike_functions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tools of a request from the functions of its chat, and from `Tools.unlike_functions`."""
     tools: list[dict[str, Any]] = []
     inner: dict[str, list[dict[str, Any]]] = {}
     for function in functions:
-        note = noted.get(function.get("name") or "") or {}
+        note = unlike_functions.get(function.get("name") or "") or {}
         namespace = note.get("namespace")
         if namespace and namespace not in inner:
             inner[namespace] = []
@@ -129,7 +129,7 @@ def _tool_again(function: Mapping[str, Any], note: Mapping[str, Any]) -> dict[st
 
 
 def custom_input(arguments: str) -> str:
-    """The text meant for a custom tool; what was sampled, where it is not in the form that was asked for."""
+    """Return the text for a custom tool; the sampled arguments themselves where they have another form."""
     try:
         given = orjson.loads(arguments)
     except ValueError:
@@ -139,7 +139,7 @@ def custom_input(arguments: str) -> str:
 
 
 def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The tools as they came, also those that came as items."""
+    """Yield the tools as they came, including those in input items."""
     yield from objects(asked.get("tools") or [], "tools")
     items = asked["input"] if isinstance(asked.get("input"), list) else ()
     for position, item in enumerate(items):
@@ -147,8 +147,8 @@ def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             yield from objects(item.get("tools"), f"input[{position}].tools")
 
 
-def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
-    """The tools of a tool: none for one that OpenAI's servers run, several for a namespace.
+def _flattened(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
+    """Yield the tools of a tool: none for one that OpenAI's servers run, several for a namespace.
 
     Raises:
         GatewayError: 400, if it is malformed, or cannot be a function.
@@ -164,7 +164,7 @@ def _unfolded(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
             yield Tool(name=_name(tool), namespace=namespace, is_custom=True, function=function | {"parameters": text})
         case "namespace":
             for inner in objects(tool.get("tools"), "tools[].tools"):
-                yield from _unfolded(inner, _name(tool))
+                yield from _flattened(inner, _name(tool))
         case _:
             _check_left_out(tool)
 
@@ -186,20 +186,20 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 def _chat_names(tools: Iterable[Tool]) -> dict[tuple[str, str], str]:
-    """By namespace and name: the name alone where it is the only one, else both, for a chat's names are in no namespace."""
+    """Return the chat's names by namespace and name: the name alone where it is unique, else both joined."""
     known = dict.fromkeys((tool.namespace, tool.name) for tool in tools)
-    num_so_called = Counter(name for _, name in known)
-    taken = set(num_so_called)
+    num_of_name = Counter(name for _, name in known)
+    taken = set(num_of_name)
     chat_names: dict[tuple[str, str], str] = {}
     for namespace, name in known:
-        is_plain = not namespace or num_so_called[name] == 1
+        is_plain = not namespace or num_of_name[name] == 1
         chat_names[namespace, name] = name if is_plain else _qualified(namespace, name, taken)
         taken.add(chat_names[namespace, name])
     return chat_names
 
 
 def _qualified(namespace: str, name: str, taken: Container[str]) -> str:
-    """A name of the characters, and of the length, that a chat allows."""
+    """Return a name of the characters and the length that a chat allows."""
     both = f"{namespace}__{name}"
     if _CHAT_NAME.fullmatch(both) and both not in taken:
         return both
@@ -208,6 +208,6 @@ def _qualified(namespace: str, name: str, taken: Container[str]) -> str:
 
 
 def _is_named(tool: Tool, named: Mapping[str, Any]) -> bool:
-    """Whether a choice names a tool, or the namespace that it is in."""
+    """Return whether a choice names a tool, or the namespace that it is in."""
     namespace = named.get("namespace") or tool.namespace
     return namespace == tool.namespace and named.get("name") in (tool.name, tool.namespace)

@@ -1,0 +1,500 @@
+"""Google's `generateContent` and `streamGenerateContent`: requests to chat requests; chat answers and chunks to candidates.
+
+The path holds the model and the way of answering: `/v1beta/models/MODEL:streamGenerateContent?alt=sse`. Names of fields may
+be in camel case or in snake case, as in Google's own API.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from rllm.capture import ChatStream
+from rllm.gateway.dialects.base import (
+    OpenAIDialect,
+    arguments_object,
+    arguments_text,
+    joined_parts,
+    reasoning_of,
+    usage_of,
+    wire_format,
+)
+from rllm.gateway.dialects.fields import check_chat, field, invalid, objects
+from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
+from rllm.types import Message, Trace, text_of
+
+_OURS = frozenset(
+    # Translated below.
+    "contents systemInstruction tools toolConfig generationConfig "
+    # Meaningless for a chat completion, or refused below.
+    "safetySettings cachedContent labels serviceTier store".split()
+)
+_FREE_FORM = frozenset(
+    "args response parameters parametersJsonSchema responseSchema responseJsonSchema labels partMetadata "
+    "chat_template_kwargs".split()
+)
+"""Fields whose members are users' names, which stay as they are."""
+_SAMPLING = {
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "maxOutputTokens": "max_tokens",
+    "stopSequences": "stop",
+    "seed": "seed",
+    "candidateCount": "n",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "responseLogprobs": "logprobs",
+    "logprobs": "top_logprobs",
+}
+"""Members of `generationConfig`, and the chat fields that they are."""
+_MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+_FINISH_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
+_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    410: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class GoogleDialect(OpenAIDialect):
+    """Google's `/v1beta/models/MODEL:generateContent` and its relatives."""
+
+    wire = wire_format("google")
+    id_prefix = "gen_"
+    needs = "'contents'"
+    chat_names: Mapping[str, str] = MappingProxyType(
+        {
+            **{chat_name: f"generationConfig.{name}" for name, chat_name in _SAMPLING.items()},
+            "response_format[json_object]": "generationConfig.responseMimeType",
+            "response_format[json_schema]": "generationConfig.responseSchema",
+            "modalities[audio]": "generationConfig.responseModalities",
+            "tool_choice[required]": "toolConfig.functionCallingConfig.mode[ANY]",
+            "tool_choice[function]": "toolConfig.functionCallingConfig.mode[ANY]",
+        }
+    )
+
+    def parse(self, body: bytes, path: Mapping[str, str]) -> dict[str, Any]:
+        asked: dict[str, Any] = _in_camel_case(super().parse(body, path))
+        if path["template"] in self.wire.counts and asked.get("generateContentRequest") is not None:
+            asked = field(asked, "generateContentRequest", dict, "")
+        asked["model"] = path["model"]
+        asked.pop("stream", None)
+        if path["template"].endswith(":streamGenerateContent"):
+            if parse_qs(path["query"]).get("alt") != ["sse"]:
+                raise invalid("streams are server-sent events here: add ?alt=sse to the URL", "alt")
+            asked["stream"] = True
+        return asked
+
+    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+        return to_chat(asked)
+
+    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(from_chat(response, asked))
+
+    def encoder(self, *, asked: Mapping[str, Any]) -> GoogleStreamEncoder:
+        return GoogleStreamEncoder(asked)
+
+    def render_count(self, num_tokens: int) -> bytes:
+        return orjson.dumps({"totalTokens": num_tokens})
+
+    def render_error(self, error: GatewayError) -> bytes:
+        return orjson.dumps(error_to_dict(error))
+
+    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+        return orjson.dumps({"models": [_model(model) for model in models]})
+
+    def render_model(self, model: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(_model(model))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat request of a request; members that are not Google's are passed on.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
+    """
+    if asked.get("cachedContent"):
+        raise invalid("cachedContent: this server keeps no contents: send the whole conversation", "cachedContent")
+    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    messages: list[Message] = []
+    if instruction := field(asked, "systemInstruction", dict, "", {}):
+        parts = objects(instruction.get("parts") or [], "systemInstruction.parts")
+        messages.append({"role": "system", "content": _content(parts, "systemInstruction.parts")})
+    messages += _messages(objects(asked.get("contents"), "contents"))
+    if not messages or messages[-1]["role"] == "assistant":
+        raise invalid("'contents' is empty or ends with the model: end with the user's content", "contents")
+    chat["messages"] = messages
+    chat |= _generation(field(asked, "generationConfig", dict, "", {}))
+    chat |= _tools(objects(asked.get("tools") or [], "tools"), field(asked, "toolConfig", dict, "", {}))
+    check_chat(chat)
+    return chat
+
+
+def _messages(contents: list[dict[str, Any]]) -> Iterable[Message]:
+    """Yield the messages of the contents: each function response is one of its own."""
+    unanswered: list[tuple[str, str]] = []  # Names and ids of calls.
+    for position, content in enumerate(contents):
+        where = f"contents[{position}].parts"
+        parts = objects(content.get("parts") or [], where)
+        if content.get("role") == "model":
+            message = _answer(parts, where)
+            calls = message.get("tool_calls") or ()
+            unanswered = [(call["function"]["name"], call["id"]) for call in calls]
+            yield message
+            continue
+        placed = [(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+        for is_response, group in groupby(placed, key=lambda item: item[0].get("functionResponse") is not None):
+            if is_response:
+                yield from (_response(part["functionResponse"], place, unanswered) for part, place in group)
+            else:
+                yield {"role": "user", "content": joined_parts([_part(part, place) for part, place in group])}
+
+
+def _answer(parts: list[dict[str, Any]], where: str) -> Message:
+    """Return the message of a model's content. Calls that have no id get one by their place."""
+    texts: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, part in enumerate(parts):
+        place = f"{where}[{index}]"
+        if part.get("functionCall") is not None:
+            call = field(part, "functionCall", dict, place)
+            arguments = arguments_text(field(call, "args", dict, f"{place}.functionCall", {}))
+            function = {"name": field(call, "name", str, f"{place}.functionCall"), "arguments": arguments}
+            call_id = call.get("id") or re.sub(r"\W+", "_", f"call_{place}").strip("_")
+            calls.append({"id": call_id, "type": "function", "function": function})
+        elif part.get("thought"):
+            thoughts.append(field(part, "text", str, place, ""))
+        elif not _is_empty(part):
+            texts.append(_part(part, place))
+    message: Message = {"role": "assistant", "content": joined_parts(texts) or (None if calls else "")}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _is_empty(part: Mapping[str, Any]) -> bool:
+    """Return whether a part has no content, as where only a signature is sent."""
+    return part.get("text") == "" or not part.keys() - {"thoughtSignature", "partMetadata"}
+
+
+def _response(response: Any, where: str, unanswered: list[tuple[str, str]]) -> Message:
+    """Return the message of a function response; without an id, it answers the first open call of its function."""
+    place = f"{where}.functionResponse"
+    name = field({"functionResponse": response}, "functionResponse", dict, where).get("name")
+    call_id = response.get("id") or next((known for called, known in unanswered if called == name), None)
+    if call_id is None:
+        raise invalid(f"{place}.name={name!r:.80}: the model did not call this function: send its 'id'", place)
+    unanswered[:] = [call for call in unanswered if call[1] != call_id]
+    given = field(response, "response", dict, place, {})
+    # Clients wrap a result that is not an object in one of these.
+    result = next(iter(given.values())) if given.keys() in ({"result"}, {"output"}) else given
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _content(parts: list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+    return joined_parts([_part(part, f"{where}[{index}]") for index, part in enumerate(parts)])
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if part.get("text") is not None:
+        return {"type": "text", "text": field(part, "text", str, where)}
+    if part.get("inlineData") is not None:
+        blob = field(part, "inlineData", dict, where)
+        media_type, data = (field(blob, name, str, f"{where}.inlineData") for name in ("mimeType", "data"))
+        if media_type.startswith("audio/"):
+            return {"type": "input_audio", "input_audio": {"data": data, "format": media_type.partition("/")[2]}}
+        return _media(media_type, f"data:{media_type};base64,{data}", blob.get("displayName"))
+    if part.get("fileData") is not None:
+        file = field(part, "fileData", dict, where)
+        url = field(file, "fileUri", str, f"{where}.fileData")
+        return _media(file.get("mimeType") or "", url, file.get("displayName"))
+    kinds = ", ".join(sorted(part.keys()))[:80] or "nothing"
+    raise invalid(f"{where} has {kinds}: this part has no counterpart in a chat completion", where)
+
+
+def _media(media_type: str, url: str, name: Any) -> dict[str, Any]:
+    if media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": {"filename": name or "document", "file_data": url}}
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat fields of `generationConfig`."""
+    if config.get("continuationToken"):
+        place = "generationConfig.continuationToken"
+        raise invalid(f"{place}: this server keeps no answers: send the whole conversation", place)
+    chat = {chat_name: config[name] for name, chat_name in _SAMPLING.items() if config.get(name) is not None}
+    if isinstance(top_k := chat.get("top_k"), float) and top_k.is_integer():
+        chat["top_k"] = int(top_k)  # Google's own type is a float.
+    modalities = [str(item).lower() for item in field(config, "responseModalities", list, "generationConfig", [])]
+    if modalities:
+        chat["modalities"] = modalities
+    schema = config.get("responseJsonSchema") or config.get("responseSchema")
+    match config.get("responseMimeType") or "text/plain":
+        case "text/plain":
+            pass
+        case "application/json" if schema is None:
+            chat["response_format"] = {"type": "json_object"}
+        case "application/json":
+            if config.get("responseJsonSchema") is None:
+                schema = _json_schema(field(config, "responseSchema", dict, "generationConfig"))
+            described = {"name": "answer", "schema": schema, "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": described}
+        case other:
+            place = "generationConfig.responseMimeType"
+            raise invalid(f"{place}={other!r:.80}: use text/plain or application/json", place)
+    return chat
+
+
+def _tools(tools: list[dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `tools` and `tool_choice`; of allowed functions, only these are shown to the model."""
+    functions: list[dict[str, Any]] = []
+    for position, tool in enumerate(tools):
+        if tool.get("computerUse") is not None:
+            # If it were dropped silently, its client would wait for a call that never comes.
+            raise invalid("tools[].computerUse: only Google's models know what it does: declare functions", "tools")
+        where = f"tools[{position}].functionDeclarations"
+        functions += [_function(item, where) for item in objects(tool.get("functionDeclarations") or [], where)]
+    calling = field(config, "functionCallingConfig", dict, "toolConfig", {})
+    place = "toolConfig.functionCallingConfig"
+    mode = calling.get("mode") or "AUTO"
+    if mode not in _MODES:
+        raise invalid(f"{place}.mode={mode!r:.80}: use AUTO, ANY, VALIDATED or NONE", place)
+    choice: Any = _MODES[mode]
+    allowed = field(calling, "allowedFunctionNames", list, place, [])
+    if allowed:
+        functions = [function for function in functions if function["name"] in allowed]
+        if not functions:
+            raise invalid(f"{place}.allowedFunctionNames: none of them is declared: name some of 'tools'", place)
+        if mode == "ANY" and len(functions) == 1:
+            choice = {"type": "function", "function": {"name": functions[0]["name"]}}
+    if not functions:
+        if mode == "ANY" and not tools:
+            raise invalid(f"{place}.mode={mode}: there are no functions: send 'tools' with it", place)
+        return {}
+    shown = [{"type": "function", "function": function} for function in functions]
+    return {"tools": shown, **({"tool_choice": choice} if config.get("functionCallingConfig") else {})}
+
+
+def _function(declared: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = {"name": field(declared, "name", str, where)}
+    if declared.get("description") is not None:
+        function["description"] = declared["description"]
+    parameters = field(declared, "parametersJsonSchema", dict, where, {})
+    parameters = parameters or _json_schema(field(declared, "parameters", dict, where, {}))
+    return {**function, "parameters": parameters or {"type": "object", "properties": {}}}
+
+
+def _json_schema(schema: Any) -> Any:
+    """Return Google's form of a schema as JSON Schema: types in lower case, bounds as numbers, `nullable` as a type."""
+    if isinstance(schema, list):
+        return [_json_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    written: dict[str, Any] = {}
+    for given_name, value in schema.items():
+        name = _camel(given_name)
+        if name == "properties" and isinstance(value, dict):
+            written[name] = {key: _json_schema(item) for key, item in value.items()}
+        elif name in ("items", "anyOf", "additionalProperties"):
+            written[name] = _json_schema(value)
+        elif name == "type" and isinstance(value, str):
+            written[name] = value.lower()
+        elif re.fullmatch(r"(?:min|max)(?:Items|Length|Properties)", name) and str(value).isdecimal():
+            written[name] = int(value)
+        elif name not in ("nullable", "propertyOrdering") and value is not None:
+            written[name] = value
+    if schema.get("nullable") and "type" in written:
+        written["type"] = [written["type"], "null"]
+    return written
+
+
+def _in_camel_case(value: Any) -> Any:
+    """Return a request with the names of its fields in camel case; only Google's own, not users' names."""
+    if isinstance(value, list):
+        return [_in_camel_case(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    # A field that is not Google's, such as vLLM's, has the name that the chat request gives it.
+    named = {_camel(name) if _camel(name) in _KNOWN else name: item for name, item in value.items()}
+    return {name: item if name in _FREE_FORM else _in_camel_case(item) for name, item in named.items()}
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.lstrip("_").split("_")
+    return head + "".join(map(str.title, rest))
+
+
+_KNOWN = (
+    _OURS
+    | _FREE_FORM
+    | _SAMPLING.keys()
+    | frozenset(
+        "functionDeclarations functionCall functionResponse inlineData fileData mimeType fileUri displayName "
+        "functionCallingConfig allowedFunctionNames responseMimeType responseModalities thinkingConfig mediaResolution "
+        "speechConfig imageConfig thoughtSignature generateContentRequest googleSearch googleMaps codeExecution urlContext "
+        "fileSearch computerUse googleSearchRetrieval mcpServers retrievalConfig".split()
+    )
+)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of a chat completion, a candidate for each choice."""
+    candidates = [_candidate(choice, _parts(choice.get("message") or {}), asked) for choice in response["choices"]]
+    return {"candidates": candidates, **_head(response, asked), "usageMetadata": _usage(response)}
+
+
+def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {"modelVersion": response.get("model") or asked.get("model") or "", "responseId": response.get("id")}
+
+
+def _candidate(
+    choice: Mapping[str, Any], parts: list[dict[str, Any]], asked: Mapping[str, Any], *, ended: bool = True
+) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": choice.get("index") or 0}
+    if ended:
+        candidate["finishReason"] = _FINISH_REASONS.get(choice.get("finish_reason") or "stop", "OTHER")
+    if (asked.get("generationConfig") or {}).get("responseLogprobs"):
+        candidate |= _logprobs(choice)
+    if asked.get("return_token_ids") and choice.get("token_ids") is not None:
+        candidate["tokenIds"] = choice["token_ids"]
+    return candidate
+
+
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if thought := reasoning_of(message):
+        parts.append({"text": thought, "thought": True})
+    if text := text_of(message) or message.get("refusal"):
+        parts.append({"text": text})
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = arguments_object(function.get("arguments") or "")
+        parts.append({"functionCall": {"id": call.get("id"), "name": function.get("name") or "", "args": arguments}})
+    return parts or [{"text": ""}]
+
+
+def _logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the log-probabilities of a candidate: of all its tokens, those of thoughts and calls included."""
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    if not entries:
+        return {}
+    ids = choice.get("token_ids") or ()
+    known = ids if len(ids) == len(entries) else [None] * len(entries)
+    chosen = [
+        {**_logprob(entry), **({} if token_id is None else {"tokenId": token_id})}
+        for entry, token_id in zip(entries, known, strict=True)
+    ]
+    top = [{"candidates": [_logprob(other) for other in entry.get("top_logprobs") or ()]} for entry in entries]
+    total = sum(entry.get("logprob") or 0.0 for entry in entries)
+    return {"avgLogprobs": total / len(entries), "logprobsResult": {"chosenCandidates": chosen, "topCandidates": top}}
+
+
+def _logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": entry.get("token") or "", "logProbability": entry.get("logprob")}
+
+
+def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage in Google's count, where thoughts are not part of the candidates."""
+    usage = usage_of(response)
+    counted = {
+        "promptTokenCount": usage["prompt"],
+        "candidatesTokenCount": usage["completion"] - usage["reasoning"],
+        "totalTokenCount": usage["prompt"] + usage["completion"],
+    }
+    optional = {"cachedContentTokenCount": usage["cached"], "thoughtsTokenCount": usage["reasoning"]}
+    return counted | {name: number for name, number in optional.items() if number}
+
+
+class GoogleStreamEncoder:
+    """Encoder that sends texts and thoughts as they come; function calls, finish reasons and usage at the end.
+
+    Clients act on a function call as soon as they have it, and an answer is not acknowledged before its trace is durable.
+    """
+
+    # Google's own client takes a comment for the beginning of an error, and ignores an empty line.
+    keep_alive = b"\n"
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self._answer = ChatStream()
+
+    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+        events: list[bytes] = []
+        for chunk in chunks:
+            self._answer.feed(chunk)
+            candidates: list[dict[str, Any]] = []
+            for choice in chunk.get("choices") or ():
+                delta = {name: value for name, value in (choice.get("delta") or {}).items() if name != "tool_calls"}
+                parts = _parts(delta)
+                if parts != [{"text": ""}] or choice.get("token_ids") or choice.get("logprobs"):
+                    candidates.append(_candidate(choice, parts, self._asked, ended=False))
+            if candidates:
+                events.append(_event({"candidates": candidates, **_head(chunk, self._asked)}))
+        return b"".join(events)
+
+    def finish(self) -> bytes:
+        response = self._answer.response()
+        candidates = []
+        for choice in response["choices"]:
+            calls = {"tool_calls": (choice.get("message") or {}).get("tool_calls")}
+            bare = {name: choice.get(name) for name in ("index", "finish_reason")}
+            candidates.append(_candidate(bare, _parts(calls), self._asked))
+        usage = {"usageMetadata": _usage(response)}
+        return _event({"candidates": candidates, **_head(response, self._asked), **usage})
+
+    def fail(self, error: GatewayError) -> bytes:
+        return _event(error_to_dict(error))
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: %s\n\n" % orjson.dumps(data)
+
+
+def error_to_dict(error: GatewayError) -> dict[str, Any]:
+    """Return an error in Google's form, with the gateway's code as the reason in its details."""
+    message = str(error)
+    if error.code == CONTEXT_OVERFLOW:
+        message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
+    default = "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL"
+    shown = {"code": error.status, "message": message, "status": _STATUSES.get(error.status, default)}
+    if error.code is not None:
+        reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": str(error.code), "domain": "rllm"}
+        shown["details"] = [reason]
+    return {"error": shown}
+
+
+def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+    model_id = model.get("id")
+    shown = {
+        "name": f"models/{model_id}",
+        "displayName": model_id,
+        "version": "1",
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
+    }
+    length = model.get("max_model_len")
+    return {**shown, "inputTokenLimit": length} if isinstance(length, int) else shown
