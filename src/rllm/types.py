@@ -1,10 +1,12 @@
-"""The data every layer speaks: traces from the gateway, steps and trajectories from agents, episodes from rollouts.
+"""Data types of every layer: traces from the gateway, steps and trajectories from agents, episodes from rollouts.
 
-Plain dataclasses (a step of 5,120 tokens is built in about a microsecond); this module imports next to nothing of ours.
-Two rules run through all of it:
+Two rules hold for all of them:
 
 * **Rewards come from the agent, tokens come from the store, and they are joined by trace id** (`Step.id == Trace.id`).
-* **Unscored is not zero.** A reward nobody set equals `0.0` in arithmetic, and is still told apart by `is_scored`.
+* **Unscored is not zero.** A reward that was never set equals `0.0` in arithmetic; `is_scored` distinguishes it.
+
+Token ids are vocabulary indices; log-probabilities are natural logarithms, one for each sampled token; times are Unix
+seconds, and durations seconds.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from typing import Any, Literal, TypeAlias
 from rllm._runtime.ids import new_id
 
 Task: TypeAlias = dict[str, Any]
-"""One row of a dataset: what an agent function receives as `**task`."""
+"""One row of a dataset: the arguments of the agent function."""
 
 TASK_ID_FIELDS = ("task_id", "id")
-"""Where a task keeps its own id, the first one that is there."""
+"""Fields in which a task may have its own id; the first one that is set counts."""
 
 Message: TypeAlias = dict[str, Any]
-"""One chat message in the OpenAI format: `role`, `content`, and where they apply `tool_calls`, `tool_call_id`, `name`."""
+"""One chat message in the OpenAI format: `role`, `content`, and optionally `tool_calls`, `tool_call_id`, `name`."""
 
 LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
-"""`processed`: of the distribution really sampled from (after temperature, top-p, top-k). `raw`: of the model's own
-distribution at temperature 1. `unknown`: the server did not say."""
+"""Distribution of the log-probabilities. `processed`: the one sampled from (after temperature, top-p, top-k). `raw`: the
+model's own at temperature 1. `unknown`: the server did not specify."""
 
 
 class Unscored(float):
-    """The value of a reward that nobody has set: `0.0` in arithmetic, recognised by `is_scored`."""
+    """Value of a reward that was never set: `0.0` in arithmetic, recognised by `is_scored`."""
 
     def __new__(cls) -> Unscored:
         return super().__new__(cls, 0.0)
@@ -47,83 +49,93 @@ UNSCORED = Unscored()
 
 
 def is_scored(reward: float | None) -> bool:
-    """Whether somebody set this reward; `None` and `UNSCORED` mean that nobody did."""
+    """Return True if a reward was set; `None` and `UNSCORED` mean that it was not."""
     return reward is not None and not isinstance(reward, Unscored)
 
 
 RESERVED_PREFIX = "rllm."
-"""How the names in metadata begin that are ours; those of agents and users may not."""
+"""Prefix of the metadata keys of this package; keys of agents and users must not have it."""
 
 DRIFT_KEY = "rllm.drift"
+"""Metadata key of a trace: the reason why its prompt does not continue the tokens of the answer that it follows."""
 LOST_KEY = "rllm.not_in_prompt"
-"""Kinds of content of a request that its prompt lacks, in the metadata of a trace and the info of an episode."""
-"""Where the metadata of a trace keeps why its prompt does not go on from the tokens of the answer that it follows."""
+"""Metadata key of a trace, and info key of an episode: kinds of content of a request that are missing in its prompt."""
 
 CLIENT_KEY = "rllm.client"
-"""Where the metadata of a trace without a session of its own keeps which client and process made the call."""
+"""Metadata key of a trace without a session of its own: the client and process that made the call."""
 
 SIDE_CALL_KEY = "rllm.side_call"
-"""Where the metadata of a trace keeps why the call is none of its task's, such as one that asks for a title."""
+"""Metadata key of a trace: the reason why the call is not part of its task, such as a request for a title."""
 NUM_SIDE_CALLS_KEY = "num_side_calls"
-"""Where the `info` of a trajectory keeps how many calls it was not given for that reason."""
+"""Info key of a trajectory: the number of calls left out for that reason."""
 NUM_UNUSABLE_CALLS_KEY = "num_unusable_calls"
-"""Likewise, how many it lost because they had no usable tokens, such as those that failed or were broken off."""
+"""Info key of a trajectory: the number of calls left out because they failed, were cut off, or had no usable tokens."""
 
 REFERENCE_KEY = "rllm.reference"
-"""Where a trajectory's `info` says that it would be trained on, but for its attempt, which others are compared with: a greedy one."""
+"""Info key of a trajectory of a greedy rollout, which others are compared with and which is not trained on itself."""
 NOT_TEXT_KEY = "rllm.not_text"
-"""Where the `info` of a step keeps the types of its prompt's parts that are no text, if it has any; see `parts_beside_text`."""
+"""Info key of a step: types of the parts of its prompt that are not text, if any; see `parts_beside_text`."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-"""The types of the parts of a message's content that are text."""
+"""Types of the parts of a message's content that are text."""
 
 OUTCOME_KEY = "rllm.outcome"
-"""Where the metadata of a session keeps how its rollout ended; see `rllm.trainer.outcomes`."""
+"""Metadata key of a session: the outcome of its rollout; see `rllm.trainer.outcomes`."""
+
+
+_COLUMN = {"store": "column"}
+"""Declares a field that stores keep in a column of its own: numbers by token, and what queries ask for."""
+_SHARED = {"store": "shared"}
+"""Declares a field of a trace's document that is often equal in consecutive calls, which then store it once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """One sampled answer of one model call, exactly as the inference server produced it.
 
-    Everything here is impossible to recover later, which is why it is stored. A call with `n > 1` gives one trace a
-    choice; they share `call_id`. Built only in `rllm.capture`, where ids, logprobs and lengths are checked.
+    Nothing here can be recovered later, which is why it is stored. A call with `n > 1` gives one trace for each choice;
+    they share `call_id`. Traces are built only in `rllm.capture`, which checks ids, log-probabilities and lengths.
+
+    Each field declares how it is stored; stores and exports follow from that. A field without a declaration is part of the
+    JSON document of its trace, so that an optional one can be added here alone. A new column needs a new
+    `rllm.store.rows.SCHEMA`.
     """
 
-    id: str
-    """The id of the response that the agent saw; `"{call_id}:{choice_index}"` for every choice after the first."""
-    call_id: str
-    choice_index: int = 0
-    session_id: str
-    parent_id: str | None = None
-    """The trace of this session whose prompt and answer are the longest token prefix of this prompt."""
-    model: str
+    id: str = field(metadata=_COLUMN)
+    """Id of the response that the agent received; `"{call_id}:{choice_index}"` for every choice after the first."""
+    call_id: str = field(metadata=_COLUMN)
+    choice_index: int = field(default=0, metadata=_COLUMN)
+    session_id: str = field(metadata=_COLUMN)
+    parent_id: str | None = field(default=None, metadata=_COLUMN)
+    """Trace of this session whose prompt and answer are the longest token prefix of this prompt; see `SessionTree`."""
+    model: str = field(metadata=_COLUMN)
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = field(default=None, metadata=_SHARED)
     response: Message
-    """The assistant message, as the agent saw it."""
-    prompt_ids: list[int] = field(default_factory=list)
-    response_ids: list[int] = field(default_factory=list)
-    """Every sampled id, end-of-turn and stop strings included. Empty where the server gave no ids (not trainable)."""
-    logprobs: list[float] = field(default_factory=list)
-    """Natural-log probabilities, one per response id."""
-    logprobs_kind: LogprobsKind = "unknown"
-    sampling: dict[str, Any] = field(default_factory=dict)
-    """The sampling parameters that were really sent to the server."""
-    requested_sampling: dict[str, Any] = field(default_factory=dict)
-    """Those that the agent asked for, where they differ."""
-    finish_reason: str | None = None
-    weight_version: int | None = None
-    """Which weights sampled the answer, or its beginning if they were updated meanwhile."""
+    """Assistant message, as the agent received it."""
+    prompt_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
+    response_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
+    """Every sampled id, including end-of-turn and stop strings. Empty if the server gave no ids (not trainable)."""
+    logprobs: list[float] = field(default_factory=list, metadata=_COLUMN)
+    """Natural-log probabilities, one for each response id."""
+    logprobs_kind: LogprobsKind = field(default="unknown", metadata=_COLUMN)
+    sampling: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    """Sampling parameters that were sent to the server."""
+    requested_sampling: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    """Sampling parameters that the agent asked for, as far as they differ from those sent."""
+    finish_reason: str | None = field(default=None, metadata=_COLUMN)
+    weight_version: int | None = field(default=None, metadata=_COLUMN)
+    """Weights that sampled the answer, or its beginning if they were updated meanwhile."""
     weight_updates: list[list[int]] = field(default_factory=list)
-    """Updates that fell into the answer: `[position of the first response id sampled after it, version]` of each."""
-    template_hash: str | None = None
-    """SHA-256 of the chat template that rendered the prompt, in hex; `None` where the server did not say."""
-    started_at: float = 0.0
+    """Weight updates during the answer, each as `[position of the first response id sampled after it, version]`."""
+    template_hash: str | None = field(default=None, metadata=_COLUMN)
+    """SHA-256 of the chat template that rendered the prompt, in hex; `None` if unknown."""
+    started_at: float = field(default=0.0, metadata=_COLUMN)
     """Unix seconds at which the gateway received the request."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: `total_s`, `first_token_s`, `queue_s`, ..., as far as they were measured."""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    """Why the call gave no usable tokens; a trace with an error is never trained on."""
+    metadata: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    error: str | None = field(default=None, metadata=_COLUMN)
+    """Reason why the call gave no usable tokens; a trace with an error is never trained on."""
 
     def to_dict(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}

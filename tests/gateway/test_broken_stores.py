@@ -93,7 +93,7 @@ def test_a_request_is_refused_for_what_it_asks_while_no_session_can_be_looked_up
 
 
 GATEWAY = """
-import json, resource, sys
+import json, random, resource, string, sys
 import httpx
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -101,7 +101,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.testing.scripted import ScriptedEngine
 
-NOISE = "".join(chr(33 + k * 99_991 % 7_919 % 90) for k in range(20_000))
+NOISE = "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=20_000))
 CHAT = {"model": "m", "messages": [{"role": "user", "content": NOISE}]}
 UNLIMITED = resource.RLIM_INFINITY
 store = SqliteTraceStore(sys.argv[1])

@@ -1,7 +1,6 @@
 """The compiled reader gives what Python's gives, or leaves it to Python."""
 
 import json
-import struct
 from array import array
 
 import psutil
@@ -362,14 +361,3 @@ def test_a_trace_is_given_to_users_with_lists():
 @given(st.lists(st.floats(-99, 0, width=32) | st.floats(allow_infinity=False, allow_nan=False), max_size=99))
 def test_floats_are_packed_alike(numbers):
     assert codec.pack_floats(array("d", numbers)) == codec.pack_floats(numbers)
-
-
-def test_a_float_that_needs_eight_bytes_keeps_them():
-    assert native.compiled.to_singles(array("d", [-0.1])) is None
-    assert native.compiled.to_singles(array("d", [-0.5])) == struct.pack("<f", -0.5)
-
-
-@given(st.lists(st.integers(0, 2**8) | st.integers(0, 2**17) | st.integers(0, 2**32 - 1), max_size=20))
-def test_ids_are_narrowed_alike(ids):
-    wide = array("I", ids).tobytes()
-    assert native.compiled.to_narrow(wide) == codec._narrowed(wide)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from rllm._runtime.untrusted import TooLargeError, check_values, parse_json, unpack_zlib
 from rllm.data.files import read_file
@@ -37,9 +38,17 @@ def at_most(megabytes: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def bomb(megabytes: int, zdict: bytes = b"") -> bytes:
+def zstd_bomb(megabytes: int, *, claimed: int | None = -1) -> bytes:
+    """A frame of so many megabytes of nothing, which claims to hold `claimed` bytes: the truth by default, or nothing."""
+    size = megabytes * MEGABYTE
+    frame = zstandard.ZstdCompressor(level=1, write_content_size=claimed is not None).compress(bytes(size))
+    assert frame.count(size.to_bytes(4, "little")) == (claimed is not None)
+    return frame if claimed in (None, -1) else frame.replace(size.to_bytes(4, "little"), claimed.to_bytes(4, "little"))
+
+
+def bomb(megabytes: int) -> bytes:
     """A megabyte of nothing for each kilobyte."""
-    compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, zdict)
+    compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY)
     return b"".join(compressor.compress(bytes(MEGABYTE)) for _ in range(megabytes)) + compressor.flush()
 
 
@@ -77,14 +86,17 @@ def test_values_are_counted_and_texts_are_not(text: bytes, refused: bool) -> Non
 @pytest.mark.parametrize(
     ("column", "blob"),
     [
-        ("document", bytes([2]) + bomb(300)),
-        ("document", bytes([4]) + bomb(300, codec._WORDS)),
-        ("document", bytes([2]) + zlib.compress(b'{"messages":[' + b"[]," * 12_000_000 + b"[]]}", 1)),
+        ("document", bytes([0x80]) + zstd_bomb(300)),
+        ("document", bytes([0x80]) + zstd_bomb(300, claimed=1000)),
+        ("document", bytes([0x80]) + zstandard.compress(b'{"messages":[' + b"[]," * 12_000_000 + b"[]]}", 1)),
+        ("document", bytes([0x80]) + zstandard.compress(b"{}", 1)[:-2]),
+        ("document", bytes([0x80]) + zstandard.compress(b'{"messages":[]}', 1) * 2),
         ("document", bytes([1]) + b"[" * 100_000),
         ("document", bytes([1]) + b"9" * 100_000),
-        ("prompt_ids", bytes([16 | 2]) + bomb(80)),
-        ("response_ids", bytes([16 | 4]) + bomb(80)),
-        ("logprobs", bytes([20]) + b"\xff\xff\xff\x7f"),
+        ("prompt_ids", bytes([0x84]) + zstd_bomb(80)),
+        ("response_ids", bytes([0x84]) + zstd_bomb(80, claimed=None)),
+        ("logprobs", bytes([0x84]) + b"\xff\xff\xff\x7f"),
+        ("logprobs", bytes([7]) + b"1234567"),
         ("document", b'\0"text"'),
         ("document", b'\0{"messages":5}'),
     ],
@@ -103,9 +115,9 @@ def test_a_row_that_unpacks_to_more_than_fits_is_named(tmp_path: Path, column: s
 
 
 def test_rows_that_repeat_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm.store.rows._MAX_BYTES", 50_000_000)
+    monkeypatch.setattr("rllm.store.rows._MAX_SESSION_BYTES", 50_000_000)
     url = str(tmp_path / "traces.db")
-    ids = codec.pack_ids([7] * 500_000)
+    ids = codec.pack_ids(codec.ids_to_bytes([7] * 500_000))
     shared = codec.pack_document({"messages": [], "response": {}, "shared": [500_000, 0, []]})
     with open_store(url) as store:
         store.add([trace(f"call-{number:03}", "hostile") for number in range(60)]).result(60)

@@ -68,7 +68,7 @@ def test_a_store_that_computes_is_refused(tmp_path: Path, statements: list[str],
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         for statement in statements:
             database.execute(statement)
-    with pytest.raises(StoreError, match="no table or index of rllm's"):
+    with pytest.raises(StoreError, match="not a table or index"):
         open_store(str(path), read_only=read_only)
 
 

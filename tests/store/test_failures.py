@@ -73,19 +73,19 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
 
 
 FULL_DISK = """
-import resource, sys
+import random, resource, sys
 from rllm.errors import StoreError
 from rllm.store import open_store
 from rllm.types import Trace
 
-IDS = [k * 99_991 % 150_000 for k in range(20_000)]  # 45 kB, which nothing makes smaller
+IDS = random.Random(0).choices(range(150_000), k=20_000)  # at least 43 kB
 
 def trace(id):
     return Trace(id=id, call_id=id, session_id="s", model="m", messages=[], response={}, prompt_ids=IDS)
 
 store = open_store(sys.argv[1])
 store.add([trace("before")]).result()
-resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 kept, refused = ["before"], []
 for k in range(20):
     try:

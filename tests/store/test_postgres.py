@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
-from rllm.types import StepCredit
 
 from .sample_traces import trace_of, turn_of
 
@@ -29,7 +27,7 @@ def test_a_store_outlives_its_connection(postgres_url: str):
 
 
 def test_an_empty_database_is_not_opened_for_reading_only(postgres_url: str):
-    with pytest.raises(StoreError, match="holds nothing: nothing was ever written to it"):
+    with pytest.raises(StoreError, match="empty"):
         open_store(postgres_url, read_only=True)
 
 
@@ -76,7 +74,7 @@ def test_a_url_that_cannot_be_read_is_a_mistake_of_the_user(postgres: Any):
     ],
 )
 def test_no_part_of_a_password_is_told_that_makes_a_url_unreadable(postgres: Any, url: str):
-    with pytest.raises(ConfigError, match=r"this PostgreSQL URL cannot be read .* in the password") as raised:
+    with pytest.raises(ConfigError, match="PostgreSQL URL") as raised:
         open_store(url)
     assert "qz9" not in str(raised.value)
     assert "wx7" not in str(raised.value)
@@ -89,32 +87,8 @@ def test_tables_of_another_version_are_refused(postgres_url: str):
     open_store(postgres_url).close()
     with psycopg.connect(postgres_url) as connection:
         connection.execute("UPDATE rllm.version SET schema = 99")
-    with pytest.raises(StoreError, match="has schema 99 and this version of rllm knows 3"):
+    with pytest.raises(StoreError, match="schema 99"):
         open_store(postgres_url)
-
-
-def test_tables_with_one_credit_for_a_step_are_brought_up_to_date(postgres_url: str):
-    import psycopg
-
-    credit = StepCredit(
-        trace_id="a", session_id="s", training_step=3, episode_id="t:0", trajectory_name="solver", reward=1.0
-    )
-    with open_store(postgres_url) as store:
-        store.add([trace_of("a")]).result()
-        store.annotate([credit]).result()
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(
-            "ALTER TABLE rllm.credits DROP COLUMN trajectory_index, ADD PRIMARY KEY (session, trace_id, training_step)"
-        )
-        connection.execute("UPDATE rllm.version SET schema = 2")
-    with pytest.raises(
-        StoreError, match=r"has schema 2 .* a gateway or a training that writes to it brings it up to date"
-    ):
-        open_store(postgres_url, read_only=True)
-    with open_store(postgres_url) as store, open_store(postgres_url, read_only=True) as reader:
-        second = replace(credit, trajectory_index=1)
-        store.annotate([second]).result()
-        assert reader.credits("s") == [credit, second]
 
 
 def test_text_that_postgres_cannot_hold_is_kept_as_its_escapes(postgres_url: str):

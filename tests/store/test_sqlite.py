@@ -1,4 +1,5 @@
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -7,16 +8,15 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rllm.errors import ConfigError, StoreError
-from rllm.store.schema import APPLICATION_ID, MIGRATIONS, migrate, open_for_writing
-from rllm.store.sqlite import SqliteTraceStore
-from rllm.types import StepCredit, Trace
+from rllm.store.rows import SCHEMA
+from rllm.store.sqlite import APPLICATION_ID, SqliteTraceStore, open_for_writing
+from rllm.types import Trace
 
 
 def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
@@ -42,14 +42,14 @@ def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
 
 
 def test_the_turns_of_a_conversation_take_room_for_what_each_adds(tmp_path: Path):
-    ids = [(k * 99_991) % 150_000 for k in range(20_000)]  # 2.25 bytes each, which nothing can compress
+    ids = random.Random(0).choices(range(150_000), k=20_000)  # 17.2 bits of entropy each
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         empty, prompt_ids = store.num_bytes(), []
         for start in range(0, len(ids), 1000):
             prompt_ids = [*prompt_ids, *ids[start : start + 1000]]
             store.add([trace_of(str(start), prompt_ids=prompt_ids, response_ids=[7])]).result()
             prompt_ids = [*prompt_ids, 7]
-        assert 45_000 <= store.num_bytes() - empty < 100_000
+        assert 43_000 <= store.num_bytes() - empty < 100_000
         assert store.by_session("s")[-1].prompt_ids == prompt_ids[:-1]
 
 
@@ -105,10 +105,10 @@ def make_newer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (make_text, r"file is not a database: .* choose another path"),
-        (make_other_application, r"another application's SQLite file \(application_id=77, 0 tables"),
-        (make_unmarked_tables, r"another application's SQLite file \(application_id=0, 1 tables"),
-        (make_newer, r"has schema 99 and this version of rllm knows 3: upgrade rllm"),
+        (make_text, "not a database"),
+        (make_other_application, "application_id=77, 0 tables"),
+        (make_unmarked_tables, "application_id=0, 1 tables"),
+        (make_newer, f"schema 99.* {SCHEMA} "),
     ],
 )
 def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
@@ -124,7 +124,7 @@ def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_directory_is_a_mistake_of_the_user(tmp_path: Path, read_only: bool):
-    with pytest.raises(ConfigError, match=f"is a directory: name a file in it, such as '{tmp_path}/traces.db'"):
+    with pytest.raises(ConfigError, match="directory"):
         SqliteTraceStore(tmp_path, read_only=read_only)
 
 
@@ -241,47 +241,12 @@ def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):
         assert len(store.by_session("s")) == 50
 
 
-def version_of(path: Path) -> int:
-    connection = sqlite3.connect(path)
-    [version] = connection.execute("PRAGMA user_version").fetchone()
-    connection.close()
-    return int(version)
-
-
 def test_a_file_is_marked_as_ours_and_with_its_version(tmp_path: Path):
     SqliteTraceStore(tmp_path / "traces.db").close()
     connection = sqlite3.connect(tmp_path / "traces.db")
-    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     connection.close()
-    assert version_of(tmp_path / "traces.db") == len(MIGRATIONS)
-
-
-NEXT = (*MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN owner TEXT", "UPDATE sessions SET owner = 'me'"))
-
-
-def test_an_older_file_is_migrated_forward_and_keeps_its_traces(tmp_path: Path):
-    path = tmp_path / "traces.db"
-    with SqliteTraceStore(path) as store:
-        store.add([trace_of()])
-    connection = open_for_writing(path, 1.0)
-    migrate(connection, path, NEXT)
-    migrate(connection, path, NEXT)  # a second time does nothing
-    assert connection.execute("SELECT id, owner FROM sessions").fetchall() == [("s", "me")]
-    assert connection.execute("SELECT id FROM traces").fetchall() == [("a",)]
-    connection.close()
-    assert version_of(path) == len(NEXT)
-    with pytest.raises(StoreError, match=f"has schema {len(NEXT)} and this version of rllm knows {len(MIGRATIONS)}"):
-        SqliteTraceStore(path)
-
-
-def test_a_migration_that_fails_changes_nothing(tmp_path: Path):
-    path = tmp_path / "traces.db"
-    connection = open_for_writing(path, 1.0)
-    with pytest.raises(sqlite3.OperationalError, match="no such table"):
-        migrate(connection, path, (*NEXT, ("DELETE FROM missing",)))
-    assert "owner" not in [row[1] for row in connection.execute("PRAGMA table_info(sessions)")]
-    connection.close()
-    assert version_of(path) == len(MIGRATIONS)
+    assert found == [APPLICATION_ID, SCHEMA]
 
 
 def test_a_file_that_was_begun_and_never_written_is_not_opened_for_reading_only(tmp_path: Path):
@@ -289,64 +254,5 @@ def test_a_file_that_was_begun_and_never_written_is_not_opened_for_reading_only(
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.close()
-    with pytest.raises(StoreError, match="holds nothing: nothing was ever written to it"):
+    with pytest.raises(StoreError, match="empty"):
         SqliteTraceStore(path, read_only=True)
-
-
-SCHEMA_1 = Path(__file__).parent / "data" / "schema_1.db"
-"""Written by the version before traces could build upon each other."""
-
-
-@pytest.fixture(params=["only read", "migrated"])
-def old_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteTraceStore]:
-    path = tmp_path / "traces.db"
-    shutil.copy(SCHEMA_1, path)
-    with SqliteTraceStore(path, read_only=request.param == "only read") as store:
-        yield store
-
-
-def test_a_file_of_the_first_version_is_read(old_store: SqliteTraceStore):
-    first, second = old_store.by_session("one")
-    assert (first.prompt_ids, first.response_ids, first.logprobs) == ([1, 2, 3], [5, 2], [-0.5, -0.1])
-    assert (second.parent_id, second.prompt_ids) == ("a", [1, 2, 3, 5, 2, 70_000])
-    assert second.messages[-1] == {"role": "user", "content": "müsli 🥣 \ud800"}
-    assert second.metadata == {"n": 2**70}
-    long, failed = old_store.by_session("two")
-    assert long.messages == [{"role": "user", "content": "word " * 2000}]
-    assert failed.error == "no tokens"
-    assert [(credit.advantage, credit.trainer_logprobs) for credit in old_store.credits("one")] == [
-        (0.5, [-0.5, -0.125])
-    ]
-    assert [(info.id, info.num_traces) for info in old_store.sessions()] == [("two", 2), ("one", 2)]
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_file_with_one_credit_for_a_step_is_read(tmp_path: Path, read_only: bool):
-    path = tmp_path / "traces.db"
-    with sqlite3.connect(path) as connection:
-        migrate(connection, path, MIGRATIONS[:2])
-        connection.execute("INSERT INTO sessions (id, created_at) VALUES ('s', 0.0)")
-        connection.execute("INSERT INTO credits VALUES (1, 'a', 3, 't:0', 'solver', 1.0, 't', 0.5, 0.5, NULL, NULL)")
-        connection.commit()
-    connection.close()
-    credit = StepCredit(
-        trace_id="a", session_id="s", training_step=3, episode_id="t:0", trajectory_name="solver", reward=1.0,
-        group_id="t", baseline=0.5, advantage=0.5,
-    )  # fmt: skip
-    with SqliteTraceStore(path, read_only=read_only) as store:
-        assert store.credits("s") == [credit]
-        if not read_only:
-            second = replace(credit, trajectory_index=1)
-            store.annotate([second]).result()
-            assert store.credits("s") == [credit, second]
-
-
-def test_a_conversation_that_began_in_the_first_version_goes_on(tmp_path: Path):
-    path = tmp_path / "traces.db"
-    shutil.copy(SCHEMA_1, path)
-    with SqliteTraceStore(path) as store:
-        before = store.by_session("one")
-        store.add([trace_of("c", "one", parent_id="b")]).result()
-        store.add([trace_of("d", "one", parent_id="c", prompt_ids=[1, 2, 3])]).result()
-        assert store.by_session("one")[:2] == before
-        assert [trace.prompt_ids for trace in store.by_session("one")[2:]] == [[1], [1, 2, 3]]

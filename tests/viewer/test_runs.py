@@ -31,7 +31,7 @@ from rllm.viewer.runs import Runs
 from rllm.viewer.search import SORTS
 
 from .conftest import Client
-from .made import large_run, outcome_of, trace_of, write_metrics
+from .made import large_run, outcome_of, trace_of
 
 
 def test_a_folder_of_runs_shows_each_and_those_to_come(look: Client, tmp_path: Path) -> None:
@@ -357,10 +357,7 @@ def test_a_locked_database_is_a_sentence(look: Client, tmp_path: Path, monkeypat
     assert "another process" in unescape(answer.text)
 
 
-def test_an_older_schema_is_read_and_a_newer_one_refused(look: Client, tmp_path: Path) -> None:
-    write_metrics(tmp_path, 1)
-    (tmp_path / "traces.db").write_bytes((Path(__file__).parents[1] / "store/data/schema_1.db").read_bytes())
-    assert "in all" in look(tmp_path).get(f"/run/{tmp_path.name}/rollouts").text
+def test_a_store_of_another_schema_is_refused(look: Client, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "newer.db") as newer:
         newer.execute(f"PRAGMA application_id = {0x724C4C4D}")
         newer.execute("PRAGMA user_version = 99")

@@ -1,4 +1,4 @@
-"""A trace store in this process's memory, for tests and for runs whose traces nobody needs afterwards."""
+"""Trace store in the memory of this process, for tests and for runs whose traces are not needed afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, SessionRef
-from rllm.store.turns import draft_of, pack
+from rllm.store.delta import EncodedTrace
+from rllm.store.rows import trace_to_row
 from rllm.types import StepCredit, Trace
 
 
@@ -28,12 +29,12 @@ class _Session:
 
 
 class MemoryTraceStore:
-    """The `TraceStore` protocol over dictionaries. Its writes are done when they return."""
+    """The `TraceStore` protocol over dictionaries. Writes are complete when they return."""
 
     is_local = True
 
     def __init__(self) -> None:
-        # Both levels rely on a dict's order: insertion order, kept when a value is replaced.
+        # Both levels rely on the order of dictionaries: insertion order, which replacing a value keeps.
         self._sessions: dict[str, _Session] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -88,11 +89,11 @@ class MemoryTraceStore:
             self._check_open()
             items = list(self._sessions.items())
             ordered = items if oldest_first else items[::-1]
-            is_behind = gt if oldest_first else lt
+            is_beyond = gt if oldest_first else lt
             found = [
                 (name, session)
                 for name, session in ordered
-                if (beyond is None or is_behind(session.number, beyond))
+                if (beyond is None or is_beyond(session.number, beyond))
                 and (created_before is None or session.created_at < created_before)
             ]
             return [_info(*item) for item in found[offset : offset + limit]]
@@ -148,11 +149,12 @@ class MemoryTraceStore:
             return len(session.traces) if session else 0
 
     def num_bytes(self) -> int:
-        """What the same traces would take in a file, about."""
+        """Return the approximate size of the same traces in a file."""
         with self._lock:
             self._check_open()
             traces = [trace for session in self._sessions.values() for trace in session.traces.values()]
-        return sum(_num_bytes(trace) for trace in traces)
+        rows = (trace_to_row(EncodedTrace.of(trace), session=0) for trace in traces)
+        return sum(len(value) for row in rows for value in row if isinstance(value, bytes))
 
     def close(self) -> None:
         self._closed = True
@@ -182,11 +184,6 @@ def _info(session_id: str, session: _Session) -> SessionInfo:
         metadata=dict(session.metadata),
         number=session.number,
     )
-
-
-def _num_bytes(trace: Trace) -> int:
-    packed = pack(draft_of(trace))
-    return len(packed.prompt_ids) + len(packed.response_ids) + len(packed.document) + 4 * len(trace.logprobs)
 
 
 def _done(error: Exception | None = None) -> Future[None]:

@@ -1,4 +1,4 @@
-"""The trace store over a SQL database: what is asked of it. How to connect and to insert in bulk is each database's own."""
+"""Trace store over a SQL database: everything but how to connect and to insert in bulk, which differs between databases."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rllm.errors import StoreError
 from rllm.store import rows
 from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.codec import UNREADABLE, pack_document, unpack_document
+from rllm.store.delta import Delta, EncodedTrace, RecentTraces
 from rllm.store.rows import Row
-from rllm.store.turns import Draft, KnownTurns, PackedTrace, draft_of, pack
 from rllm.store.writer import GroupCommitWriter, Work
 from rllm.types import StepCredit, Trace
 
 
 class Cursor(Protocol):
-    """What a statement gave."""
+    """Result of a statement."""
 
     @property
     def rowcount(self) -> int: ...
@@ -33,32 +33,35 @@ class Cursor(Protocol):
 class SqlConnection(Protocol):
     """A connection inside a transaction; `?` stands for a value in every statement."""
 
-    schema: int
-    """The version of the tables."""
     lock: str
-    """What makes a SELECT of a session wait until nobody else writes to it, and keep others from it; empty where a writer
-    is alone anyway."""
+    """Suffix of a SELECT that makes it wait for other writers of the rows, and keeps them away; empty if there are none."""
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
-        """Create the sessions that are not there yet, and keep other writers from all of them; the values are when they
-        began, in Unix seconds, `None` for one that is not to be created. Returns the `seq` of each that is there."""
+        """Create missing sessions, and keep other writers away from all of them.
+
+        Args:
+            sessions: The creation time of each in Unix seconds; `None` for one that must not be created.
+
+        Returns:
+            The `seq` of each session that exists.
+        """
         ...
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
-        """The `seq` of those traces (number of the session, id, digest) that are stored with this very content."""
+        """Return the `seq` of those traces (number of the session, id, digest) that are stored with exactly this content."""
         ...
 
     def insert_traces(self, values: Sequence[Row]) -> bool:
-        """Insert rows as `rows.insert_traces` takes them: all, or none (False) where an id is there already."""
+        """Insert rows of `rows.trace_to_row`: all of them, or none (False) if an id exists already."""
         ...
 
 
 class SqlTraceStore(ABC):
-    """The `TraceStore` protocol over SQL: one writer with group commit, readers beside it.
+    """The `TraceStore` protocol over SQL: one writer with group commit, and any number of readers.
 
-    Traces are turned into bytes before `add` returns. Values that JSON has no form for come back as the nearest that it has.
+    Traces are turned into bytes before `add` returns. Values without a JSON form come back as the nearest one that has one.
     """
 
     _name: str
@@ -67,12 +70,12 @@ class SqlTraceStore(ABC):
     is_local: bool
 
     def __init__(self) -> None:
-        self._add = _Adding()
+        self._add = _AddTraces()
         self._closed = False
 
     @abstractmethod
     def _read(self, statement: str, *values: Any) -> list[Any]:
-        """The rows of a query, with `?` for each value."""
+        """Return the rows of a query, with `?` for each value."""
 
     @abstractmethod
     def num_bytes(self) -> int: ...
@@ -82,22 +85,17 @@ class SqlTraceStore(ABC):
 
     @property
     def takes_arrays(self) -> bool:
-        """Whether traces may come with arrays of tokens in the place of lists; not where a subclass looks at them first."""
+        """True if traces may hold arrays of tokens instead of lists, which a subclass with its own `add` might not expect."""
         return type(self).add is SqlTraceStore.add
-
-    @property
-    def _schema(self) -> int:
-        """The version of the tables that are read."""
-        return rows.SCHEMA
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         try:
-            drafts = [draft_of(trace) for trace in traces]
+            encoded = [EncodedTrace.of(trace) for trace in traces]
         except StoreError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
-        return _told(session, self._write(self._add, (drafts, session)))
+        return _with_number(session, self._write(self._add, (encoded, session)))
 
     def open_session(
         self,
@@ -108,7 +106,7 @@ class SqlTraceStore(ABC):
         session: SessionRef | None = None,
     ) -> Future[None]:
         write = self._write(_merge_sessions, (session_id, dict(metadata), created_at or time.time()))
-        return _told(session, write)
+        return _with_number(session, write)
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
         return self._write(_annotate, [rows.credit_to_row(credit) for credit in credits])
@@ -130,8 +128,8 @@ class SqlTraceStore(ABC):
         beyond: int | None = None,
         created_before: float | None = None,
     ) -> list[SessionInfo]:
-        order, behind = ("ASC", ">") if oldest_first else ("DESC", "<")
-        limits = {f"seq {behind} ?": beyond, "created_at < ?": created_before}
+        order, after = ("ASC", ">") if oldest_first else ("DESC", "<")
+        limits = {f"seq {after} ?": beyond, "created_at < ?": created_before}
         asked = {condition: value for condition, value in limits.items() if value is not None}
         where = f"WHERE {' AND '.join(asked)}" if asked else ""
         found = self._read(
@@ -140,11 +138,11 @@ class SqlTraceStore(ABC):
         return self._infos(found)
 
     def by_session(self, session_id: str) -> list[Trace]:
-        return self._traces(self._read(rows.select_traces(self._schema), session_id), session_id)
+        return self._traces(self._read(rows.SELECT_TRACES, session_id), session_id)
 
     def trace(self, session_id: str, trace_id: str) -> Trace | None:
-        found = self._traces(self._read(rows.select_trace(self._schema), session_id, trace_id), session_id)
-        return found[-1] if found else None  # behind those that it builds upon; its id may be kept as an escape
+        found = self._traces(self._read(rows.SELECT_TRACE, session_id, trace_id), session_id)
+        return found[-1] if found else None  # after its bases; its id may be stored as an escape
 
     def last_call_at(self, session_id: str) -> float | None:
         found: list[tuple[float | None]] = self._read(rows.SELECT_LAST_CALL, session_id)
@@ -155,7 +153,7 @@ class SqlTraceStore(ABC):
         return found[0][0] if found else None
 
     def credits(self, session_id: str) -> list[StepCredit]:
-        found = self._read(rows.select_credits(self._schema), session_id)
+        found = self._read(rows.SELECT_CREDITS, session_id)
         with self._damage_named(session_id):
             return [rows.row_to_credit(row, session_id) for row in found]
 
@@ -172,7 +170,7 @@ class SqlTraceStore(ABC):
 
     @contextmanager
     def _damage_named(self, session_id: str) -> Iterator[None]:
-        """Say whose rows they are that cannot be read."""
+        """Name the session whose rows cannot be read."""
         try:
             yield
         except UNREADABLE as error:
@@ -183,7 +181,7 @@ class SqlTraceStore(ABC):
     def close(self) -> None:
         self._closed = True
         self._close_readers()
-        # Last, because only the last connection that may write takes SQLite's -wal file's content over into its own.
+        # Last, because only the last connection that may write moves the content of SQLite's -wal file into the store's.
         if self._writer is not None:
             self._writer.close()
 
@@ -199,54 +197,73 @@ class SqlTraceStore(ABC):
         return self._writer.submit(work, payload)
 
 
-def _told(session: SessionRef | None, write: Future[Any]) -> Future[Any]:
-    """The write of a session, whose number goes to the reference that lacks it before the next transaction begins."""
+def _with_number(session: SessionRef | None, write: Future[Any]) -> Future[Any]:
+    """Have the reference learn the session's number from the write, before the next transaction begins."""
     if session is not None and session.number is None:
         write.add_done_callback(session.learn)
     return write
 
 
-class _Adding:
-    """The work of adding traces, which remembers those of its last transactions. It runs in the writer's thread.
+_Batch = tuple[list[EncodedTrace], SessionRef | None]
 
-    It is told nothing about commits: what it remembers of a transaction that was undone is not found in the database.
+
+class _AddTraces:
+    """Work of adding traces. It runs in the writer's thread and remembers the traces of its last transactions.
+
+    It is not informed of commits: traces of a transaction that was rolled back are not found in the database.
     """
 
     def __init__(self) -> None:
-        self._known = KnownTurns()
+        self._recent = RecentTraces()
 
-    def __call__(
-        self, connection: SqlConnection, batches: list[tuple[list[Draft], SessionRef | None]]
-    ) -> list[int | StoreError | None]:
+    def __call__(self, connection: SqlConnection, batches: list[_Batch]) -> list[int | StoreError | None]:
         seqs = connection.ensure_sessions(_sessions_of(batches))
         results = [_number_or_refusal(batch, session, seqs) for batch, session in batches]
-        added = (batch for (batch, _), result in zip(batches, results, strict=True) if isinstance(result, int))
-        drafts = list(chain.from_iterable(added))
-        packed = _checked(connection, [pack(draft, self._known.base_of(draft)) for draft in drafts], seqs)
-        if not connection.insert_traces([_row(item, seqs[item.draft.session_id], base) for item, base in packed]):
-            for draft in drafts:
-                _put(connection, draft, seqs[draft.session_id])
-        self._known.learn(item for item, _ in packed)
+        accepted = (batch for (batch, _), result in zip(batches, results, strict=True) if isinstance(result, int))
+        traces = list(chain.from_iterable(accepted))
+        deltas = [self._recent.delta_of(trace) for trace in traces]
+        if not connection.insert_traces(_rows(connection, traces, deltas, seqs)):
+            for trace in traces:
+                _put(connection, trace, seqs[trace.session_id])
+        self._recent.remember(traces)
         return results
 
 
-def _sessions_of(batches: Sequence[tuple[list[Draft], SessionRef | None]]) -> dict[str, float | None]:
-    """The sessions of what is added, for `ensure_sessions`: one that is known by its number was there, and is not made anew."""
+def _rows(
+    connection: SqlConnection, traces: Sequence[EncodedTrace], deltas: Sequence[Delta | None], seqs: Mapping[str, int]
+) -> list[Row]:
+    """Return the rows of new traces. A trace whose base is not stored with the expected content is written whole."""
+    keys = [_base_key(delta, seqs) for delta in deltas]
+    wanted = [key for key in keys if key is not None]
+    stored = connection.bases(wanted) if wanted else {}
+    found = []
+    for trace, delta, key in zip(traces, deltas, keys, strict=True):
+        base = None if key is None else stored.get(key)
+        found.append(rows.trace_to_row(trace, seqs[trace.session_id], base, None if base is None else delta))
+    return found
+
+
+def _base_key(delta: Delta | None, seqs: Mapping[str, int]) -> tuple[int, str, bytes] | None:
+    return (seqs[delta.base.session_id], delta.base.id, delta.base.digest) if delta is not None else None
+
+
+def _sessions_of(batches: Sequence[_Batch]) -> dict[str, float | None]:
+    """Return the sessions to ensure. One whose number is known existed before, so it is not created again."""
     now = time.time()
     wanted: dict[str, float | None] = {}
     for batch, session in batches:
-        for draft in batch:
+        for trace in batch:
             if session is None or session.number is None:
-                wanted[draft.session_id] = now
+                wanted[trace.session_id] = now
             else:
-                wanted.setdefault(draft.session_id, None)
+                wanted.setdefault(trace.session_id, None)
     return wanted
 
 
 def _number_or_refusal(
-    batch: list[Draft], session: SessionRef | None, seqs: Mapping[str, int]
+    batch: list[EncodedTrace], session: SessionRef | None, seqs: Mapping[str, int]
 ) -> int | StoreError | None:
-    """The number of the session that traces are added to, `None` for no traces; or why they are not added."""
+    """Return the number of the session that traces are added to (`None` without traces), or the error that prevents it."""
     if not batch:
         return None
     session_id = batch[0].session_id
@@ -255,43 +272,25 @@ def _number_or_refusal(
     return refused or number
 
 
-def _checked(
-    connection: SqlConnection, packed: Sequence[PackedTrace], sessions: Mapping[str, int]
-) -> list[tuple[PackedTrace, int | None]]:
-    """Each with the `seq` of its base, which is in its session, whose number is among these; one stands alone whose base is
-    not stored, or not with the content that it had."""
-    wanted = [(sessions[base.session_id], base.id, base.digest) for item in packed if (base := item.base)]
-    found = connection.bases(wanted) if wanted else {}
-    checked: list[tuple[PackedTrace, int | None]] = []
-    for item in packed:
-        base = item.base
-        seq = found.get((sessions[base.session_id], base.id, base.digest)) if base else None
-        checked.append((pack(item.draft) if base and seq is None else item, seq))
-    return checked
-
-
-def _row(packed: PackedTrace, session: int, base: int | None) -> Row:
-    return (session, base, *rows.trace_to_row(packed)[1:])
-
-
-def _put(connection: SqlConnection, draft: Draft, session: int) -> None:
-    """Insert one trace, whole, or put it in the place of the one that has its id."""
-    alone = pack(draft)
-    found = connection.execute(rows.FIND_TRACE, (draft.session_id, draft.id)).fetchone()
+def _put(connection: SqlConnection, trace: EncodedTrace, session: int) -> None:
+    """Insert one whole trace, or replace the one that has its id."""
+    found = connection.execute(rows.FIND_TRACE, (trace.session_id, trace.id)).fetchone()
     if found is None:
-        connection.execute(rows.insert_traces(1), _row(alone, session, None))
+        connection.execute(rows.insert_traces(1), rows.trace_to_row(trace, session))
         return
     [seq] = found
-    if connection.execute(rows.IS_A_BASE, (draft.session_id, seq)).fetchone() is not None:
-        stored = connection.execute(rows.select_traces(connection.schema), (draft.session_id,)).fetchall()
-        for child in rows.rows_to_rewrite(stored, draft.session_id, seq):
-            connection.execute(rows.UPDATE_TRACE, child)
-    connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(alone)[1:], seq))
+    if connection.execute(rows.IS_A_BASE, (trace.session_id, seq)).fetchone() is not None:
+        stored = connection.execute(rows.SELECT_TRACES, (trace.session_id,)).fetchall()
+        for child_seq, base, child in rows.rows_to_traces(stored, trace.session_id):
+            if base == seq:
+                whole = rows.trace_to_row(EncodedTrace.of(child), session)
+                connection.execute(rows.UPDATE_TRACE, (*whole, child_seq))
+    connection.execute(rows.UPDATE_TRACE, (*rows.trace_to_row(trace, session), seq))
 
 
 def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]:
-    # The last word stands, and a statement may not say two about the same.
-    latest = {row[:4]: row for row in chain.from_iterable(batches)}
+    # The latest credit counts, and one statement must not write two of the same key.
+    latest = {rows.credit_key(row): row for row in chain.from_iterable(batches)}
     there = connection.ensure_sessions({session_id: None for session_id, *_ in latest})
     for row in latest.values():
         if row[0] in there:

@@ -1,8 +1,13 @@
-"""A trace store in one SQLite file: durable before it is acknowledged, readable by other processes while in use."""
+"""Trace store in one SQLite file: durable before it acknowledges, and readable by other processes while in use.
+
+A file is ours if its `application_id` says so, and `user_version` is the version of its tables. Nothing is written to a
+file before both are known.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,40 +16,62 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rllm.errors import StoreError
+from rllm.errors import ConfigError, StoreError
 from rllm.store import rows
 from rllm.store.codec import plain_text
 from rllm.store.rows import Row
-from rllm.store.schema import named, open_for_reading, open_for_writing
 from rllm.store.sql import SqlTraceStore
 from rllm.store.writer import GroupCommitWriter
 
 R = TypeVar("R")
+T = TypeVar("T")
 
+APPLICATION_ID = 0x724C4C4D
+"""`rLLM` in ASCII."""
+_TYPES = {
+    "key": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "text": "TEXT",
+    "integer": "INTEGER",
+    "real": "REAL",
+    "blob": "BLOB",
+}
+_PAGE_BYTES = 2048
+"""Traces take 2 to 7 kB, of which larger pages would waste up to a third."""
 _MAX_ROWS = 32
-"""Rows to a statement: enough that its overhead is shared, few enough that all sizes stay prepared."""
-
-
+"""Rows per statement: enough to share its overhead, few enough that all sizes stay prepared."""
 _ROWS_READ = 64
 _ROW_BYTES = 200
 _MAX_READ_BYTES = 2 * 1024 * 1024 * 1024
 _STEPS_AT_ONCE, _MAX_STEPS = 1_000_000, 400_000_000
-"""Of SQLite's machine, in one query; one that reads a million rows takes a few million."""
+"""Steps of SQLite's virtual machine in one query; a query that reads a million rows takes a few million."""
+_PLAIN = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX) ")
+_END_OF_NAME = bytes.fromhex("d9d505f920a163d7")
+"""End of a rollback journal that names a super-journal, as SQLite's file format has it."""
+
+_REMEDIES = {
+    "SQLITE_BUSY": "another process is writing to this file: wait for it, or give each run a file of its own",
+    "SQLITE_CANTOPEN": "choose a path in a folder that exists and that you may write to",
+    "SQLITE_CORRUPT": "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`",
+    "SQLITE_FULL": "free some space on its disk",
+    "SQLITE_INTERRUPT": "reading it does not end: the file is damaged, or was changed by hand: restore a copy",
+    "SQLITE_IOERR": "check that its disk is healthy, mounted and not full",
+    "SQLITE_NOTADB": "this file was not written by SQLite: choose another path",
+    "SQLITE_READONLY": "the file or its folder cannot be written to: choose another path, or open it with read_only=True",
+}
 
 
 class SqliteTraceStore(SqlTraceStore):
-    """A `SqlTraceStore` over SQLite in WAL mode."""
+    """`SqlTraceStore` over SQLite in WAL mode."""
 
     is_local = True
 
     def __init__(self, path: str | Path, *, read_only: bool = False, timeout_s: float = 30.0) -> None:
-        """Open the file, or create it with its folders; `~` is the user's home.
+        """Open the file, or create it with its folders.
 
         Args:
-            path: the SQLite file; SQLite keeps `-wal` and `-shm` files beside it while it is open. An agent that changes the
-                folder (`os.chdir`) does not move it.
-            read_only: never write; for looking into a run that is going on.
-            timeout_s: how long to wait for another process's write lock, or for a place in the queue.
+            path: The SQLite file; `~` is the user's home. SQLite keeps `-wal` and `-shm` files next to it while it is open.
+            read_only: Never write; for looking into a run in progress.
+            timeout_s: Seconds to wait for another process's write lock, or for room in the queue.
 
         Raises:
             ConfigError: if the path is a directory.
@@ -57,7 +84,7 @@ class SqliteTraceStore(SqlTraceStore):
         self._writer = None
         if not read_only:
             self._writer = GroupCommitWriter(_WritableFile(self.path, timeout_s), timeout_s=timeout_s)
-            # Runs when the store is collected and when the interpreter ends: what was added is flushed either way.
+            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either way.
             weakref.finalize(self, self._writer.close)
         self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
         self._file = _identity(self.path)
@@ -84,14 +111,9 @@ class SqliteTraceStore(SqlTraceStore):
                     )
             return found
 
-    @property
-    def _schema(self) -> int:
-        [[version]] = self._read("PRAGMA user_version")
-        return int(version)
-
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection that no other thread is using; as many are kept as were ever needed at once."""
+        """Yield a connection that no other thread uses; as many are kept as were ever needed at once."""
         if self._closed:
             raise StoreError(f"trace store {self._name} is closed: open a new one")
         check_is_there(self.path, self._file)
@@ -113,7 +135,7 @@ class SqliteTraceStore(SqlTraceStore):
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
-    """With the escapes of what SQLite has no form for, which is half of a surrogate pair."""
+    """Execute a statement; half of a surrogate pair, which SQLite cannot hold, is replaced by its escape."""
     try:
         return connection.execute(statement, values)
     except UnicodeEncodeError:
@@ -124,7 +146,7 @@ def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[An
 
 @contextmanager
 def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
-    """Inside, one query makes a bounded number of steps: pages of a file may lead to each other in circles."""
+    """Bound the steps of one query: pages of a damaged file may lead to each other in circles."""
     rounds = iter(range(_MAX_STEPS // _STEPS_AT_ONCE))
     connection.set_progress_handler(lambda: next(rounds, None) is None, _STEPS_AT_ONCE)
     try:
@@ -139,23 +161,23 @@ def _close_all(connections: list[sqlite3.Connection]) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = os.stat(path)  # noqa: PTH116 - once for every commit and read, and a Path's own takes twice as long
+    found = os.stat(path)  # noqa: PTH116 - called for every commit and read; Path.stat takes twice as long
     return found.st_dev, found.st_ino
 
 
 def check_is_there(path: Path, file: tuple[int, int]) -> None:
-    """Raise `StoreError` if the file that was opened is no longer the one at this path: nobody would find what it holds."""
+    """Raise `StoreError` if the opened file is no longer the one at this path: its content would be lost."""
     with suppress(OSError):
         if _identity(path) == file:
             return
     raise StoreError(
-        f"trace store {str(path)!r} was deleted, moved or replaced while it was in use, so that nothing written to it is "
-        "kept: put it back, or begin again with a new one"
+        f"trace store {str(path)!r} was deleted, moved or replaced while it was in use: what is written to it now would be "
+        "lost: put it back, or start with a new one"
     )
 
 
 class _WritableFile:
-    """A `Database` that is a SQLite file."""
+    """`Database` in a SQLite file."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path = path
@@ -186,9 +208,8 @@ class _WritableFile:
 
 
 class SqliteConnection:
-    """A `SqlConnection` to SQLite."""
+    """`SqlConnection` to SQLite."""
 
-    schema = rows.SCHEMA
     lock = ""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -234,14 +255,144 @@ class SqliteConnection:
             self.execute("ROLLBACK TO traces")
             return False
         finally:
-            with suppress(sqlite3.OperationalError):  # a full disk has ended the whole transaction
+            with suppress(sqlite3.OperationalError):  # a full disk ends the whole transaction
                 self.execute("RELEASE traces")
         return True
-
-
-T = TypeVar("T")
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), _MAX_ROWS):
         yield items[start : start + _MAX_ROWS]
+
+
+def named(error: Exception, path: Path) -> StoreError:
+    """Return SQLite's error with the file it concerns and a remedy."""
+    code = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+    remedy = f": {_REMEDIES[code]}" if code in _REMEDIES else ""
+    return StoreError(f"trace store {str(path)!r}: {error}{remedy}")
+
+
+def open_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """Return a connection whose commits survive power loss; a missing or empty file gets its tables.
+
+    Raises:
+        ConfigError: if the path is a directory.
+        StoreError: if the file is not a trace store of this version, or cannot be written.
+    """
+    _refuse_directory(path)
+    _refuse_foreign_journal(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"trace store {str(path)!r}: its folder cannot be created ({error.strerror}): choose another path"
+        ) from error
+    with _connection(path, "mode=rwc", timeout_s) as connection:
+        _check_version(connection, path)  # before the pragmas below, which write to the file
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")  # macOS only, where a plain sync stops at the disk's cache
+        connection.execute("BEGIN IMMEDIATE")  # two processes that open a new file take turns
+        if _check_version(connection, path) == 0:
+            for statement in rows.create_tables(_TYPES):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {rows.SCHEMA}")  # always: only a write detects a read-only file
+        connection.execute("COMMIT")
+        return connection
+
+
+def open_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """Return a connection that sees every commit and writes nothing, also while another process writes the file.
+
+    Raises:
+        ConfigError: if the path is a directory.
+        StoreError: if the file does not exist, or is not a trace store of this version.
+    """
+    _refuse_directory(path)
+    if not path.exists():
+        raise StoreError(f"trace store {str(path)!r}: there is no such file: check the path")
+    mode = "mode=ro"
+    may_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    if not may_write and not Path(f"{path}-wal").exists():
+        # Readers of a WAL file share an index next to it. If that cannot be created, no process can be writing either.
+        mode += "&immutable=1"
+    with _connection(path, mode, timeout_s) as connection:
+        if _check_version(connection, path) == 0:
+            raise StoreError(f"trace store {str(path)!r} is empty: nothing was ever written to it")
+        return connection
+
+
+@contextmanager
+def _connection(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Yield a new connection in autocommit mode, and close it on errors. Several threads may use it in turns."""
+    connection = None
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{mode}",
+            uri=True,
+            timeout=timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        yield connection
+    except (sqlite3.Error, StoreError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise named(error, path) from error
+        raise
+
+
+def _refuse_directory(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(
+            f"trace store {str(path)!r} is a directory: name a file in it, such as {str(path / 'traces.db')!r}"
+        )
+
+
+def _refuse_foreign_journal(path: Path) -> None:
+    """Refuse a rollback journal that names another file, as no trace store has one: SQLite would delete that file."""
+    try:
+        with Path(f"{path}-journal").open("rb") as file:
+            file.seek(-len(_END_OF_NAME), os.SEEK_END)
+            names_another = file.read() == _END_OF_NAME
+    except OSError:  # missing or too short
+        return
+    if names_another:
+        raise StoreError(
+            f"trace store {str(path)!r}: its journal {path.name}-journal names another file, which opening the store would "
+            "delete: it was not written by rllm"
+        )
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the version of the tables, 0 for an empty file. Files of other programs and versions are refused."""
+    [application_id] = connection.execute("PRAGMA application_id").fetchone()
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    [num_tables] = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if application_id != APPLICATION_ID and (application_id != 0 or num_tables > 0):
+        raise StoreError(
+            f"trace store {str(path)!r} is another application's SQLite file (application_id={application_id}, "
+            f"{num_tables} tables and indexes): choose another path"
+        )
+    if version not in (0, rows.SCHEMA):
+        raise rows.wrong_schema(repr(str(path)), version)
+    _refuse_programs(connection, path)
+    return int(version)
+
+
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file whose schema computes something: a view, a trigger or a generated column may never end."""
+    made = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    odd = [name for name, statement in made if not _PLAIN.match(str(statement))]
+    for table in () if odd else ("sessions", "traces", "credits"):
+        columns = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        odd += [f"{table}.{name}" for _, name, *_, hidden in columns if hidden]
+    if odd:
+        raise StoreError(
+            f"trace store {str(path)!r} has {odd[0]!r}, which is not a table or index of rllm: delete it with sqlite3, or "
+            "choose another path"
+        )

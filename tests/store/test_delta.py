@@ -1,0 +1,119 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rllm.store.delta import Delta, EncodedTrace, RecentTraces, columns_of, decode_document
+from rllm.store.rows import SCHEMA, TRACE_COLUMNS, create_tables, trace_to_row
+from rllm.types import Trace
+
+from .sample_traces import trace_of, turn_of
+
+
+def recent(*traces: Trace) -> RecentTraces:
+    known = RecentTraces()
+    known.remember(map(EncodedTrace.of, traces))
+    return known
+
+
+def delta_of(trace: Trace, *earlier: Trace) -> Delta | None:
+    return recent(*earlier).delta_of(EncodedTrace.of(trace))
+
+
+def test_later_changes_to_a_trace_do_not_reach_its_encoding():
+    trace = trace_of(metadata={"k": 1})
+    encoded = EncodedTrace.of(trace)
+    before = trace_to_row(encoded, 1)
+    trace.metadata["k"], trace.prompt_ids[0], trace.messages[0]["content"] = 2, 9, "other"
+    assert trace_to_row(encoded, 1) == before
+
+
+def test_a_turn_is_stored_as_what_it_adds():
+    delta = delta_of(turn_of(10), turn_of(9))
+    assert (delta.num_ids, delta.num_messages, delta.fields) == (300, 20, ["tools", "metadata"])
+    encoded = EncodedTrace.of(turn_of(10))
+    assert len(encoded.document_without(delta)) < len(encoded.document_without(None)) / 2
+
+
+def test_what_was_left_out_is_put_back():
+    blob = EncodedTrace.of(turn_of(10)).document_without(delta_of(turn_of(10), turn_of(9)))
+    document, shared_ids, _ = decode_document(blob, turn_of(9))
+    assert shared_ids == list(range(1000, 1300))
+    assert document["messages"] == turn_of(10).messages
+    assert (document["tools"], document["metadata"]) == (turn_of(10).tools, {"task": 7})
+
+
+def test_a_turn_is_not_read_without_its_base():
+    blob = EncodedTrace.of(turn_of(10)).document_without(delta_of(turn_of(10), turn_of(9)))
+    with pytest.raises(LookupError):
+        decode_document(blob, None)
+
+
+def test_samples_of_one_prompt_share_it():
+    assert delta_of(trace_of("b", response_ids=[6]), trace_of("a")).num_ids == 3
+
+
+def test_sharing_metadata_alone_is_not_worth_a_base():
+    assert (
+        delta_of(trace_of("b", metadata={"k": 1}, prompt_ids=[9], messages=[]), trace_of("a", metadata={"k": 1}))
+        is None
+    )
+
+
+CHANGES = [
+    {"prompt_ids": [1]},
+    {"response_ids": [1]},
+    {"messages": []},
+    {"response": {}},
+    {"tools": None},
+    {"sampling": {}},
+    {"requested_sampling": {"n": 2}},
+    {"metadata": {"task": 8}},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[next(iter(change)) for change in CHANGES])
+def test_the_digest_covers_all_that_a_later_turn_may_leave_out(change: dict[str, Any]):
+    assert EncodedTrace.of(turn_of(1, **change)).fingerprint.digest != EncodedTrace.of(turn_of(1)).fingerprint.digest
+
+
+def test_the_digest_differs_where_the_same_ids_are_split_elsewhere():
+    one = trace_of(prompt_ids=[1, 2], response_ids=[3])
+    two = dataclasses.replace(one, prompt_ids=[1], response_ids=[2, 3])
+    assert EncodedTrace.of(one).fingerprint.digest != EncodedTrace.of(two).fingerprint.digest
+
+
+def test_the_base_is_the_parent_or_the_latest_of_the_same_session():
+    known = recent(turn_of(0), turn_of(1), turn_of(0, "other"))
+    bases = [known.delta_of(EncodedTrace.of(turn_of(number))).base.id for number in (1, 2, 3)]
+    assert bases == ["turn 0", "turn 1", "turn 1"]
+    assert known.delta_of(EncodedTrace.of(turn_of(1, "other"))).base.id == "turn 0"
+    assert recent().delta_of(EncodedTrace.of(turn_of(1))) is None
+
+
+def test_what_is_remembered_does_not_grow():
+    known = recent(*(trace_of(f"{number}") for number in range(20)))
+    known.remember(EncodedTrace.of(trace_of("a", f"session {number}", messages=[])) for number in range(5000))
+    assert sum(len(traces) for traces in known._sessions.values()) == 4096
+
+
+def test_columns_follow_from_the_fields_of_a_trace():
+    kinds = {column.name: column.kind for column in columns_of(Trace, default="document")}
+    assert [name for name in kinds if kinds[name] in ("ids", "floats")] == ["prompt_ids", "response_ids", "logprobs"]
+    assert (kinds["parent_id"], kinds["logprobs_kind"], kinds["started_at"]) == ("text", "text", "real")
+    assert "session_id" not in kinds
+
+
+def test_another_set_of_columns_needs_another_schema():
+    # A store is refused by its version alone: increase SCHEMA when this changes.
+    assert SCHEMA == 4
+    assert ", ".join(TRACE_COLUMNS) == (
+        "id, call_id, choice_index, parent_id, model, logprobs_kind, finish_reason, weight_version, template_hash, "
+        "started_at, error, prompt_ids, response_ids, logprobs, document, digest"
+    )
+    types = {name: name.upper() for name in ("key", "text", "integer", "real", "blob")}
+    assert create_tables(types)[2] == (
+        "CREATE TABLE credits (session INTEGER NOT NULL, trace_id TEXT, training_step INTEGER, episode_id TEXT, "
+        "trajectory_name TEXT, trajectory_index INTEGER, reward REAL, group_id TEXT, baseline REAL, advantage REAL, "
+        "trainer_logprobs BLOB, dropped TEXT, PRIMARY KEY (session, trace_id, training_step, trajectory_index))"
+    )
