@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.capture import Conversations, Prior, Said
+from rllm.capture import Conversations, MessageDigests, PriorAnswer
 from rllm.types import Message, Trace
 
 USER: Message = {"role": "user", "content": "Which pets?"}
@@ -43,17 +43,17 @@ def answer(branches: Branches, messages: Sequence[Message], response: Message, k
         response_ids=[number + 1],
         logprobs=[-0.1],
     )
-    known.add(Said.of(messages, None, known), trace)
+    known.add(known.prepare(MessageDigests.of(messages, None, known), trace))
     traces[trace.id] = trace
     return trace
 
 
-def prior_of(branches: Branches, messages: Sequence[Message]) -> Prior | None:
+def prior_of(branches: Branches, messages: Sequence[Message]) -> PriorAnswer | None:
     known, traces = branches
-    said = Said.of(messages, None, known)
-    if missing := known.lacks(said):
-        known.supply(said, traces[missing])
-    return known.prior_of(said)
+    said = MessageDigests.of(messages, None, known)
+    if missing := known.missing_trace(said):
+        known.provide_tokens(said, traces[missing])
+    return known.prior_answer(said)
 
 
 def branches_of(*responses: Message) -> Branches:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rllm.capture import Conversations, Prior, Said
+from rllm.capture import Conversations, MessageDigests, PriorAnswer
 from rllm.capture.conversations import _Call
 from rllm.types import Message, Trace
 
@@ -37,39 +37,43 @@ def trace_of(messages: list[Message], response: Message, prompt_ids: list[int], 
     )
 
 
+def remember(known: Conversations, asked: MessageDigests, trace: Trace) -> None:
+    known.add(known.prepare(asked, trace))
+
+
 def after_one_answer(answer: Message = ANSWER, **options: Any) -> Conversations:
     known = Conversations(**options)
     first = trace_of([USER], answer, [1, 2, 3])
-    known.add(Said.of([USER], None), first)
-    asked = Said.of([USER, answer, RESULT], None)
-    assert known.lacks(asked) == "t1", "most first calls have no second, so their tokens are not kept"
-    known.supply(asked, first)
-    assert known.lacks(asked) is None
+    remember(known, MessageDigests.of([USER], None), first)
+    asked = MessageDigests.of([USER, answer, RESULT], None)
+    assert known.missing_trace(asked) == "t1", "most first calls have no second, so their tokens are not kept"
+    known.provide_tokens(asked, first)
+    assert known.missing_trace(asked) is None
     return known
 
 
-def prior_after(known: Conversations, messages: list[Message]) -> Prior | None:
-    return known.prior_of(Said.of(messages, None, known))
+def prior_after(known: Conversations, messages: list[Message]) -> PriorAnswer | None:
+    return known.prior_answer(MessageDigests.of(messages, None, known))
 
 
 def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
     known = Conversations()
-    known.add(Said.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
-    asked = Said.of([USER, ANSWER, RESULT], None)
-    known.supply(asked, None)
-    assert known.lacks(asked) is None
-    assert known.prior_of(asked) is None
+    remember(known, MessageDigests.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
+    asked = MessageDigests.of([USER, ANSWER, RESULT], None)
+    known.provide_tokens(asked, None)
+    assert known.missing_trace(asked) is None
+    assert known.prior_answer(asked) is None
 
 
 def test_what_was_kept_while_a_trace_was_looked_for_is_not_given_its_tokens() -> None:
     known = Conversations()
     first, later = (trace_of([USER], ANSWER, prompt_ids, name) for prompt_ids, name in (([1], "t1"), ([2], "t2")))
-    asked = Said.of([USER, ANSWER, RESULT], None)
-    known.add(Said.of([USER], None), first)
-    assert known.lacks(asked) == "t1"
-    known.add(Said.of([USER], None), later)
-    known.supply(asked, first)
-    assert known.lacks(asked) == "t2"
+    asked = MessageDigests.of([USER, ANSWER, RESULT], None)
+    remember(known, MessageDigests.of([USER], None), first)
+    assert known.missing_trace(asked) == "t1"
+    remember(known, MessageDigests.of([USER], None), later)
+    known.provide_tokens(asked, first)
+    assert known.missing_trace(asked) == "t2"
 
 
 def called(arguments: Any, **changes: Any) -> Message:
@@ -124,7 +128,7 @@ def test_another_history_is_not_gone_on_from(messages: list[Message]) -> None:
 
 
 def test_other_tools_are_another_conversation() -> None:
-    assert after_one_answer().prior_of(Said.of([USER, ANSWER], [{"type": "function"}])) is None
+    assert after_one_answer().prior_answer(MessageDigests.of([USER, ANSWER], [{"type": "function"}])) is None
 
 
 def test_another_picture_is_another_conversation_and_the_marks_of_a_cache_are_nothing() -> None:
@@ -132,9 +136,14 @@ def test_another_picture_is_another_conversation_and_the_marks_of_a_cache_are_no
         return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}, **marks}]}
 
     known = Conversations()
-    known.add(Said.of([shown("cat")], None), trace_of([shown("cat")], ANSWER, [1, 2, 3]))
-    assert known.lacks(Said.of([shown("cat", cache_control={"type": "ephemeral"}), ANSWER, RESULT], None)) == "t1"
-    assert known.lacks(Said.of([shown("dog"), ANSWER, RESULT], None)) is None
+    remember(known, MessageDigests.of([shown("cat")], None), trace_of([shown("cat")], ANSWER, [1, 2, 3]))
+    assert (
+        known.missing_trace(
+            MessageDigests.of([shown("cat", cache_control={"type": "ephemeral"}), ANSWER, RESULT], None)
+        )
+        == "t1"
+    )
+    assert known.missing_trace(MessageDigests.of([shown("dog"), ANSWER, RESULT], None)) is None
 
 
 @pytest.mark.parametrize("echo", ["{}", '{"INVALID_JSON": "..."}', {}, '{"b": 7'])
@@ -158,8 +167,9 @@ def test_content_of_an_answer_without_tool_calls_is_all_there_is_of_it() -> None
 def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
     known = after_one_answer()
     second = [USER, ANSWER, RESULT]
-    known.add(
-        Said.of(second, None),
+    remember(
+        known,
+        MessageDigests.of(second, None),
         trace_of(second, {"role": "assistant", "content": "42"}, [1, 2, 3, 90, 91, 5, 6], "t2"),
     )
     third = [*second, {"role": "assistant", "content": "42 "}, {"role": "user", "content": "Thanks."}]
@@ -198,7 +208,7 @@ def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
 )
 def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     known = after_one_answer()
-    assert known.drift_of(Said.of(messages, None, known), prompt_ids) == drift
+    assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
 
 
 SHOWN: list[Message] = [{"role": "user", "content": "An example"}, {"role": "assistant", "content": "shown"}]
@@ -222,10 +232,12 @@ MORE: Message = {"role": "user", "content": "And 7 x 7?"}
 def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Message], drift: str | None) -> None:
     known = after_one_answer()
     for asked, prompt_ids in (([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5]), ([*SHOWN, USER], [7, 8])):
-        known.add(Said.of(asked, None, known), trace_of(asked, SAID, prompt_ids, "t2"))
+        remember(known, MessageDigests.of(asked, None, known), trace_of(asked, SAID, prompt_ids, "t2"))
     prompt_ids = [1, 2, 3, 90, 91, 5, 90, 91, 6] if messages[:2] == [USER, ANSWER] else [8]
-    assert known.drift_of(Said.of(messages, None, known), prompt_ids) == drift
-    assert known.drift_of(Said.of(messages, [CALL], known), prompt_ids) is None, "other tools are another conversation"
+    assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
+    assert known.drift_of(MessageDigests.of(messages, [CALL], known), prompt_ids) is None, (
+        "other tools are another conversation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,9 +246,9 @@ def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Mess
 def test_a_history_is_edited_however_the_answers_in_it_are_written(changes: Message) -> None:
     known = after_one_answer()
     again: Message = {"role": "user", "content": "What is 6 x 7? Be brief."}
-    assert known.drift_of(Said.of([again, ANSWER | changes, RESULT], None, known), [8]) is None
+    assert known.drift_of(MessageDigests.of([again, ANSWER | changes, RESULT], None, known), [8]) is None
     system: Message = {"role": "system", "content": "Be brief."}
-    assert known.drift_of(Said.of([system, USER, ANSWER | changes, RESULT], None, known), [8]) == "edited"
+    assert known.drift_of(MessageDigests.of([system, USER, ANSWER | changes, RESULT], None, known), [8]) == "edited"
 
 
 def test_a_history_is_edited_whatever_it_is_that_was_taken_out_between_its_answers() -> None:
@@ -244,23 +256,25 @@ def test_a_history_is_edited_whatever_it_is_that_was_taken_out_between_its_answe
     reminder: Message = {"role": "system", "content": "Be brief."}
     other: Message = {"role": "assistant", "content": "49"}
     for asked, answer in (([USER, reminder], SAID), ([USER, SAID, MORE, reminder], other)):
-        known.add(Said.of(asked, None, known), trace_of(asked, answer, [1, 2, 3]))
+        remember(known, MessageDigests.of(asked, None, known), trace_of(asked, answer, [1, 2, 3]))
     on = [MORE, reminder]
-    assert known.drift_of(Said.of([USER, SAID, MORE, other, *on], None, known), [8]) == "edited"
-    assert known.drift_of(Said.of([USER, SAID, RESULT, called("{}"), *on], None, known), [8]) is None
-    assert known.drift_of(Said.of([RESULT, SAID, RESULT, other, *on], None, known), [8]) is None
+    assert known.drift_of(MessageDigests.of([USER, SAID, MORE, other, *on], None, known), [8]) == "edited"
+    assert known.drift_of(MessageDigests.of([USER, SAID, RESULT, called("{}"), *on], None, known), [8]) is None
+    assert known.drift_of(MessageDigests.of([RESULT, SAID, RESULT, other, *on], None, known), [8]) is None
 
 
 def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     answer = {"role": "assistant", "content": "<code>\nlook()\n"}
     known = Conversations()
-    known.add(Said.of([USER], None), replace(trace_of([USER], answer, [1]), sampling={"stop": ["</code>"]}))
-    asked = Said.of([USER, {**answer, "content": "<code>\nlook()\n</code>\nObserved: 42"}], None)
-    known.supply(asked, trace_of([USER], answer, [1]))
-    prior = known.prior_of(asked)
+    remember(
+        known, MessageDigests.of([USER], None), replace(trace_of([USER], answer, [1]), sampling={"stop": ["</code>"]})
+    )
+    asked = MessageDigests.of([USER, {**answer, "content": "<code>\nlook()\n</code>\nObserved: 42"}], None)
+    known.provide_tokens(asked, trace_of([USER], answer, [1]))
+    prior = known.prior_answer(asked)
     assert prior is not None
     assert (prior.num_messages, prior.token_ids) == (2, [1, 90, 91])
-    assert prior.written_on == "</code>\nObserved: 42"
+    assert prior.appended_text == "</code>\nObserved: 42"
     assert known.drift_of(asked, [1, 90, 91, 5]) is None
     assert known.drift_of(asked, [1, 80]) == "edited"
     assert prior_after(known, [USER, {**answer, "content": "<code>\nleave()\n</code>"}]) is None
@@ -277,12 +291,12 @@ def test_why_a_prompt_without_reasoning_drifts() -> None:
     plain = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     known = after_one_answer(plain)
     rewritten = {**plain, "tool_calls": called('{"b": 7, "a": 6}')["tool_calls"]}
-    assert known.drift_of(Said.of([USER, rewritten, RESULT], None, known), [1, 2, 3, 80]) == "tool_json"
-    assert known.drift_of(Said.of([USER, plain, RESULT], None), [1, 2, 3, 80]) == "template"
+    assert known.drift_of(MessageDigests.of([USER, rewritten, RESULT], None, known), [1, 2, 3, 80]) == "tool_json"
+    assert known.drift_of(MessageDigests.of([USER, plain, RESULT], None), [1, 2, 3, 80]) == "template"
 
 
 def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
-    known = after_one_answer(heeds_reasoning=True)
+    known = after_one_answer(match_reasoning=True)
     without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     assert prior_after(known, [USER, ANSWER, RESULT]) is not None
     assert prior_after(known, [USER, without, RESULT]) is None
@@ -299,12 +313,12 @@ def test_of_answers_that_said_the_same_the_one_that_thought_it_is_gone_on_from(t
         for number, (name, how) in enumerate(answers.items())
     }
     for trace in traces.values():
-        known.add(Said.of([USER], None), trace)
+        remember(known, MessageDigests.of([USER], None), trace)
     answer = {"role": "assistant", "content": "42", "reasoning_content": thought}
-    asked = Said.of([USER, answer, {"role": "user", "content": "Are you sure?"}], None)
-    assert known.lacks(asked) == from_trace
-    known.supply(asked, traces[from_trace])
-    prior = known.prior_of(asked)
+    asked = MessageDigests.of([USER, answer, {"role": "user", "content": "Are you sure?"}], None)
+    assert known.missing_trace(asked) == from_trace
+    known.provide_tokens(asked, traces[from_trace])
+    prior = known.prior_answer(asked)
     assert prior is not None
     assert prior.trace_id == from_trace
 

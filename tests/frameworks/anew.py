@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rllm.capture import Conversations, Said
+from rllm.capture import Conversations, MessageDigests
 from rllm.gateway.upstream.roles import for_template
 from rllm.types import DRIFT_KEY, Trace
 
@@ -17,14 +17,14 @@ def rendered_anew(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
     conversations = Conversations()
     made: dict[str, Trace] = {}
     for trace in traces:
-        said = Said.of(trace.messages, trace.tools, conversations)
+        said = MessageDigests.of(trace.messages, trace.tools, conversations)
         prompt_ids = engine.template.render(for_template(trace.messages), trace.tools)
-        if missing := conversations.lacks(said):
-            conversations.supply(said, made[missing])
+        if missing := conversations.missing_trace(said):
+            conversations.provide_tokens(said, made[missing])
         drift = conversations.drift_of(said, prompt_ids)
         metadata = {name: value for name, value in trace.metadata.items() if name != DRIFT_KEY}
         made[trace.id] = replace(
             trace, prompt_ids=prompt_ids, metadata=metadata if drift is None else {**metadata, DRIFT_KEY: drift}
         )
-        conversations.add(said, made[trace.id])
+        conversations.add(conversations.prepare(said, made[trace.id]))
     return list(made.values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rllm.capture import Said
+from rllm.capture import MessageDigests
 from rllm.gateway.sessions import Sessions
 from rllm.types import DRIFT_KEY
 
@@ -35,5 +35,5 @@ async def test_each_of_two_answers_with_the_same_call_ids_is_gone_on_from(serve,
     # A session that is read from the store again knows them, too.
     again = (await Sessions(served.store).get("s")).conversations
     first = written_back(choices[0]["message"], '{ "q": "cats" }')
-    said = Said.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)
-    assert again.lacks(said) == traces[2].id
+    said = MessageDigests.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)
+    assert again.missing_trace(said) == traces[2].id

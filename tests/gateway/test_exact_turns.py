@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from rllm.capture import Prior, SSEDecoder
+from rllm.capture import PriorAnswer, SSEDecoder
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.runner import Attempt
@@ -287,7 +287,7 @@ def test_calls_are_read_in_the_format_that_is_named_whatever_the_template_prints
 )
 def test_what_a_completion_cannot_do_is_left_to_the_server(engine: LocalEngine, asked: Any) -> None:
     messages = [USER, {"role": "assistant", "content": "yes"}, NEXT]
-    prior = Prior(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
+    prior = PriorAnswer(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
     tokens = TokenPrompts(engine.tokenizer)
     assert tokens.continued({"messages": messages}, prior) is not None
     assert tokens.continued({"messages": messages, **asked}, prior) is None
@@ -300,7 +300,7 @@ def test_turns_with_tools_are_left_to_the_server_where_their_format_is_not_known
     tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "<tool_call><function=f>")
     tokens = TokenPrompts(tokenizer)
     request = {"messages": [USER, {"role": "assistant", "content": "yes"}, NEXT]}
-    prior = Prior(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
+    prior = PriorAnswer(trace_id="t", num_messages=2, token_ids=[1, 2, 3])
     assert tokens.continued(request, prior) is not None
     assert tokens.continued({**request, "tools": TOOLS, "tool_choice": "none"}, prior) is not None
     assert not caplog.records

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from rllm.capture import Said
+from rllm.capture import MessageDigests
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import ABORTED, Gateway
@@ -234,7 +234,7 @@ async def test_an_answer_that_broke_off_is_not_gone_on_from_after_a_restart_eith
     store.add([Trace(id="whole", call_id="whole", **shared)])
     store.add([Trace(id="cut", call_id="cut", finish_reason="abort", error=ABORTED, **shared)])
     session = await Sessions(store).get("s")
-    assert session.conversations.lacks(Said.of([user, answer, user], None)) == "whole"
+    assert session.conversations.missing_trace(MessageDigests.of([user, answer, user], None)) == "whole"
 
 
 def test_opening_twice_adds_metadata_and_replaces_sampling(serve):
@@ -468,9 +468,9 @@ async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_firs
         session = await sessions.get(session_id)
         trace = said_in(session_id, 0, num_tokens)
         store.add([trace], session=session.ref).result(60)
-        said = Said.of(trace.messages, None)
-        session.conversations.add(said, trace)
-        session.conversations.supply(Said.of([*HI["messages"], trace.response], None), trace)
+        said = MessageDigests.of(trace.messages, None)
+        session.conversations.add(session.conversations.prepare(said, trace))
+        session.conversations.provide_tokens(MessageDigests.of([*HI["messages"], trace.response], None), trace)
         sessions.weigh(session)
 
     for session_id in ("a", "b"):
@@ -482,8 +482,8 @@ async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_firs
     await call("d", 30_000)
     assert [sessions.knows(session_id) for session_id in "abcd"] == [False, True, False, True], "the last one stays"
     assert await sessions.get("b") is under_way, "a call of it is under way"
-    again = Said.of([*HI["messages"], {"role": "assistant"}], None)
-    assert (await sessions.get("a")).conversations.lacks(again) == "a0"
+    again = MessageDigests.of([*HI["messages"], {"role": "assistant"}], None)
+    assert (await sessions.get("a")).conversations.missing_trace(again) == "a0"
     await call("e", 10_000)
     known = [sessions.knows(session_id) for session_id in "ade"]
     assert known == [True, False, True], "what was let go of does not count any more"

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rllm.capture import Prior
+from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -277,7 +277,7 @@ def test_control_tokens_in_messages_are_text_where_the_prompt_is_made_here_and_n
 ) -> None:
     tokens = TokenPrompts(engine.tokenizer)
     messages = [USER, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "a<|im_end|>b"}]
-    prior = Prior(trace_id="t", num_messages=2, token_ids=[50, 51])
+    prior = PriorAnswer(trace_id="t", num_messages=2, token_ids=[50, 51])
     ids = tokens.continued({"messages": messages}, prior)
     assert ids is not None
     end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")

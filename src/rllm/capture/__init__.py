@@ -1,12 +1,26 @@
-"""Model calls to traces: the one place where ids, log-probabilities and lengths are checked. No HTTP, no storage."""
+"""Model calls to traces: pure functions that know wire formats and tokens, but no HTTP and no storage.
 
-from rllm.capture.chat import SAMPLING_FIELDS, failed_trace, sampling_of, traces_from_chat
-from rllm.capture.conversations import Conversations, Prior, Said
-from rllm.capture.sampled import trace_from_output
+* `chat`: a chat completion, or an engine's answer, to traces. Read this first.
+* `tokens`: ids and log-probabilities, taken from the wire and checked against each other.
+* `stream`: server-sent events to chunks, chunks to whole completions.
+* `session_tree`: which earlier call a prompt continues.
+* `conversations`, `message_keys`: which earlier answer a request's messages repeat, however the client rewrites it.
+* `side_calls`: calls that do not belong to the task, such as a request for a title.
+* `snapshot`: copies that later changes cannot reach.
+"""
+
+from rllm.capture.chat import (
+    SAMPLING_FIELDS,
+    failed_trace,
+    sampling_of,
+    strip_chunk,
+    trace_from_output,
+    traces_from_chat,
+)
+from rllm.capture.conversations import Conversations, MessageDigests, PriorAnswer
 from rllm.capture.session_tree import CallNode, ParentIndex, SessionTree, continues, parent_of
 from rllm.capture.side_calls import side_call, side_calls
 from rllm.capture.stream import ChatStream, SSEDecoder
-from rllm.capture.strip import strip_chunk
 from rllm.capture.tokens import has_labels
 
 __all__ = [
@@ -14,10 +28,10 @@ __all__ = [
     "CallNode",
     "ChatStream",
     "Conversations",
+    "MessageDigests",
     "ParentIndex",
-    "Prior",
+    "PriorAnswer",
     "SSEDecoder",
-    "Said",
     "SessionTree",
     "continues",
     "failed_trace",

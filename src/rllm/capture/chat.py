@@ -1,15 +1,16 @@
-"""Chat-completion exchanges to traces: pure functions that know the wire format and no HTTP."""
+"""Model calls to traces: chat completions from the wire, and answers of engines in this process. No HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from rllm._runtime.ids import new_id
-from rllm.capture.tokens import tokens_of_choice
+from rllm.capture.snapshot import snapshot
+from rllm.capture.tokens import check_tokens, tokens_of_choice
 from rllm.errors import CaptureError, TokenMismatchError
-from rllm.types import LogprobsKind, Trace
+from rllm.types import LogprobsKind, Message, Trace
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -38,13 +39,13 @@ SAMPLING_FIELDS = (
     "reasoning_effort",
     "chat_template_kwargs",
 )
-"""The request fields that shape the distribution an answer is drawn from, OpenAI's and vLLM's."""
+"""Request fields that shape the distribution an answer is drawn from: OpenAI's and vLLM's."""
 
 _SAMPLING_FIELDS = frozenset(SAMPLING_FIELDS)
 
 
 def sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that a chat request sets."""
+    """Return the sampling fields that a chat request sets."""
     return {name: value for name, value in request.items() if value is not None and name in _SAMPLING_FIELDS}
 
 
@@ -64,14 +65,22 @@ def traces_from_chat(
     require_tokens: bool = False,
     parent_id: str | None = None,
 ) -> list[Trace]:
-    """One trace for each choice of a chat completion.
+    """Return one trace for each choice of a chat completion.
 
     Args:
-        request: what was really sent to the server.
-        response: the whole completion, with the token fields that vLLM adds.
-        weight_updates: of each choice, where updates of the weights fell into it; see `Trace`. Empty: nowhere.
-        requested_sampling: what the agent asked for (its request will do); kept where it differs from what was sent.
-        require_tokens: raise where a trace would only explain why it holds no usable tokens.
+        request: The request that was sent to the server.
+        response: The whole completion, with the token fields that vLLM adds.
+        session_id: Session of the call.
+        started_at: Unix seconds at which the request arrived.
+        timings: Durations in seconds; see `Trace`.
+        metadata: Metadata of the trace.
+        weight_version: Weights that sampled the answer, or its beginning.
+        weight_updates: Updates of the weights during each choice; see `Trace`. Empty for none.
+        template_hash: Hash of the chat template.
+        requested_sampling: Sampling parameters that the agent asked for (or its whole request); stored where they differ.
+        logprobs_kind: Distribution of the log-probabilities.
+        require_tokens: Raise if a trace would have no usable tokens, instead of storing the reason in it.
+        parent_id: The call that the prompt continues.
 
     Raises:
         TokenMismatchError: if ids and log-probabilities contradict each other.
@@ -160,7 +169,7 @@ def failed_trace(
     requested_sampling: Mapping[str, Any] | None = None,
     call_id: str | None = None,
 ) -> Trace:
-    """The record of a call that got no answer: `error` says why, and there are no tokens."""
+    """Return the trace of a call without an answer: `error` is the reason, and there are no tokens."""
     no_answer: dict[str, Any] = {"id": call_id, "choices": []}
     [trace] = traces_from_chat(
         request,
@@ -173,3 +182,97 @@ def failed_trace(
         requested_sampling=requested_sampling,
     )
     return replace(trace, error=error)
+
+
+class EngineAnswer(Protocol):
+    """An answer of an engine in this process; `rllm.inference.engine.ModelOutput` is one."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    logprobs_kind: LogprobsKind
+    finish_reason: str | None
+    weight_version: int | None
+    weight_updates: list[list[int]]
+    template_hash: str | None
+    sampling: dict[str, Any]
+
+    def to_message(self) -> Message: ...
+
+
+def trace_from_output(
+    output: EngineAnswer,
+    *,
+    call_id: str,
+    session_id: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    requested_sampling: Mapping[str, Any],
+    model: str,
+    started_at: float,
+    timings: Mapping[str, float],
+    metadata: Mapping[str, Any],
+    parent_id: str | None = None,
+) -> Trace:
+    """Return the trace of one answer of an engine, held to the same checks as an answer from the wire.
+
+    `error` names the tokens that are missing. The trace shares no mutable object with the agent.
+
+    Raises:
+        TokenMismatchError: if ids and log-probabilities contradict each other.
+    """
+    problem = check_tokens(output.prompt_ids, output.completion_ids, output.logprobs, where=f"call {call_id}")
+    sampling, requested = _as_json(output.sampling), _as_json(sampling_of(requested_sampling))
+    return Trace(
+        id=call_id,
+        call_id=call_id,
+        session_id=session_id,
+        parent_id=parent_id,
+        model=model,
+        messages=snapshot(list(messages)),
+        tools=snapshot([dict(tool) for tool in tools]) if tools else None,
+        response=snapshot(output.to_message()),
+        prompt_ids=list(output.prompt_ids),
+        response_ids=list(output.completion_ids),
+        logprobs=list(output.logprobs),
+        logprobs_kind=output.logprobs_kind,
+        sampling=sampling,
+        requested_sampling={name: value for name, value in requested.items() if sampling.get(name) != value},
+        finish_reason=output.finish_reason,
+        weight_version=output.weight_version,
+        weight_updates=snapshot(output.weight_updates),
+        template_hash=output.template_hash,
+        started_at=started_at,
+        timings=dict(timings),
+        metadata=dict(metadata),
+        error=problem,
+    )
+
+
+def _as_json(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy sampling parameters with lists for tuples, as a store returns them."""
+    return {name: list(value) if isinstance(value, tuple) else snapshot(value) for name, value in sampling.items()}
+
+
+_ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
+"""Requested with `return_token_ids: true`; the first is in the response or in each choice, and the last is SGLang's."""
+
+
+def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
+    """Remove the token fields that the agent's own request did not ask for, in place.
+
+    Args:
+        chunk: A chat completion, or one chunk of a stream. It is changed in place, because this is the hot path.
+        asked: The agent's request; `logprobs: true` keeps log-probabilities, `return_token_ids: true` keeps ids.
+    """
+    keep_ids, keep_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
+    if not keep_ids:
+        for name in _ID_FIELDS:
+            chunk.pop(name, None)
+    for choice in chunk.get("choices") or ():
+        if not keep_ids:
+            for name in _ID_FIELDS:
+                choice.pop(name, None)
+        if not keep_logprobs and choice.get("logprobs") is not None:
+            # OpenAI answers null where log-probabilities were not asked for.
+            choice["logprobs"] = None

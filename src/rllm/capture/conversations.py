@@ -1,87 +1,86 @@
-"""Which earlier answer of a session a request goes on from, and the exact tokens that led there.
+"""Recognition of a session's earlier answers in the messages of a request, and the exact tokens that led to them.
 
-An agent sends its conversation back as messages. Rendered anew they would often be other tokens than those that were sampled:
-arguments are serialised again, reasoning is dropped, white space is stripped. So the answer is recognised by what was *said*,
-and the next prompt is made of the tokens that are known and of what is new.
+An agent sends its conversation back as messages. Rendered again, they often give other tokens than those that were
+sampled: arguments are serialised differently, reasoning is dropped, white space is stripped. So an answer is recognised by
+its content, and the next prompt is made of the known tokens and of the new messages.
 
-What counts as the same answer: its tool calls have the same names and ids, and the same arguments as JSON (`7` is `7.0`;
-arguments that were never JSON come back in any form, if no other answer can be meant); its content is the same but for white
-space around it, or is left out beside the tool calls, or there was none, of which LiteLLM makes a remark. Its reasoning tells two
-such answers apart where a client sends it back; else that, and whatever else clients add or leave out, is ignored.
-All other messages must be the same word for word, and so must the tools.
+Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is `7.0`;
+arguments that were never JSON come back in any form, if no other answer can be meant), and if their content is the same but
+for white space around it. Content may be left out beside tool calls, and LiteLLM sends a remark where there was none.
+Reasoning distinguishes two such answers if a client sends it back; otherwise it is ignored, as is everything else that
+clients add or leave out. All other messages must be equal word for word, and so must the tools.
 
-Ids alone do not tell answers apart: some servers give the first call of a tool the same id in every answer. So arguments are
-part of a digest, and an answer whose arguments come back otherwise is taken as it was written.
+Ids alone do not identify an answer: some servers give the first call of a tool the same id in every answer. So arguments are
+part of a digest, and an answer whose arguments come back in another form is looked up in the form it was written in.
 
-An answer that a stop string ended may be written on: agents that call tools by text put the results right behind it.
+Text may be appended to an answer that a stop string ended: agents that call tools by text put the results right after it.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from rllm.capture.essence import (
+from rllm.capture.message_keys import (
     arguments_of,
-    as_text,
-    essence_of,
-    gist_of,
+    canonical,
+    content_key,
     has_content,
     has_reasoning,
     is_answer,
     may_return_as,
-    outline_of,
     reasoning_of,
     same_json,
+    stable_text,
     tool_calls_of,
+    tool_key,
     without_content,
 )
 from rllm.capture.session_tree import TokenIds, begins_with
 from rllm.types import Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
-"""Why a prompt does not begin with the tokens of the answer that it follows: the agent changed what was said; the template or
-the agent left out the reasoning; the arguments of a tool call were written otherwise; or the template prints the past, or its
-white space, otherwise."""
+"""Reason why a prompt does not begin with the tokens of the answer that it follows. `edited`: the agent changed the history;
+`reasoning`: the template or the agent left out the reasoning; `tool_json`: the arguments of a tool call were written
+differently; `template`: the template prints earlier turns, or their white space, differently."""
 
-Turn: TypeAlias = int
-"""Stands for the tools, an answer, however it is written, and either the one message that precedes it, whatever precedes that, or the
-beginning of the conversation and the answers before it, whatever is between them."""
+TurnKey: TypeAlias = int
+"""Hash of the tools, of an answer in any form, and of one of two contexts: the one message before it, or the beginning of the
+conversation with the answers before it."""
 
-_CALL_BYTES = 750
-"""What a call takes beside its tokens and its arguments."""
-_OUTLINE_BYTES = 160
-"""What it takes to find an answer with tool calls by its outline."""
+_BYTES_PER_CALL = 750
+"""Memory of a call beside its tokens and its arguments."""
+_BYTES_PER_TOOL_KEY = 160
+"""Memory of finding an answer with tool calls by its tool key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prior:
-    """An earlier call, prompt and answer, with which a request's messages begin."""
+class PriorAnswer:
+    """An earlier call whose prompt and answer a request's messages begin with."""
 
     trace_id: str
     num_messages: int
-    """How many of the request's messages it makes up."""
+    """Number of the request's messages that it makes up."""
     token_ids: list[int]
     """Its prompt and its answer as they were sampled."""
-    written_on: str = ""
-    """What the agent has put behind the answer, in the same message; it may begin with the stop string that ended it."""
+    appended_text: str = ""
+    """Text that the agent appended to the answer's message; it may begin with the stop string that ended the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """A request's messages, with a digest of every beginning of theirs."""
+class MessageDigests:
+    """The messages of a request, with a digest of each of their prefixes. Digests are valid in this process only."""
 
     messages: Sequence[Message]
     digests: list[int]
-    """`digests[k]` stands for the tools and the first k messages, in this process; known answers as they were written."""
+    """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written in."""
     num_before_answers: int
-    """How many messages precede the first answer among them."""
-    turns: list[Turn]
-    """`turns[k]` stands for the messages before the first answer, and the answers among the first k messages."""
+    """Number of messages before the first answer."""
+    turns: list[TurnKey]
+    """`turns[k]` is that of the messages before the first answer, and of the answers among the first k messages."""
 
     @classmethod
     def of(
@@ -89,17 +88,17 @@ class Said:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         known: Conversations | None = None,
-    ) -> Said:
-        """`known` has the answers that the messages may write otherwise than they were given."""
-        digest = hash(as_text(list(tools))) if tools else 0
+    ) -> MessageDigests:
+        """Digest messages; `known` has the answers that they may contain in another form."""
+        digest = hash(stable_text(list(tools))) if tools else 0
         digests, turns, num_before_answers = [digest], [digest], len(messages)
         for place, message in enumerate(messages):
-            essence = essence_of(message)
-            before, digest = digest, hash((digest, essence))
+            key = canonical(message)
+            before, digest = digest, hash((digest, key))
             turn = turns[-1] if place > num_before_answers else digest
             if is_answer(message):
                 num_before_answers = min(num_before_answers, place)
-                turn = _turn(turns[-1], essence)
+                turn = _turn_key(turns[-1], key)
                 if known is not None and message.get("tool_calls"):
                     digest = known.as_written(before, digest, message)
             digests.append(digest)
@@ -107,47 +106,46 @@ class Said:
         return cls(messages=messages, digests=digests, turns=turns, num_before_answers=num_before_answers)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there is an answer among the messages."""
+    def has_answer(self) -> bool:
         return self.num_before_answers < len(self.messages)
 
-    def turns_from(self, start: int) -> Iterator[tuple[int, list[Turn]]]:
-        """Of each answer after the first `start` messages, what stands for all that precedes it, and what stands for it."""
+    def answers_after(self, start: int) -> Iterator[tuple[int, list[TurnKey]]]:
+        """Yield the digest before each answer after the first `start` messages, and the keys of that answer."""
         for place in range(max(start, 1), len(self.messages)):
             if is_answer(self.messages[place]):
-                yield self.digests[place], self.turns_of(place, self.messages[place])
+                yield self.digests[place], self.turn_keys(place, self.messages[place])
 
-    def turns_of(self, place: int, answer: Message) -> list[Turn]:
-        """What stands for an answer to the first `place` messages."""
-        before = hash((self.digests[0], essence_of(self.messages[place - 1])))
-        essence = essence_of(answer)
-        return [_turn(before, essence), _turn(self.turns[place], essence)]
+    def turn_keys(self, place: int, answer: Message) -> list[TurnKey]:
+        """Return the keys of an answer to the first `place` messages."""
+        before = hash((self.digests[0], canonical(self.messages[place - 1])))
+        key = canonical(answer)
+        return [_turn_key(before, key), _turn_key(self.turns[place], key)]
 
 
-def _turn(before: int, essence: tuple[str, ...]) -> Turn:
-    return hash((before, gist_of(essence)))
+def _turn_key(before: int, answer: tuple[str, ...]) -> TurnKey:
+    return hash((before, content_key(answer)))
 
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """A call that may be gone on from. Its tokens are kept as what they add to those of the call that it went on from."""
+    """A call that may be continued. It holds only the tokens that it adds to those of the call that it continues."""
 
     trace_id: str
     before: _Call | None
     added_ids: array[int] | None
-    """4 bytes each, since a gateway keeps those of thousands of sessions. `None` until somebody goes on from it: most first
-    calls have no second one."""
+    """Four bytes each, since a gateway keeps those of thousands of sessions. `None` until the call is first continued: most
+    first calls have no second one."""
     arguments: list[str]
-    """Of each tool call, as written."""
+    """Arguments of each tool call, as written."""
     has_reasoning: bool
     has_content: bool
 
     def has_more_than(self, answer: Message) -> bool:
-        """Whether this answer's reasoning or content is missing there."""
+        """Return True if an answer lacks the reasoning or the content that this call had."""
         return (self.has_reasoning and not has_reasoning(answer)) or (self.has_content and not has_content(answer))
 
-    def from_the_first(self) -> list[_Call]:
-        """The calls that lead to this one, and it."""
+    def path(self) -> list[_Call]:
+        """Return the calls that lead to this one, and this one."""
         calls = [self]
         while (before := calls[-1].before) is not None:
             calls.append(before)
@@ -155,73 +153,91 @@ class _Call:
 
     @property
     def first(self) -> _Call:
-        return self.from_the_first()[0]
+        return self.path()[0]
 
     def token_ids(self) -> array[int]:
         ids = array("I")
-        for call in self.from_the_first():
+        for call in self.path():
             ids.extend(call.added_ids or ())
         return ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Form:
-    """A form in which an answer may come back, with its content or without."""
+class _AnswerVariant:
+    """A form in which an answer may come back: with its content, or without."""
 
     digests: list[int]
-    """Of the messages and it, and of that with the reasoning."""
-    outline: int
-    """The digest of the messages and its outline."""
+    """Of the messages and the answer, and of these with the reasoning."""
+    tool_key: int
+    """Hash of the messages and the answer's tool key."""
     has_content: bool
 
     @classmethod
-    def of(cls, before: int, answer: Message) -> _Form:
-        digest, thought = hash((before, essence_of(answer))), reasoning_of(answer)
+    def of(cls, before: int, answer: Message) -> _AnswerVariant:
+        digest, reasoning = hash((before, canonical(answer))), reasoning_of(answer)
         return cls(
-            digests=[digest, hash((digest, thought))] if thought else [digest],
-            outline=hash((before, outline_of(answer))),
+            digests=[digest, hash((digest, reasoning))] if reasoning else [digest],
+            tool_key=hash((before, tool_key(answer))),
             has_content=has_content(answer),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewAnswer:
+    """An answer for `Conversations.add`. It holds the tokens that the call adds, and nothing else of its trace."""
+
+    asked: int
+    """Digest of the messages that were answered."""
+    turns: Sequence[TurnKey]
+    variants: Sequence[_AnswerVariant]
+    stopped_content: str
+    """Its content, if it was asked for with stop strings: text may be appended to it."""
+    call: _Call
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """The latest answer among some messages that is one of ours."""
+    """The latest known answer among some messages."""
 
     call: _Call
     num_messages: int
-    written_on: str = ""
+    appended_text: str = ""
 
 
 @dataclass(slots=True)
 class Conversations:
     """The answers of one session."""
 
-    heeds_reasoning: bool = False
-    """Whether an answer whose reasoning (or text beside tool calls) was left out is another one, because whoever asks leaves it
-    out on purpose."""
+    match_reasoning: bool = False
+    """Treat an answer without its reasoning (or without its text beside tool calls) as another answer, because the agent
+    leaves it out on purpose."""
+    num_bytes: int = 0
+    """Approximate size in memory."""
     _calls: dict[int, _Call] = field(default_factory=dict)
-    """By the digest of the messages and the answer, and by that with the reasoning; of those that said the same, the latest."""
-    _outlined: dict[int, list[int]] = field(default_factory=dict)
-    """The digests of answers with tool calls, the latest last, by the digest of the messages and the answer's outline."""
+    """By the digest of the messages and the answer, and by that with the reasoning; of equal ones, the latest."""
+    _by_tool_key: dict[int, list[int]] = field(default_factory=dict)
+    """Digests of answers with tool calls, the latest last, by the hash of the messages and the answer's tool key."""
     _stopped: dict[int, list[tuple[str, _Call]]] = field(default_factory=dict)
     """Answers that were asked for with stop strings, with their contents, by the digest of the messages before them."""
     _answered: set[int] = field(default_factory=set)
-    """The digests of all messages that were answered."""
-    _turns: set[Turn] = field(default_factory=set)
-    num_bytes: int = 0
-    """About what it takes in memory."""
+    """Digests of all messages that were answered."""
+    _turns: set[TurnKey] = field(default_factory=set)
 
     def as_written(self, before: int, digest: int, answer: Message) -> int:
-        """The digest of the answer of ours that this one is, which follows what `before` stands for; `digest` if it is none.
+        """Return the digest of the known answer that a message repeats, or `digest` if there is none.
 
-        Of several, the one with the very arguments, or else the latest with the same as JSON; or else the only one whose
-        arguments were no JSON, and may have come back as these.
+        Of several candidates, the one with exactly these arguments is meant, or else the latest with the same as JSON, or
+        else the only one whose arguments were not JSON and may have come back in this form.
+
+        Args:
+            before: Digest of the messages before the answer.
+            digest: Digest of these and the answer as it is now.
+            answer: The message.
         """
         if digest in self._calls:
             return digest
-        outlined = self._outlined.get(hash((before, outline_of(answer))), ())
-        written = {known: call.arguments for known in outlined if (call := self._calls.get(known))}
+        candidates = self._by_tool_key.get(hash((before, tool_key(answer))), ())
+        written = {known: call.arguments for known in candidates if (call := self._calls.get(known))}
         now = arguments_of(answer)
         for known in reversed(written):
             if all(map(same_json, written[known], now)):
@@ -229,52 +245,55 @@ class Conversations:
         possible = [known for known, arguments in written.items() if all(map(may_return_as, arguments, now))]
         return possible[0] if len(possible) == 1 else digest
 
-    def lacks(self, said: Said) -> str | None:
-        """The trace that must be supplied before the methods below can be asked about these messages."""
-        found = self._found(said)
+    def missing_trace(self, asked: MessageDigests) -> str | None:
+        """Return the id of the trace that `provide_tokens` must get before the methods below can answer."""
+        found = self._find(asked)
         if found is None or found.call.first.added_ids is not None:
             return None
         return found.call.first.trace_id
 
-    def supply(self, said: Said, trace: Trace | None) -> None:
-        """Give what `lacks` named; `None` if it is nowhere any more."""
-        found = self._found(said)
+    def provide_tokens(self, asked: MessageDigests, trace: Trace | None) -> None:
+        """Provide the trace that `missing_trace` named; `None` if it no longer exists."""
+        found = self._find(asked)
         if found is None:
             return
         first = found.call.first
         if trace is None:
             self._forget(first)
-        elif first.trace_id == trace.id and first.added_ids is None:  # else another one was kept meanwhile
+        elif first.trace_id == trace.id and first.added_ids is None:  # another one may have been added meanwhile
             first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
             self.num_bytes += sys.getsizeof(first.added_ids)
 
-    def prior_of(self, said: Said) -> Prior | None:
-        """The latest answer among the messages that is one of ours, if all before it was said as it is now."""
-        found = self._found(said)
+    def prior_answer(self, asked: MessageDigests) -> PriorAnswer | None:
+        """Return the latest known answer among the messages whose context is unchanged."""
+        found = self._find(asked)
         if found is None:
             return None
-        if self.heeds_reasoning and found.call.has_more_than(said.messages[found.num_messages - 1]):
+        if self.match_reasoning and found.call.has_more_than(asked.messages[found.num_messages - 1]):
             return None
-        return Prior(
+        return PriorAnswer(
             trace_id=found.call.trace_id,
             num_messages=found.num_messages,
             token_ids=found.call.token_ids().tolist(),
-            written_on=found.written_on,
+            appended_text=found.appended_text,
         )
 
-    def drift_of(self, said: Said, prompt_ids: TokenIds) -> Drift | None:
-        """Why a prompt does not go on from the tokens that were sampled before; `None` if it does, or if it begins anew."""
-        if not said.goes_on:
+    def drift_of(self, asked: MessageDigests, prompt_ids: TokenIds) -> Drift | None:
+        """Return the reason why a prompt does not continue the tokens sampled before.
+
+        `None` if it does continue them, or if it begins a conversation.
+        """
+        if not asked.has_answer:
             return None
-        found = self._found(said)
+        found = self._find(asked)
         if found is None:
-            return "edited" if self._are_edited(said, 0) else None
+            return "edited" if self._are_edited(asked, 0) else None
         call = found.call
         if begins_with(prompt_ids, call.token_ids()):
-            return "edited" if self._are_edited(said, found.num_messages) else None
-        if found.written_on:
+            return "edited" if self._are_edited(asked, found.num_messages) else None
+        if found.appended_text:
             return "edited"
-        answer = said.messages[found.num_messages - 1]
+        answer = asked.messages[found.num_messages - 1]
         if call.has_content and not has_content(answer):
             return "edited"
         if call.has_reasoning and not has_reasoning(answer):
@@ -283,17 +302,14 @@ class Conversations:
             return "tool_json"
         return "reasoning" if call.has_reasoning else "template"
 
-    def add(self, said: Said, trace: Trace) -> None:
-        """Remember an answer, once it is given; one without tokens cannot be gone on from, nor one to a prompt of bare ids.
+    def prepare(self, asked: MessageDigests, trace: Trace) -> NewAnswer | None:
+        """Return an answer to add once it is stored.
 
-        The tokens of one that goes on from another are kept; those of a first one are asked for when they are needed.
+        `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a call
+        that continues another one; those of a first call are asked for when they are needed.
         """
-        self.adding(said, trace)()
-
-    def adding(self, said: Said, trace: Trace) -> Callable[[], None]:
-        """`add` for later, which has no hold of the trace."""
-        if not trace.response_ids or not said.messages:
-            return _nothing
+        if not trace.response_ids or not asked.messages:
+            return None
         call = _Call(
             trace_id=trace.id,
             before=None,
@@ -302,86 +318,93 @@ class Conversations:
             has_reasoning=has_reasoning(trace.response),
             has_content=has_content(trace.response),
         )
-        if (before := self._found(said)) and self.lacks(said) is None:
+        if (before := self._find(asked)) and self.missing_trace(asked) is None:
             known = before.call.token_ids()
             if begins_with(trace.prompt_ids, known):
                 call.before = before.call
                 call.added_ids = array("I", trace.prompt_ids[len(known) :])
                 call.added_ids.extend(trace.response_ids)
-        content = text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else ""
-        forms = [_Form.of(said.digests[-1], trace.response)]
+        variants = [_AnswerVariant.of(asked.digests[-1], trace.response)]
         if call.has_content and (bare := without_content(trace.response)) is not None:
-            forms.append(_Form.of(said.digests[-1], bare))
-        return partial(self._add, said, said.turns_of(len(said.messages), trace.response), forms, content, call)
+            variants.append(_AnswerVariant.of(asked.digests[-1], bare))
+        return NewAnswer(
+            asked=asked.digests[-1],
+            turns=asked.turn_keys(len(asked.messages), trace.response),
+            variants=variants,
+            stopped_content=text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else "",
+            call=call,
+        )
 
-    def _add(
-        self, said: Said, turns: Sequence[Turn], forms: Sequence[_Form], stopped_content: str, call: _Call
-    ) -> None:
-        self._answered.add(said.digests[-1])
-        self._turns.update(turns)
-        self.num_bytes += _CALL_BYTES + sum(map(sys.getsizeof, (call.added_ids, stopped_content, *call.arguments)))
-        for form in forms:
-            self._add_form(form, call)
-        if stopped_content:
-            self._stopped.setdefault(said.digests[-1], []).append((stopped_content, call))
+    def add(self, answer: NewAnswer | None) -> None:
+        """Remember an answer; `None` is ignored."""
+        if answer is None:
+            return
+        call = answer.call
+        self._answered.add(answer.asked)
+        self._turns.update(answer.turns)
+        kept = (call.added_ids, answer.stopped_content, *call.arguments)
+        self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, kept))
+        for variant in answer.variants:
+            self._add_variant(variant, call)
+        if answer.stopped_content:
+            self._stopped.setdefault(answer.asked, []).append((answer.stopped_content, call))
 
-    def _add_form(self, form: _Form, call: _Call) -> None:
-        for digest in form.digests:
+    def _add_variant(self, variant: _AnswerVariant, call: _Call) -> None:
+        for digest in variant.digests:
             known = self._calls.get(digest)
-            # Where content is missing, one that had none is meant, rather than one that lost its own.
-            if form.has_content == call.has_content or known is None or known.has_content:
+            # An answer without content means one that never had any, rather than one that lost its own.
+            if variant.has_content == call.has_content or known is None or known.has_content:
                 self._calls[digest] = call
         if call.arguments:
-            outlined = self._outlined.setdefault(form.outline, [])
-            if form.digests[0] in outlined:
-                outlined.remove(form.digests[0])
-            outlined.append(form.digests[0])
-            self.num_bytes += _OUTLINE_BYTES
+            digests = self._by_tool_key.setdefault(variant.tool_key, [])
+            if variant.digests[0] in digests:
+                digests.remove(variant.digests[0])
+            digests.append(variant.digests[0])
+            self.num_bytes += _BYTES_PER_TOOL_KEY
 
     def _forget(self, first: _Call) -> None:
-        """Drop the calls that go on from this one."""
+        """Drop the calls that continue this one."""
         self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
         self._stopped = {
             digest: [(content, call) for content, call in answers if call.first is not first]
             for digest, answers in self._stopped.items()
         }
 
-    def _found(self, said: Said) -> _Found | None:
-        if not said.goes_on:
+    def _find(self, asked: MessageDigests) -> _Found | None:
+        if not asked.has_answer:
             return None
-        for place in range(len(said.messages), 0, -1):
-            call = self._call(said, place)
-            if call is not None:
+        for place in range(len(asked.messages), 0, -1):
+            if call := self._call_at(asked, place):
                 return _Found(call=call, num_messages=place)
-            if found := self._written_on(said, place):
+            if found := self._continued_text_at(asked, place):
                 return found
         return None
 
-    def _are_edited(self, said: Said, start: int) -> bool:
-        """Whether messages after the first `start` were of a conversation of ours: another answer stands where we gave one, or
-        one that we gave is there without what preceded it. Examples that an agent shows are neither."""
+    def _are_edited(self, asked: MessageDigests, start: int) -> bool:
+        """Return True if messages after the first `start` are from an edited conversation of this session.
+
+        Either another answer stands where one was given, or a given one is there without what preceded it. Examples that an
+        agent shows are neither.
+        """
         return any(
-            before in self._answered or not self._turns.isdisjoint(turns) for before, turns in said.turns_from(start)
+            before in self._answered or not self._turns.isdisjoint(turns)
+            for before, turns in asked.answers_after(start)
         )
 
-    def _call(self, said: Said, place: int) -> _Call | None:
-        """The answer that ends the first messages: of those that said the same, one that was thought alike, or else the latest."""
-        digest, answer = said.digests[place], said.messages[place - 1]
-        thought = reasoning_of(answer) if is_answer(answer) else ""
-        return (self._calls.get(hash((digest, thought))) if thought else None) or self._calls.get(digest)
+    def _call_at(self, asked: MessageDigests, place: int) -> _Call | None:
+        """Return the answer that ends the first messages: of equal ones, the one with this reasoning, or else the latest."""
+        digest, answer = asked.digests[place], asked.messages[place - 1]
+        reasoning = reasoning_of(answer) if is_answer(answer) else ""
+        return (self._calls.get(hash((digest, reasoning))) if reasoning else None) or self._calls.get(digest)
 
-    def _written_on(self, said: Said, place: int) -> _Found | None:
-        """The answer with which the message before `place` begins; of several, the latest."""
-        stopped = self._stopped.get(said.digests[place - 1])
-        message = said.messages[place - 1]
+    def _continued_text_at(self, asked: MessageDigests, place: int) -> _Found | None:
+        """Return the stopped answer with which the message before `place` begins; of several, the latest."""
+        stopped = self._stopped.get(asked.digests[place - 1])
+        message = asked.messages[place - 1]
         if not stopped or not is_answer(message) or tool_calls_of(message):
             return None
         text = text_of(message)
         for content, call in reversed(stopped):
             if text.startswith(content):
-                return _Found(call=call, num_messages=place, written_on=text.removeprefix(content))
+                return _Found(call=call, num_messages=place, appended_text=text.removeprefix(content))
         return None
-
-
-def _nothing() -> None:
-    """Nothing is remembered of it."""

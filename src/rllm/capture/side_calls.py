@@ -1,39 +1,70 @@
-"""Calls that an agent's program makes beside its task, such as asking for a title, told from those of the task.
+"""Calls that an agent's program makes beside its task, such as a request for a title.
 
 Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and
-begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a
-call of the task continues its tokens, or has its answer in a message: a summary that replaces the history, a
-sub-agent's result, a plan. See `quotes` for the comparison. An answer that comes back only in the messages of side
-calls is one of theirs. A call that no call of the task follows belongs to it, too, if its messages quote an answer of
-the task or a result of its tools: the program sums up what it found. A title of the whole conversation cannot be told
-apart from that, and does no harm: its tokens have no part in the reward.
+begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a call of
+the task continues its tokens, or quotes its answer in a message: a summary that replaces the history, a sub-agent's result,
+a plan. An answer that is quoted only in the messages of side calls belongs to those. A call that no call of the task
+follows belongs to the task, too, if its messages quote an answer of the task or a result of its tools: the program sums up
+its findings. A title of the whole conversation cannot be distinguished from that, and does no harm: its tokens have no part
+in the reward.
 
-Calls of the author's own code, in this process or in one that knows its session, are of the task, with tools or
-without: a tool may well ask the model something.
+Calls of the author's own code, in this process or in one that knows its session, belong to the task, with tools or without:
+a tool may well ask the model something.
+
+Quotations are found by letters and digits alone (`LaterMessages`). White space, line breaks, punctuation, Markdown, tags,
+and the escapes of JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
+
+- A text of `QUOTE` letters or more is quoted where a message has a run of that many of them, so a quotation that was cut
+  short, wrapped, indented or put into a longer text is found.
+- A shorter one of `LINE` letters or more is quoted as lines, as strings in quotation marks, or after a label such as "Plan:".
+- A still shorter one ("4", "yes") is quoted as a whole message or part of one.
+
+Texts that the call's own prompt contains are not evidence: a title repeats the question, and so do later messages. Neither
+are messages that an earlier call had already, or text inside the model's other answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rllm.capture.quotes import LaterMessages
-from rllm.types import SIDE_CALL_KEY, Message, Trace
+from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
 
 OWN_KEY = "session_uids"
-"""In the metadata of calls whose client names its session by itself."""
+"""Metadata key of calls whose client names its session itself."""
 PROGRAM_KEY = "of_program"
-"""In the metadata of calls of a program that was started in a session, which its clients were told to send along."""
+"""Metadata key of calls of a program that was started in a session; its clients are configured to send it."""
 TITLE = "title"
-"""The answer was to be a title and nothing else."""
+"""Reason: the answer was to be a title and nothing else."""
 WITHOUT_TOOLS = "without tools"
-"""The session's other calls have tools; this one has none, and begins a conversation of its own."""
+"""Reason: the call has no tools and begins a conversation of its own, while other calls of the session have tools."""
+
+QUOTE = 48
+"""Letters and digits that a quotation has in common with a longer text: about nine English words."""
+LINE = 12
+"""Letters and digits of the shortest text that is searched for in the lines of a message."""
+_BLOCK = QUOTE // 2
+"""Letters of a block. Messages are indexed by adjacent blocks: each run of `QUOTE` letters contains a whole one."""
+_LONGEST_RUN = 4 * QUOTE
+"""Limit for the letters of a quotation that are compared with the call's own prompt, and for the characters of a line."""
+
+_WORD = re.compile(r"[^\W_]+")
+_ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|([nrt\"'/]))")
+_BREAK = re.compile(r"""[\n\r"`]|(?<!\w)'|'(?!\w)|</?[A-Za-z][^<>\n]*>""")
+_NUMBER = re.compile(r"(?<!\d)\d++[.):]\s")
+_FENCE = re.compile(r"```\w*\n(.*)```", re.DOTALL)
 
 
 def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bool = False) -> str | None:
-    """Why a chat request is a side call, as far as that can be known before the calls that follow it.
+    """Return the reason why a chat request is a side call, as far as it can be known before the calls that follow it.
 
-    `is_own`: the author's code made it, through a client that names its session by itself.
+    Args:
+        request: The chat request.
+        session_has_tools: Whether another call of the session has tools.
+        is_own: Whether the author's code made the call, through a client that names its session itself.
     """
     if is_own:
         return None
@@ -45,7 +76,7 @@ def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bo
 
 
 def is_own(metadata: Mapping[str, Any]) -> bool:
-    """Whether the author's own code made a call with this metadata."""
+    """Return True if the author's own code made a call with this metadata."""
     return OWN_KEY in metadata and PROGRAM_KEY not in metadata
 
 
@@ -63,7 +94,7 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
     parents: set[str | None] = set()
     for number in reversed(range(len(calls))):
         call = calls[number]
-        if call.id in aside and (call.id in parents or later.have_answer_of(number)):
+        if call.id in aside and (call.id in parents or later.quote_answer_of(number)):
             del aside[call.id]
         if call.id not in aside:
             parents.add(call.parent_id)
@@ -72,13 +103,13 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
 
 
 def _keep_final_calls(aside: dict[str, str], calls: Sequence[Trace]) -> None:
-    """Remove from the candidates those after the last call of the task that quote it."""
+    """Remove the candidates after the last call of the task that quote it."""
     task = [number for number, call in enumerate(calls) if call.id not in aside]
     for number in range(task[-1] + 1, len(calls)):
         if aside[calls[number].id] == WITHOUT_TOOLS:
             final = LaterMessages(calls)
             final.add(number)
-            if final.have_something_of(task):
+            if final.quote_any_of(task):
                 del aside[calls[number].id]
 
 
@@ -94,13 +125,209 @@ def _candidates(traces: Sequence[Trace]) -> dict[str, str]:
 
 
 def _begins(messages: Sequence[Message]) -> bool:
-    """Return whether nothing has been answered yet; false of a prompt of bare token ids, which does not show it."""
+    """Return True if nothing has been answered yet; False for a prompt of bare token ids, which cannot show it."""
     return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
 
 
 def asks_for_title(response_format: Any) -> bool:
-    """Return whether the answer is to be an object with a title and nothing else."""
+    """Return True if the answer is to be an object with a title and nothing else."""
     described = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
     schema = described.get("schema") if isinstance(described, Mapping) else None
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return isinstance(properties, Mapping) and set(properties) == {"title"}
+
+
+class LaterMessages:
+    """Messages of a session's calls, added from the last call backwards, in which answers of earlier calls are searched.
+
+    Each distinct text is read once, so the cost grows with the characters of the session and not with their square.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        """Prepare the calls of a session, given in the order in which they began."""
+        self._traces = traces
+        self._answers = {text_of(trace.response).strip() for trace in traces}
+        self._messages = [[*map(_role_and_texts, trace.messages)] for trace in traces]
+        self._begun: dict[tuple[bool, str], int] = {}
+        """First call that contains a text, by whether the model is its author, and the text."""
+        for number, messages in enumerate(self._messages):
+            for is_answer, texts in messages:
+                for text in texts:
+                    self._begun.setdefault((is_answer, text), number)
+        self._added: set[tuple[bool, str]] = set()
+        # Each of these maps a text to the latest call that was the first to contain it.
+        self._whole_answers: dict[str, int] = {}
+        self._wholes: dict[str, int] = {}
+        self._lines: dict[str, int] = {}
+        self._blocks: dict[str, tuple[int, str, int]] = {}
+        """The call, the letters of the text, and the place of the block in them."""
+
+    def add(self, number: int) -> None:
+        """Index the messages of a call."""
+        for is_answer, texts in self._messages[number]:
+            for text in texts:
+                if (is_answer, text) not in self._added:
+                    self._added.add((is_answer, text))
+                    self._add(text, is_answer, self._begun[is_answer, text])
+
+    def _add(self, text: str, is_answer: bool, number: int) -> None:
+        bare = text.strip()
+        if is_answer:
+            _keep_latest(self._whole_answers, bare, number)
+        if is_answer and bare in self._answers:
+            return
+        pieces = _pieces(text)
+        letters = "".join(map(_letters, pieces))
+        _keep_latest(self._wholes, letters, number)
+        for line in _lines(pieces):
+            _keep_latest(self._lines, line, number)
+        for place in range(0, len(letters) - _BLOCK + 1, _BLOCK):
+            block = letters[place : place + _BLOCK]
+            if block not in self._blocks or self._blocks[block][0] < number:
+                self._blocks[block] = (number, letters, place)
+
+    def quote_answer_of(self, number: int) -> bool:
+        """Return True if an added message that no earlier call had quotes the answer of a call."""
+        answer = text_of(self._traces[number].response).strip()
+        if not answer:
+            return False
+        if self._whole_answers.get(answer, -1) > number:
+            return True
+        own = _Prompt(text for _, texts in self._messages[number] for text in texts)
+        return any(self._has(_pieces(reading), own, number) for reading in _readings(answer))
+
+    def quote_any_of(self, numbers: Sequence[int]) -> bool:
+        """Return True if an added message quotes an answer of these calls, or a tool result in their messages."""
+        if any(map(self.quote_answer_of, numbers)):
+            return True
+        messages = [message for number in numbers for message in self._traces[number].messages]
+        results = [message.get("content") for message in messages if message.get("role") == "tool"]
+        texts = {text for result in results for text in _texts_in(result)}
+        return any(self._has(_pieces(text), _Prompt(iter(())), -1) for text in texts)
+
+    def _has(self, pieces: Sequence[str], own: _Prompt, number: int) -> bool:
+        lines = [line for line in map(_letters, pieces) if line]
+        letters = "".join(lines)
+        if not letters:
+            return False
+        if len(letters) >= QUOTE:
+            return self._has_run_of(letters, own, number)
+        is_back = self._wholes.get(letters, -1) > number or (
+            len(letters) >= LINE and all(self._lines.get(line, -1) > number for line in lines)
+        )
+        return is_back and not own.has(letters)
+
+    def _has_run_of(self, letters: str, own: _Prompt, number: int) -> bool:
+        place = 0
+        while place <= len(letters) - _BLOCK:
+            latest, there, at = self._blocks.get(letters[place : place + _BLOCK], (-1, "", 0))
+            if latest <= number:
+                place += 1
+                continue
+            start, stop = _common_run(letters, place, there, at)
+            if stop - start < QUOTE:
+                place += 1
+            elif not own.has(letters[start:stop]):
+                return True
+            else:
+                place = stop
+        return False
+
+
+class _Prompt:
+    """A call's own prompt, read on first use."""
+
+    def __init__(self, texts: Iterator[str]) -> None:
+        self._texts = texts
+        self._read: tuple[set[str], str] | None = None
+
+    def has(self, letters: str) -> bool:
+        """Return True if it contains a text anywhere, or a very short one as a line."""
+        if self._read is None:
+            each = [_pieces(text) for text in self._texts]
+            whole = ["".join(map(_letters, pieces)) for pieces in each]
+            self._read = {line for pieces in each for line in _lines(pieces)}, "\n".join(whole)
+        return letters in (self._read[1] if len(letters) >= LINE else self._read[0])
+
+
+def _keep_latest(numbers: dict[str, int], text: str, number: int) -> None:
+    numbers[text] = max(numbers.get(text, -1), number)
+
+
+def _role_and_texts(message: Message) -> tuple[bool, list[str]]:
+    if not isinstance(message, dict):
+        return False, []
+    if message.get("role") == "assistant":
+        return True, [text_of(message)]
+    return False, [*_texts_in(message.get("content"))]
+
+
+def _texts_in(content: Any) -> Iterator[str]:
+    """Yield the texts of a message's content, including those inside of parts, without the data of images and files."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            yield from _texts_in(part)
+    elif isinstance(content, dict):
+        for name in ("text", "content", "output"):
+            yield from _texts_in(content.get(name))
+
+
+def _readings(answer: str) -> Iterator[str]:
+    """Yield an answer, the part after its reasoning, and the strings in it if it is JSON."""
+    yield answer
+    _, mark, rest = answer.rpartition("</think>")
+    if mark:
+        yield rest
+    fenced = _FENCE.search(rest)
+    try:
+        parsed = json.loads(fenced[1] if fenced else rest)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(parsed, dict | list):
+        yield from (text for text in _strings_in(parsed) if len(_letters(text)) >= LINE)
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(item)
+
+
+def _pieces(text: str) -> list[str]:
+    """Split a text, without its escapes, at line breaks, quotation marks and tags."""
+    if "\\" in text:
+        text = _ESCAPE.sub(_unescaped, text)
+    if "&" in text:
+        text = html.unescape(text)
+    return _BREAK.split(text)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else {"n": "\n", "r": "\n", "t": "\t"}.get(escape[2], escape[2])
+
+
+def _letters(text: str) -> str:
+    return "".join(_WORD.findall(text))
+
+
+def _lines(pieces: Sequence[str]) -> Iterator[str]:
+    """Yield the letters of each short piece, with and without a leading number or label."""
+    for piece in pieces:
+        if len(piece) <= _LONGEST_RUN:
+            forms = {_letters(piece), _letters(_NUMBER.sub("", piece, 1)), _letters(piece.partition(": ")[2])}
+            yield from (form for form in forms if 0 < len(form) < QUOTE)
+
+
+def _common_run(one: str, place: int, other: str, at: int) -> tuple[int, int]:
+    """Return start and stop, in `one`, of the run of letters around these places that both texts share."""
+    start = place
+    while start > 0 and at > 0 and place - start < _BLOCK and one[start - 1] == other[at - 1]:
+        start, at = start - 1, at - 1
+    stop = start
+    while stop - start < min(_LONGEST_RUN, len(one) - start, len(other) - at) and one[stop] == other[at + stop - start]:
+        stop += 1
+    return start, stop

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rllm._runtime.ids import new_id
-from rllm.capture import Conversations, Said, failed_trace, parent_of, trace_from_output
+from rllm.capture import Conversations, MessageDigests, failed_trace, parent_of, trace_from_output
 from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
 from rllm.errors import ConfigError, shown
@@ -85,8 +85,8 @@ class RecordedEngine:
         request = {**asked, "messages": messages, "tools": tools, "model": self.model}
         shared: dict[str, Any] = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
-        known = self._conversations.setdefault(frame.session, Conversations(heeds_reasoning=True))
-        said = Said.of(messages, tools, known)
+        known = self._conversations.setdefault(frame.session, Conversations(match_reasoning=True))
+        said = MessageDigests.of(messages, tools, known)
         try:
             if lost := lost_in_prompt(self.inference, messages, tools):
                 shared["metadata"][LOST_KEY] = list(lost)
@@ -112,22 +112,22 @@ class RecordedEngine:
             trace.metadata[DRIFT_KEY] = drift
         await self._keep(trace, frame, call)
         record_call([trace])
-        known.add(said, trace)
+        known.add(known.prepare(said, trace))
         return replace(output, id=call_id)
 
     def _continuing(
-        self, said: Said, known: Conversations, session: Session, request: Mapping[str, Any]
+        self, said: MessageDigests, known: Conversations, session: Session, request: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The `prompt_token_ids` of a call that goes on from an earlier answer; nothing for one that does not, or has its own."""
-        if missing := known.lacks(said):
+        if missing := known.missing_trace(said):
             earlier = {trace.id: trace for trace in session.llm_calls}
-            known.supply(said, earlier.get(missing))
-        prior = None if request.get("prompt_token_ids") is not None else known.prior_of(said)
+            known.provide_tokens(said, earlier.get(missing))
+        prior = None if request.get("prompt_token_ids") is not None else known.prior_answer(said)
         if prior is None:
             return {}
         messages, num_known = request["messages"], prior.num_messages
         ids = continued_prompt(
-            self.inference, prior.token_ids, messages, num_known, request, written_on=prior.written_on
+            self.inference, prior.token_ids, messages, num_known, request, written_on=prior.appended_text
         )
         return {"prompt_token_ids": ids}
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rllm._runtime.ids import new_id
-from rllm.capture import CallNode, Prior, Said
+from rllm.capture import CallNode, MessageDigests, PriorAnswer
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.route import Route
 from rllm.types import DRIFT_KEY, Trace
@@ -40,7 +40,7 @@ class ModelCall:
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     route: Route = field(init=False)
-    said: Said | None = field(init=False, default=None)
+    said: MessageDigests | None = field(init=False, default=None)
     """What is compared with the session's earlier calls, if it may have any."""
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
@@ -53,24 +53,24 @@ class ModelCall:
         # A session that is not kept has this call only.
         self.route = Route(None if self.session.parents is None else self.session.id)
         if self.session.conversations is not None:
-            self.said = Said.of(self.asked["messages"], self.asked.get("tools"), self.session.conversations)
+            self.said = MessageDigests.of(self.asked["messages"], self.asked.get("tools"), self.session.conversations)
 
-    def prior(self) -> Prior | None:
+    def prior(self) -> PriorAnswer | None:
         """The earlier call of the session that the messages go on from."""
         if self.said is None or self.session.conversations is None:
             return None
-        return self.session.conversations.prior_of(self.said)
+        return self.session.conversations.prior_answer(self.said)
 
     def lacks(self) -> str | None:
         """The earlier trace whose tokens must be supplied to tell."""
-        if self.said is None or self.session.conversations is None or not self.said.goes_on:
+        if self.said is None or self.session.conversations is None or not self.said.has_answer:
             return None
-        return self.session.conversations.lacks(self.said)
+        return self.session.conversations.missing_trace(self.said)
 
     def supply(self, trace: Trace | None) -> None:
         """The trace that was missing."""
         if self.said is not None and self.session.conversations is not None:
-            self.session.conversations.supply(self.said, trace)
+            self.session.conversations.provide_tokens(self.said, trace)
 
     def parent_of(self, prompt_ids: Any) -> str | None:
         """The earlier call of the session whose tokens the prompt goes on from."""
@@ -90,4 +90,5 @@ class ModelCall:
         if self.session.parents is not None:
             yield partial(self.session.parents.add, CallNode.of_trace(trace))
         if self.said is not None and self.session.conversations is not None and trace.error is None:
-            yield self.session.conversations.adding(self.said, trace)
+            conversations = self.session.conversations
+            yield partial(conversations.add, conversations.prepare(self.said, trace))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, ParentIndex, Said
+from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
@@ -320,7 +320,8 @@ class Sessions:
                 session.has_tools = session.has_tools or bool(trace.tools)
                 parents.add(CallNode.of_trace(trace))
                 if trace.error is None:
-                    conversations.add(Said.of(trace.messages, trace.tools, conversations), trace)
+                    digests = MessageDigests.of(trace.messages, trace.tools, conversations)
+                    conversations.add(conversations.prepare(digests, trace))
                 calls.setdefault(trace.call_id, trace)
             if "seed" in session.sampling:
                 for call in calls.values():

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rllm.capture import Prior
+from rllm.capture import PriorAnswer
 from rllm.gateway.upstream.route import Route
 
 IGNORED_HEADER = "x-rllm-ignored"
@@ -57,7 +57,7 @@ class Upstream(Protocol):
         `rllm.inference.parameters`; none of a server, which is not known that well."""
         ...
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
         """The ids that ask for the next answer behind exactly the tokens of an earlier one.
 
         Args:

@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
-from rllm.capture import SAMPLING_FIELDS, Prior
+from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
@@ -54,10 +54,12 @@ class EngineUpstream:
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
         return () if self._detailed is None else self._detailed.ignored(request)
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
-        return continued_prompt(self.engine, prior.token_ids, messages, num_known, request, written_on=prior.written_on)
+        return continued_prompt(
+            self.engine, prior.token_ids, messages, num_known, request, written_on=prior.appended_text
+        )
 
     def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""

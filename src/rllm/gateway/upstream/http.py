@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from rllm._runtime.untrusted import LARGE
-from rllm.capture import Prior, SSEDecoder
+from rllm.capture import PriorAnswer, SSEDecoder
 from rllm.capture.stream import split_lines
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
@@ -151,7 +151,7 @@ class HTTPUpstream:
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
         return ()
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:

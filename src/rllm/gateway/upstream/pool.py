@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from rllm.capture import Prior
+from rllm.capture import PriorAnswer
 from rllm.errors import InferenceError
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.base import UpstreamCall
@@ -57,7 +57,7 @@ class UpstreamPool:
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
         return self._any.ignored(request)
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
         return self._any.continued_prompt(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import LoopThread
-from rllm.capture import SAMPLING_FIELDS, Prior
+from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
@@ -180,7 +180,7 @@ class ServedEngine:
     ) -> list[int]:
         """See `ContinuingEngine`."""
         request = {"messages": list(messages), "tools": tools, "chat_template_kwargs": template_kwargs}
-        prior = Prior(trace_id="", num_messages=num_known, token_ids=list(known_ids), written_on=written_on)
+        prior = PriorAnswer(trace_id="", num_messages=num_known, token_ids=list(known_ids), appended_text=written_on)
         prompt_ids = self._tokens.continued(request, prior)
         if prompt_ids is None:
             raise ConfigError("the template cannot go on from these messages")

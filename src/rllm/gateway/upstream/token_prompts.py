@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.capture import Prior
+from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
@@ -79,7 +79,7 @@ class TokenPrompts:
         """See `ChatTemplate.lost`."""
         return self._template.lost(messages, tools)
 
-    def continued(self, request: Mapping[str, Any], prior: Prior) -> list[int] | None:
+    def continued(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
         """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
         if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
             return None
@@ -99,7 +99,7 @@ class TokenPrompts:
         kwargs = request.get("chat_template_kwargs")
         try:
             return self._continuation.prompt_ids(
-                prior.token_ids, messages, num_known, request.get("tools"), kwargs, written_on=prior.written_on
+                prior.token_ids, messages, num_known, request.get("tools"), kwargs, written_on=prior.appended_text
             )
         except ConfigError:  # then the server says what is wrong with the messages, if anything is
             return None

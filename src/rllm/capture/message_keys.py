@@ -1,4 +1,4 @@
-"""What of a message must be the same to be the same message."""
+"""Keys by which a message is recognised when a client sends it back."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from typing import Any
 from rllm.types import Message, text_of
 
 _NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
-"""What LiteLLM writes to Anthropic's endpoint where a streamed answer had tool calls only."""
+"""Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
 
 
 def is_answer(message: Message) -> bool:
-    """Whether the model said it."""
+    """Return True for a message of the model."""
     return isinstance(message, dict) and message.get("role") == "assistant"
 
 
-def essence_of(message: Message) -> tuple[str, ...]:
-    """What of a message is the same, where it is the same message and nobody wrote arguments otherwise."""
+def canonical(message: Message) -> tuple[str, ...]:
+    """Return the parts of a message that must be equal for it to be the same message."""
     if not isinstance(message, dict):
-        return (as_text(message),)
+        return (stable_text(message),)
     if not is_answer(message):
         return (str(message.get("role")), _content(message), str(message.get("tool_call_id")))
-    return (*outline_of(message), *arguments_of(message))
+    return (*tool_key(message), *arguments_of(message))
 
 
-def outline_of(answer: Message) -> tuple[str, ...]:
-    """What of an answer is the same, however its arguments are written."""
+def tool_key(answer: Message) -> tuple[str, ...]:
+    """Return the parts of an answer that do not depend on how its arguments are written."""
     calls = (f"{item['function'].get('name')} {item.get('id') or ''}" for item in tool_calls_of(answer))
     return ("assistant", _own_content(answer), *calls)
 
 
-def gist_of(essence: tuple[str, ...]) -> tuple[str, ...]:
-    """What of an answer's essence no client writes otherwise: its tool calls without their arguments, or its text if it has none."""
-    num_calls = len(essence) // 2 - 1
-    return essence[2 : 2 + num_calls] or essence
+def content_key(answer: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parts of a canonical answer that no client rewrites: its tool calls without arguments, or else its text."""
+    num_calls = len(answer) // 2 - 1
+    return answer[2 : 2 + num_calls] or answer
 
 
 def arguments_of(answer: Message) -> list[str]:
-    """Those of each tool call, as written."""
+    """Return the arguments of each tool call, as written."""
     return [
-        arguments if isinstance(arguments, str) else as_text(arguments)
+        arguments if isinstance(arguments, str) else stable_text(arguments)
         for arguments in (item["function"].get("arguments") for item in tool_calls_of(answer))
     ]
 
 
 def same_json(written: str, now: str) -> bool:
-    """Whether arguments are the same, but for the way in which JSON may be written otherwise."""
+    """Return True if arguments are equal as JSON."""
     return now == written or ((parsed := _parsed(written)) is not None and _parsed(now) == parsed)
 
 
 def may_return_as(written: str, now: str) -> bool:
-    """Whether a client may send arguments back as these: what is no JSON comes back in any form."""
+    """Return True if a client may send arguments back in this form: text that is not JSON comes back in any form."""
     return _parsed(written) is None or same_json(written, now)
 
 
 def _content(message: Message) -> str:
-    """The text, whatever it came as; other parts as JSON without the marks that clients move about."""
+    """Return the text of a message; other parts as JSON without the cache marks that clients move about."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
     if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         return text_of(message)
-    return as_text(
+    return stable_text(
         [
             {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, dict) else part
             for part in parts
@@ -73,34 +73,33 @@ def _content(message: Message) -> str:
 
 
 def without_content(answer: Message) -> Message | None:
-    """Without what was said beside tool calls, if their ids tell whose they are all the same."""
+    """Return an answer without the text beside its tool calls; `None` unless the ids of these identify it."""
     calls = tool_calls_of(answer)
     return {**answer, "content": None} if calls and all(item.get("id") for item in calls) else None
 
 
 def has_content(message: Message) -> bool:
-    """Whether an answer says something beside its tool calls."""
+    """Return True if an answer has text beside its tool calls."""
     return bool(_own_content(message))
 
 
 def _own_content(answer: Message) -> str:
-    """What the model said, without the white space around it."""
     text = text_of(answer).strip()
     return "" if text == _NO_CONTENT else text
 
 
 def has_reasoning(message: Message) -> bool:
-    """Whether an answer tells what was thought."""
+    """Return True if an answer includes its reasoning."""
     return bool(reasoning_of(message))
 
 
 def reasoning_of(message: Message) -> str:
-    """What was thought, without the white space around it."""
+    """Return the reasoning of an answer, without the white space around it."""
     return str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
 
 
 def tool_calls_of(message: Message) -> list[Mapping[str, Any]]:
-    """Those of them that can be read."""
+    """Return the well-formed tool calls of a message."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return []
@@ -108,13 +107,13 @@ def tool_calls_of(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _parsed(arguments: str) -> Any:
-    """`None` if they are no JSON, or nested too deep to be read."""
+    """Return arguments as a value; `None` if they are not JSON, or nested too deep."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return None
 
 
-def as_text(value: Any) -> str:
-    """The same for equal values."""
+def stable_text(value: Any) -> str:
+    """Return the same text for equal values."""
     return json.dumps(value, sort_keys=True, default=str)
