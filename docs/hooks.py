@@ -55,15 +55,15 @@ def generated_pages() -> Mapping[str, str]:
 
 def _settings() -> str:
     from rllm.algorithms import ALGORITHMS
-    from rllm.trainer.config.reference import section_docs, settings
+    from rllm.config.reference import section_docs, settings
 
     docs = section_docs()
     lines = ["# Settings", "", docs[""], "", "`rllm config` prints the same, and `rllm config KEY` a part of it.", ""]
     lines += [*_ENVIRONMENT, *(f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()), ""]
-    common = [item for item in settings() if not item.key.startswith("algorithm.") or not item.optional]
+    common = [item for item in settings(ALGORITHMS) if not item.key.startswith("algorithm.") or not item.optional]
     lines += _setting_tables(common, docs)
     for name in sorted(ALGORITHMS):
-        own = [item for item in settings(name) if item.key.startswith("algorithm.") and item.optional]
+        own = [item for item in settings(ALGORITHMS, name) if item.key.startswith("algorithm.") and item.optional]
         if own:
             lines += [f"## `algorithm.name={name}`", "", *_table(own), ""]
     return "\n".join(lines)

@@ -493,3 +493,13 @@ def _reward_or_none(reward: float | None) -> float | None:
 
 def _reward_or_unscored(reward: float | None) -> float:
     return UNSCORED if reward is None else reward
+
+
+def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return each reward plus the discounted rewards after it."""
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(rewards):
+        following = reward + gamma * following
+        returns.append(following)
+    return returns[::-1]

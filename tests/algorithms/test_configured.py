@@ -54,7 +54,7 @@ def test_what_older_weights_have_sampled_is_corrected_for_unless_it_is_not_to_be
             {"clip_lo": 0.1},
             "roles.a.estimator.clip_lo is not a setting of grpo; did you mean 'roles.a.estimator.clip_low'",
         ),
-        ({"clip_low": True}, "roles.a.estimator.clip_low=True: this setting is neither true nor false"),
+        ({"clip_low": True}, "roles.a.estimator.clip_low=True: booleans are not accepted here"),
         ({"clip_low": "much"}, "roles.a.estimator.clip_low='much': "),
     ],
 )

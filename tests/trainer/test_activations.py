@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.trainer.activations import bytes_of_token, fit_to_memory
+from rllm.trainer.activations import bytes_of_token, fitted_to_memory
 from rllm.trainer.config import load_config
 
 GB, CPU = 10**9, "model.device=cpu"
@@ -42,5 +42,4 @@ def test_a_pass_has_no_more_tokens_than_memory_has_room_for_unless_it_is_asked_t
     model: str, memory: int, asked: list[str], taken: int
 ) -> None:
     config = load_config([model, CPU, *asked])
-    fit_to_memory(config, memory)
-    assert config.optim.micro_batch_tokens == taken
+    assert fitted_to_memory(config, memory).optim.micro_batch_tokens == taken

@@ -82,7 +82,7 @@ def _typed(kind: type[Algorithm], settings: Mapping[str, Any], name: str, sectio
             meant = did_you_mean(key, ["name", *known], section) or f"known here: {', '.join(known)}"
             raise ConfigError(f"{section}.{key} is not a setting of {name}; {meant}")
         if isinstance(value, bool) and types[key] is not bool:
-            raise ConfigError(f"{section}.{key}={value!r}: this setting is neither true nor false")
+            raise ConfigError(f"{section}.{key}={value!r}: booleans are not accepted here")
         try:
             typed[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as error:

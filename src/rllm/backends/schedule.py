@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+from rllm.config.schema import TrainConfig
+from rllm.config.step_sizes import num_updates
 
 
 class Schedule(Protocol):
@@ -26,15 +29,9 @@ def learning_rate(schedule: Schedule, num_steps: int) -> float:
     return schedule.lr * _falling(schedule, num_steps - schedule.warmup_steps)
 
 
-def decay_steps(config: Any) -> int | None:
+def decay_steps(config: TrainConfig) -> int | None:
     """After how many updates of the policy its learning rate has fallen, for a `TrainConfig`; `None` if it does not fall."""
     return None if config.optim.schedule == "constant" else num_updates(config)
-
-
-def num_updates(config: Any) -> int:
-    """The policy's updates in the run of a `TrainConfig`, each of whose steps has something to learn."""
-    num_steps = config.num_steps - config.critic.warmup_steps  # in which the policy waits
-    return int(max(num_steps, 1) * config.optim.num_minibatches * config.optim.num_epochs)
 
 
 def _falling(schedule: Schedule, num_steps: int) -> float:

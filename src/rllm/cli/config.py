@@ -49,19 +49,21 @@ def _names_file(word: str) -> bool:
 def _print_schema() -> None:
     import json
 
-    from rllm.trainer.config.reference import json_schema
+    from rllm.algorithms import ALGORITHMS
+    from rllm.config.reference import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(json_schema(ALGORITHMS), indent=2))
 
 
 def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from rllm.algorithms import ALGORITHMS
     from rllm.cli.terminal import print_json
+    from rllm.config.reference import HINT, as_yaml, matching, section_docs, settings
     from rllm.errors import ConfigError
-    from rllm.trainer.config.reference import HINT, as_yaml, matching, section_docs, settings
 
-    found = settings(algorithm)
+    found = settings(ALGORITHMS, algorithm)
     if words:
         found = matching(found, words)
     if not found:

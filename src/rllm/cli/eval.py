@@ -289,10 +289,10 @@ def _settings(
     """The settings of `rllm train` that matter here, and the sampling parameters to impose."""
     from rllm.backends.refusals import refuse_changes
     from rllm.cli.model_source import given_of_training
+    from rllm.config.loading import parse_scalar, warn_repeated
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import checked_sampling
     from rllm.trainer.config import load_config
-    from rllm.trainer.config.load import scalar, tell_repeated
 
     ours = ("gateway.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
     options = {"sampling.temperature": temperature, "model.path": None if served else model}
@@ -302,14 +302,14 @@ def _settings(
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if key.startswith("sampling.") and separator:
-            sampling[key.removeprefix("sampling.")] = scalar(text)
+            sampling[key.removeprefix("sampling.")] = parse_scalar(text)
         elif pair.startswith(ours) or not separator:
             rest.append(pair)
         else:
             reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it means nothing here"
             known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
             raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
-    tell_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest
+    warn_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest
     config = load_config(rest)
     refuse_changes(config.model, "model", given_of_training(rest), "because nothing is trained here; leave it out")
     if any(pair.startswith("model.engine=") for pair in rest):

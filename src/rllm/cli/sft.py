@@ -58,10 +58,10 @@ def sft(
     shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
     held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
     quiet_libraries()  # which takes its time, as does what follows
+    from rllm.config.loading import locating_errors
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
-    from rllm.trainer.config.load import naming_places
 
-    with as_typed(train_dataset="DATA", val_dataset="--val"), naming_places(chosen.layers):
+    with as_typed(train_dataset="DATA", val_dataset="--val"), locating_errors(chosen.layers):
         trainer = AgentSFTTrainer(
             chosen.config,
             shown,

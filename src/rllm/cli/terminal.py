@@ -32,7 +32,7 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
 
 def loading(model: str) -> str:
     """Return `loading MODEL (its size)`, for a line that is printed before torch is imported, which takes seconds."""
-    from rllm.trainer.config.by_size import size_in_words
+    from rllm.config.model_sizes import size_in_words
 
     about = size_in_words(model)
     return f"loading {model} ({about})" if about else f"loading {model}"

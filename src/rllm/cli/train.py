@@ -88,10 +88,10 @@ def train(
     tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")
     held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
     quiet_libraries()  # which takes its time, as does what follows
+    from rllm.config.loading import locating_errors
     from rllm.trainer.agent_trainer import AgentTrainer
-    from rllm.trainer.config.load import naming_places
 
-    with as_typed(train_dataset="--data", val_dataset="--val"), naming_places(chosen.layers):
+    with as_typed(train_dataset="--data", val_dataset="--val"), locating_errors(chosen.layers):
         trainer = AgentTrainer(
             agent_run_func=function,
             train_dataset=tasks,

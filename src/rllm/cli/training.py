@@ -16,13 +16,13 @@ from rllm._runtime.files import from_here
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
 from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
+from rllm.config.loading import ConfigLayer, from_layers, layers_of
+from rllm.config.model_sizes import rate_in_words
+from rllm.config.reference import origins
+from rllm.config.step_sizes import sizes_in_words
 from rllm.errors import USER_CODE_ERRORS, ConfigError
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
-from rllm.trainer.config.by_size import rate_in_words
-from rllm.trainer.config.describe import described
-from rllm.trainer.config.load import Layer, from_layers, layers_of
-from rllm.trainer.config.sizes import in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ class ChosenSettings:
     """What the options of a command come to."""
 
     config: TrainConfig
-    layers: list[Layer]
+    layers: list[ConfigLayer]
     """Where each value comes from."""
 
 
@@ -139,16 +139,20 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
         raise
 
 
-def _show_settings(trainer: AgentTrainer, layers: Sequence[Layer]) -> None:
+def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None:
     from rllm.trainer.memory import training_memory
 
-    settings = described(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
+    settings = origins(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
     widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]
     for item in settings:
         print(f"{item.key:<{widths[0]}}  {item.value!s:<{min(widths[1], 40)}}  {item.origin}")
     print()
-    for sentence in [*in_words(trainer.config, len(trainer.train_data)), *training_memory(trainer.config)]:
+    for sentence in [*_sizes(trainer), *training_memory(trainer.config)]:
         print(sentence)
+
+
+def _sizes(trainer: AgentTrainer) -> list[str]:
+    return sizes_in_words(trainer.config, len(trainer.train_data), needs_greedy=trainer.algorithm.needs_greedy)
 
 
 def _chat_template(trainer: AgentTrainer) -> list[str]:
@@ -183,13 +187,13 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
     from rllm.trainer.rollouts import uses_a_cluster
 
     rate = rate_in_words(trainer.config, trainer.rate_origin, demonstrates=trainer.door.demonstrates)
-    return rate + (preflight(trainer.config, len(trainer.train_data)) if uses_a_cluster(trainer.config) else [])
+    return rate + ([*preflight(trainer.config), *_sizes(trainer)] if uses_a_cluster(trainer.config) else [])
 
 
 def lead_to_gateway(config: TrainConfig) -> int:
     """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
     that the module makes as it is imported reads the variable then. Returns the port."""
-    from rllm.gateway.config import is_loopback
+    from rllm._runtime.network import is_loopback
     from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment

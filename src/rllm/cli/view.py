@@ -71,7 +71,8 @@ def _serve(runs: object, host: str, port: int, token: str | None, browser: bool)
     import webbrowser
     from urllib.parse import urlencode
 
-    from rllm.gateway.config import GatewayConfig, is_loopback
+    from rllm._runtime.network import is_loopback
+    from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, serve, url_of
     from rllm.viewer.app import create_app
     from rllm.viewer.render import url as path_of

@@ -47,6 +47,9 @@ MOVED: dict[str, dict[str, str]] = {
         "get_chat_client_async": "rllm.sdk.client",
         "session": "rllm.sdk.context",
     },
+    "rllm.trainer.env_agent_mappings": dict.fromkeys(
+        ("AGENT_CLASS_MAPPING", "ENV_CLASS_MAPPING", "WORKFLOW_CLASS_MAPPING"), "rllm.compat.class_names"
+    ),
     "rllm.utils": {"compute_pass_at_k": "rllm.compat.utils", "save_trajectories": "rllm.compat.utils"},
 }
 """Module path of the rLLM framework -> its names -> the module that defines each, with `:attribute` if the name differs."""

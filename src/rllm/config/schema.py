@@ -30,7 +30,7 @@ class Section(BaseModel):
     def _true_is_not_one(cls, value: Any, info: ValidationInfo) -> Any:
         """In Python `True` counts as 1, so `num_steps=true` would train for a single step."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("boolean", "This setting is neither true nor false")
+            raise PydanticCustomError("boolean", "Booleans are not accepted here")
         return value
 
 

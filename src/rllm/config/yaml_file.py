@@ -1,11 +1,11 @@
-"""Settings files in YAML, read within bounds: a run folder may come from somebody else.
+"""Settings files in YAML, read within bounds, since a run folder may come from an untrusted source.
 
 Aliases let a few hundred bytes stand for billions of nodes, so nodes are counted as often as aliases repeat them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         remedy = "; a file of settings belongs here, and key=value into a list" if "=" in str(path) else ""
         raise ConfigError(f"config={str(path)!r}: {error.strerror}{remedy}") from error
     except yaml.MarkedYAMLError as error:
-        mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
+        mark, problem = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"{path}{place} is not valid YAML: {said}; `rllm config` shows such a file") from error
+        raise ConfigError(f"{path}{place} is not valid YAML: {problem}; `rllm config` shows such a file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}; save the file as UTF-8") from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -43,6 +43,15 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(values or {}, dict):
         raise ConfigError(f"config={str(path)!r} holds a {type(values).__name__}: use `key: value` lines")
     return values or {}, lines
+
+
+def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a nested mapping with their values; an empty section is a value itself."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _text_of(path: Path) -> str:

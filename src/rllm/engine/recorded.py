@@ -20,11 +20,10 @@ from rllm._runtime.ids import new_id
 from rllm.capture import Conversations, MessageDigests, failed_trace, parent_of, trace_from_output
 from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
+from rllm.config.sampling import CallSeeds, with_fixed_sampling
 from rllm.errors import ConfigError, shown
-from rllm.gateway.sessions import with_fixed_sampling
 from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
-from rllm.inference.seeds import CallSeeds
 from rllm.sdk.context import Call, Frame, Session, current_frame
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.capture.snapshot import snapshot
+from rllm.config.sampling import derived_seed
 from rllm.engine.awake import awake
 from rllm.engine.checked import has_form
 from rllm.engine.garbage import rarely_collected
@@ -36,7 +37,6 @@ from rllm.errors import (
     raised,
     shown,
 )
-from rllm.inference.seeds import derived_seed
 from rllm.telemetry import rollout_span
 from rllm.types import Episode, Task, TerminationReason, Trajectory
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from rllm.config.sampling import derived_seed
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EpisodeLog, to_json
 from rllm.engine.runner import Attempt, Rollout, RolloutRunner
@@ -17,7 +18,6 @@ from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.outcome import Outcome, with_costs
 from rllm.evaluation.report import Report, report_on
-from rllm.inference.seeds import derived_seed
 from rllm.types import Episode
 
 

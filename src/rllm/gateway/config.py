@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rllm._runtime.network import is_loopback
 from rllm.errors import ConfigError
 from rllm.types import Trace
 
@@ -108,13 +108,3 @@ class GatewayConfig:
             key = getattr(self, name)
             if key is not None and not (key.isascii() and key.isprintable() and key):
                 raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach this host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rllm.capture import ChatStream, traces_from_chat
+from rllm.config.sampling import with_fixed_sampling
 from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.durable import DurableWrites
@@ -22,7 +23,6 @@ from rllm.gateway.metrics import Metrics
 from rllm.gateway.model_call import ModelCall
 from rllm.gateway.notes import usage_notes
 from rllm.gateway.redaction import Redact
-from rllm.gateway.sessions import with_fixed_sampling
 from rllm.gateway.standard import ChunkCompleter, complete_response
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.inference.continued import lost_in_prompt

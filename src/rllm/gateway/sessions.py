@@ -17,13 +17,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
+from rllm.config.sampling import CallSeeds, with_fixed_sampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.unattributed import Unattributed
 from rllm.inference.engine import SamplingParams
-from rllm.inference.seeds import CallSeeds
 from rllm.registry import did_you_mean
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
@@ -45,8 +45,6 @@ _ALWAYS_IN_MEMORY = 1
 """So many of those used last stay, however much they hold: to read a long one for each of its calls takes longer each time."""
 _TRUSTED_S = 5.0
 """How long a session is taken to be there still, after it was last looked for; what is written is checked in any case."""
-_LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
-"""Two names of one limit; the first one counts where a request has both."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -382,16 +380,3 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"sampling.{problem}")
     SamplingParams.from_request(sampling)
     return {name: value for name, value in sampling.items() if value is not None}
-
-
-def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The agent's request with the session's parameters in the place of its own; a shorter answer may be asked for."""
-    changed = {**request, **fixed}
-    limits = [name for name in _LENGTH_LIMITS if fixed.get(name) is not None]
-    if limits:
-        asked = next((request[name] for name in _LENGTH_LIMITS if isinstance(request.get(name), int)), None)
-        # One limit under two names: the session's must not lose to the other name.
-        for name in _LENGTH_LIMITS:
-            changed.pop(name, None)
-        changed[limits[0]] = fixed[limits[0]] if asked is None else min(asked, fixed[limits[0]])
-    return changed

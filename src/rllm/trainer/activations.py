@@ -23,26 +23,27 @@ _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
 """As `config.json` has them."""
 
 
-def fit_to_memory(config: TrainConfig, memory: int | None = None) -> None:
-    """Let a pass have no more tokens than main memory has room for, unless somebody asked for as many.
+def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainConfig:
+    """Return the configuration with `optim.micro_batch_tokens` bounded by main memory, unless it was set.
 
-    What is worked out depends on the model and on the machine's whole memory, never on what is free: a resumed run has the
-    same. Nothing is changed for a GPU, or for a model whose description is not on this machine.
+    The bound depends on the model and on the machine's total memory, not on what is free, so that a resumed run has the same.
+    A GPU, or a model whose `config.json` is not on this machine, changes nothing.
     """
     device = choose_device(config.model.device)
     if "micro_batch_tokens" in config.optim.model_fields_set or config.backend != "local" or device.type != "cpu":
-        return
+        return config
     each = bytes_of_token(config)
     if each is None:
-        return
+        return config
     room = (total_memory() if memory is None else memory) // PARTS // each
     most = config.optim.micro_batch_tokens
-    if room < most:
-        config.optim.micro_batch_tokens = max(LEAST, room // LEAST * LEAST)
-        logger.info(
-            "optim.micro_batch_tokens is %d: of %d tokens, a pass would keep %.1f GB",
-            *(config.optim.micro_batch_tokens, most, most * each / 1e9),
-        )
+    if room >= most:
+        return config
+    tokens = max(LEAST, room // LEAST * LEAST)
+    logger.info(
+        "optim.micro_batch_tokens is %d: %d tokens in a pass would take %.1f GB", tokens, most, most * each / 1e9
+    )
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"micro_batch_tokens": tokens})})
 
 
 def bytes_of_token(config: TrainConfig) -> int | None:

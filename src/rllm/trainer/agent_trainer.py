@@ -21,6 +21,9 @@ from rllm._runtime.threads import Boundless
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.backends.refusals import refuse_changes
+from rllm.config.loading import from_layers, layers_of, locating_errors
+from rllm.config.model_sizes import with_learning_rate, with_rate_origin
+from rllm.config.step_sizes import check_sizes, fitted_to_tasks
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import to_json
 from rllm.engine.garbage import rarely_collected
@@ -41,15 +44,12 @@ from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.tracking.own_runs import seal
 from rllm.trainer import rng
-from rllm.trainer.activations import fit_to_memory
+from rllm.trainer.activations import fitted_to_memory
 from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.trainer.config import ConfigSource, TrainConfig
-from rllm.trainer.config.by_size import noted, settle_rate
-from rllm.trainer.config.load import from_layers, layers_of, naming_places
-from rllm.trainer.config.sizes import check_sizes, fit_to_tasks
 from rllm.trainer.doors import Door, Surroundings, door_of
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.own_loop import run_anywhere
@@ -135,7 +135,7 @@ class AgentTrainer:
         self.config = from_layers(layers)
         self.train_data = _dataset(train_dataset, "train_dataset")
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
-        fit_to_tasks(self.config, len(self.train_data))
+        self.config = fitted_to_tasks(self.config, len(self.train_data))
         self.door = door_of(
             agent_run_func=agent_run_func,
             agent_class=agent_class,
@@ -147,7 +147,7 @@ class AgentTrainer:
             door=door,
         )
         self._resume = resume
-        with naming_places(layers):
+        with locating_errors(layers):
             self._check_settings()
         run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
@@ -188,11 +188,11 @@ class AgentTrainer:
                     self.door.check(data)
         _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
-        self.rate_origin = settle_rate(
-            self.config, demonstrates=self.door.demonstrates, begun=self._begun_settings() if self._resume else ""
+        self.config, self.rate_origin = with_learning_rate(
+            self.config, demonstrates=self.door.demonstrates, resumed=self._begun_settings() if self._resume else ""
         )
         """Where `optim.lr` is from, if the user did not set it."""
-        fit_to_memory(self.config)
+        self.config = fitted_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.door)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
@@ -330,7 +330,7 @@ class AgentTrainer:
     def _write_settings(self) -> None:
         """Put what the run is now in the place of what its folder tells of lost steps, and of earlier settings."""
         self._start.forget_metrics(self.run_dir)
-        settings = noted(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
+        settings = with_rate_origin(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
         replace_text(self.run_dir / "config.yaml", settings)
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)

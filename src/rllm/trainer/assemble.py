@@ -13,7 +13,6 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
-from rllm.algorithms.returns import discounted
 from rllm.errors import ConfigError, counted
 from rllm.trainer.failed import reason_of
 from rllm.trainer.filters import LEFT_OUT
@@ -38,7 +37,15 @@ from rllm.trainer.shares import (
     shares_of,
 )
 from rllm.trainer.tokens import Key, by_step, by_token, order_of, reordered, spans
-from rllm.types import DRIFT_KEY, NUM_SIDE_CALLS_KEY, NUM_UNUSABLE_CALLS_KEY, Episode, StepCredit, Trajectory
+from rllm.types import (
+    DRIFT_KEY,
+    NUM_SIDE_CALLS_KEY,
+    NUM_UNUSABLE_CALLS_KEY,
+    Episode,
+    StepCredit,
+    Trajectory,
+    discounted,
+)
 
 T = TypeVar("T")
 

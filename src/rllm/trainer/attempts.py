@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from rllm.algorithms.base import Algorithm
+from rllm.config.sampling import derived_seed
 from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
 from rllm.data.order import more_tasks_of_step, tasks_of_step
 from rllm.engine.runner import Attempt
-from rllm.inference.seeds import derived_seed
 from rllm.types import Task
 
 # The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less likely.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rllm.compat.metric_names import known_eval_metrics, known_training_metrics
 from rllm.trainer.metrics.measure import episode_metrics, eval_metrics, why_unusable
-from rllm.trainer.metrics.upstream import known_eval_metrics, known_training_metrics
 from rllm.types import Episode
 
 _VERDICT = re.compile(r"accuracy$|/solve_|/pass@")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
+from rllm.config.model_sizes import ADAMW, FLOAT32, GB, num_weights, size_of, trained_bytes
 from rllm.config.schema import TrainConfig
 from rllm.trainer.checkpoint import Checkpoints
-from rllm.trainer.config.by_size import ADAMW, FLOAT32, GB, num_weights, size_of, trained_bytes
 
 
 def checkpoint_bytes(config: TrainConfig) -> int | None:

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rllm._runtime.network import is_loopback
 from rllm.backends.verl.cluster import lacking
 from rllm.backends.verl.configure import demand_of
 from rllm.backends.verl.settings import on_cpu
 from rllm.config.schema import TrainConfig
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
-from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
-from rllm.trainer.config.sizes import in_words
 from rllm.trainer.memory import checkpoint_bytes, worker_memory
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder
 from rllm.trainer.rollouts import joined_for
@@ -75,7 +74,7 @@ def answered(question: Question) -> Answer:
     )
 
 
-def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
+def preflight(config: TrainConfig) -> list[str]:
     """Ask every node of the run's cluster what it has, all at once; returns what is going to happen, line by line.
 
     Raises:
@@ -90,7 +89,7 @@ def preflight(config: TrainConfig, num_tasks: int) -> list[str]:
     here = answered(Question(packages=_packages(config)))
     for node in nodes:
         check_node(node.address, answers[node.id], here, config)
-    return plan(config, num_tasks, nodes, answers)
+    return plan(config, nodes, answers)
 
 
 def _packages(config: TrainConfig) -> tuple[str, ...]:
@@ -200,7 +199,7 @@ def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) ->
         )
 
 
-def plan(config: TrainConfig, num_tasks: int, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
+def plan(config: TrainConfig, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
     """What each node has, what runs where, and how large a step is."""
     told = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
     for node in nodes:
@@ -209,7 +208,7 @@ def plan(config: TrainConfig, num_tasks: int, nodes: Sequence[ClusterNode], answ
         kind = f" ({answer.gpus[0]})" if answer.gpus else ""
         installed = " ".join(f"{name} {found}" for name, found in answer.versions.items())
         told.append(f"  {node.address}: {units}{kind}, {answer.disk_free / GB:.0f} GB of disk; {installed}")
-    return [*told, *_roles(config, nodes), *in_words(config, num_tasks), *worker_memory(config)]
+    return [*told, *_roles(config, nodes), *worker_memory(config)]
 
 
 def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:

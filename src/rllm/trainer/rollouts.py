@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from rllm._runtime.network import is_loopback
 from rllm.backends.refusals import refuse_changes
 from rllm.config.schema import RolloutConfig, TrainConfig
 from rllm.engine.ray_actors import Spread
@@ -20,7 +21,7 @@ from rllm.engine.remote_gateway import GatewayEngine, RemoteGateway
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.shipping import OF_CODE, ImportPaths, packed
 from rllm.errors import ConfigError
-from rllm.gateway.config import GatewayConfig, is_loopback
+from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key

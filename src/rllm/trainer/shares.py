@@ -10,10 +10,9 @@ from typing import Literal
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import TokenSequence
-from rllm.algorithms.returns import discounted
 from rllm.errors import ConfigError
 from rllm.trainer.roles import PLAIN, Roles
-from rllm.types import REFERENCE_KEY, Episode, Step, Trajectory, TrajectoryGroup, is_scored
+from rllm.types import REFERENCE_KEY, Episode, Step, Trajectory, TrajectoryGroup, discounted, is_scored
 
 # Why something is left out.
 UNSCORED = "unscored"

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rllm.gateway.config import is_loopback
+from rllm._runtime.network import is_loopback
 
 COOKIE = "rllm_viewer"
 _HEADERS = {

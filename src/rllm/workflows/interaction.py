@@ -10,15 +10,14 @@ from typing import Any
 import orjson
 
 from rllm.agents.agent import BaseAgent
-from rllm.algorithms.returns import discounted
 from rllm.capture.snapshot import snapshot
+from rllm.config.sampling import with_fixed_sampling
 from rllm.environments.base.action import unwrapped
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
-from rllm.gateway.sessions import with_fixed_sampling
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
-from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory
+from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory, discounted
 from rllm.workflows.blocking import BlockingCalls
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 from rllm._runtime.threads import in_thread
 from rllm.agents.agent import BaseAgent
-from rllm.algorithms.returns import discounted
 from rllm.capture.snapshot import snapshot
 from rllm.errors import (
     AgentError,
@@ -40,7 +39,7 @@ from rllm.errors import (
 from rllm.inference.engine import InferenceEngine
 from rllm.registry import did_you_mean
 from rllm.rewards.scoring import is_number
-from rllm.types import Episode, Task, TerminationReason, Trajectory, is_scored
+from rllm.types import Episode, Task, TerminationReason, Trajectory, discounted, is_scored
 
 __all__ = ["TerminationEvent", "TerminationReason", "Workflow"]
 

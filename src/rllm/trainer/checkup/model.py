@@ -43,7 +43,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 def training_bytes(model: str) -> float | None:
     """What training all weights takes beside activations; `None` where the model's files are not here."""
     try:
-        from rllm.trainer.config.by_size import num_weights
+        from rllm.config.model_sizes import num_weights
     except ImportError:
         return None
     try:

@@ -1,8 +1,10 @@
-"""The configuration of a training run."""
+"""Import path of the configuration of a training run, and the package in which hydra finds `agent_ppo_trainer.yaml`."""
 
+from rllm.compat.settings import register_resolvers
+from rllm.config.loading import ConfigSource as ConfigSource
+from rllm.config.loading import load_config as load_config
 from rllm.config.schema import TrainConfig as TrainConfig
-from rllm.trainer.config.load import ConfigSource as ConfigSource
-from rllm.trainer.config.load import load_config as load_config
-from rllm.trainer.config.upstream import register_resolvers
+
+__all__ = ["TrainConfig", "load_config"]
 
 register_resolvers()

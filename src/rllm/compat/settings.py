@@ -1,9 +1,9 @@
-"""From the published vocabulary of training scripts, and hydra's containers, to ours."""
+"""Translation of settings of the rLLM framework, and of hydra's containers, to ours."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import Any, assert_never
 
 import yaml
 
+from rllm.compat.setting_table import TABLE, ForVerl, Ignored, PartOf, Refused, Rule, Sets
+from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError
 from rllm.registry import closest
-from rllm.trainer.config.upstream_keys import TABLE, ForVerl, Ignored, PartOf, Refused, Rule, Sets
 
-PUBLISHED = Path(__file__).with_name("agent_ppo_trainer.yaml")
+PUBLISHED = Path(__file__).parents[1] / "trainer" / "config" / "agent_ppo_trainer.yaml"
+"""Keys and defaults of the rLLM framework. hydra finds the file as `pkg://rllm.trainer.config`, so it stays there."""
 
 _SHARED = {
     section: {key.split(".")[1] for key in TABLE if key.startswith(f"{section}.")}
@@ -26,29 +28,28 @@ _GROUPS = {key.split(".")[0] for key in TABLE} - _SHARED.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translated:
-    """A configuration in our own words."""
+class Translation:
+    """Settings of a configuration by our own keys."""
 
     values: dict[str, Any]
     """For `TrainConfig`."""
     ignored: list[str] = field(default_factory=list)
-    """Published keys that the user set, and that mean nothing here."""
+    """Keys of the rLLM framework that the user set and that have no meaning here."""
     origins: dict[str, str] = field(default_factory=dict)
-    """The published key behind a setting of ours, such as `optim.lr`."""
+    """Key of the rLLM framework that a setting of ours, such as `optim.lr`, was given by."""
 
 
-def from_upstream(mapping: Mapping[str, Any]) -> Translated:
-    """Our settings for a nested mapping of published keys, of ours, or of both.
+def translate(mapping: Mapping[str, Any]) -> Translation:
+    """Return our settings for a nested mapping of the rLLM framework's keys, of ours, or of both.
 
-    A published key counts as set if it is neither null nor its default in `agent_ppo_trainer.yaml`.
+    A key of the framework counts as set if it is neither null nor its default in `agent_ppo_trainer.yaml`.
 
     Raises:
-        ConfigError: naming every published key that is unknown, that this version cannot do, or that says something
-            else than the setting of ours beside it.
+        ConfigError: naming every key of the framework that is unknown, unsupported, or in conflict with a setting of ours.
     """
     published, ours = _split(mapping)
     values, mistakes = _only_set(published)
-    result = Translated(values=ours)
+    result = Translation(values=ours)
     for key, value in values.items():
         try:
             _translate(key, value, values, result)
@@ -60,7 +61,7 @@ def from_upstream(mapping: Mapping[str, Any]) -> Translated:
 
 
 def _split(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The published keys, with dots; and ours, nested."""
+    """Return the framework's keys, dotted, and ours, nested."""
     published = {key: value for key, value in mapping.items() if key in _GROUPS}
     ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
     for section, known in _SHARED.items():
@@ -73,23 +74,20 @@ def _split(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(leaves(published)), ours
 
 
-def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested mapping, with their values; a section that is empty is a value itself."""
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def our_key(key: str) -> str:
+    """Return our name of a dotted key of the rLLM framework; any other key unchanged."""
+    rule = TABLE.get(key)
+    return rule.setting if isinstance(rule, Sets) else key
 
 
 @cache
 def published_defaults() -> dict[str, Any]:
-    """Every key of `agent_ppo_trainer.yaml`, with dots, and its value there."""
+    """Return every dotted key of `agent_ppo_trainer.yaml` with its value there."""
     return dict(leaves(yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))))
 
 
 def _only_set(published: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What the user set, and what is wrong with the keys that nobody knows."""
+    """Return the keys that differ from their defaults, and an error message for each unknown key."""
     defaults = published_defaults()
     values, mistakes = {}, []
     for key, value in published.items():
@@ -101,7 +99,7 @@ def _only_set(published: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _rule(key: str) -> Rule | None:
-    """The rule of a key, or of the open section that it lies in."""
+    """Return the rule of a key, or of the open section that it lies in."""
     if key in TABLE:
         return TABLE[key]
     sections = (section for section, default in published_defaults().items() if default == {})
@@ -115,7 +113,7 @@ def _hint(key: str) -> str:
     return f"known here: {', '.join(known or sorted(_GROUPS))}"
 
 
-def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translated) -> None:
+def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translation) -> None:
     rule = _rule(key)
     assert rule is not None, "unknown keys are mistakes already"
     if isinstance(rule, ForVerl) and result.values.get("backend") != "verl":
@@ -142,7 +140,7 @@ def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translate
 
 
 def _put(values: dict[str, Any], setting: str, value: Any, *, new: bool) -> None:
-    """Set a dotted setting of ours, unless it is there already with another value."""
+    """Set a dotted setting of ours, unless it is set already to another value."""
     *sections, last = setting.split(".")
     for section in sections:
         values[section] = dict(values.get(section) or {})
@@ -153,12 +151,12 @@ def _put(values: dict[str, Any], setting: str, value: Any, *, new: bool) -> None
 
 
 def without_omegaconf(value: Any) -> Any:
-    """Plain dicts and lists of a `DictConfig` or `ListConfig`, interpolations resolved; anything else as it is.
+    """Return plain dicts and lists of a `DictConfig` or `ListConfig` with interpolations resolved; anything else unchanged.
 
     Raises:
         ConfigError: if an interpolation cannot be resolved, or a mandatory value is missing.
     """
-    omegaconf = sys.modules.get("omegaconf")  # nobody can have made one of its containers without importing it
+    omegaconf = sys.modules.get("omegaconf")  # a container of it exists only if it was imported
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
     register_resolvers()
@@ -169,9 +167,9 @@ def without_omegaconf(value: Any) -> Any:
 
 
 def register_resolvers() -> None:
-    """Teach omegaconf, if it is installed, the resolver `mul` that published configurations use.
+    """Register the resolver `mul`, which the framework's configurations use, if omegaconf is installed.
 
-    hydra composes before any code of ours is called, but resolves later, so doing this on import is early enough.
+    hydra composes before any code of ours is called, but resolves later, so registering on import is early enough.
     """
     try:
         from omegaconf import OmegaConf
@@ -182,5 +180,5 @@ def register_resolvers() -> None:
 
 
 def _mul(left: Any, right: Any) -> Any:
-    """The product; null if a factor is not set."""
+    """Return the product; null if a factor is not set."""
     return None if left is None or right is None else left * right

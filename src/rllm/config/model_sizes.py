@@ -1,6 +1,6 @@
-"""Models by size: the learning rates, lengths and hardware that suit them, and the size of a model that is named.
+"""Models by size: learning rate, lengths and hardware that suit each class, and the size of a given model.
 
-One table serves the default of `optim.lr`, the remark on a rate that is far from it, and docs/models-by-size.md.
+One table serves the default of `optim.lr`, the warning about an unusual rate, and docs/models-by-size.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 PAGE = "docs/models-by-size.md"
 BY_SIZE = "by model size"
 FAR = 10.0
-"""A rate that is more than so many times the one of the table, or less than that part of it, is remarked on."""
+"""Factor to the rate of the table beyond which a rate is warned about, upwards or downwards."""
 GB = 1e9
 FLOAT32, BFLOAT16, ADAMW = 4, 2, 8
-"""Bytes of a weight, or of its gradient; and of AdamW's two running means, which are float32."""
+"""Bytes of a weight or gradient in each format, and of AdamW's two running means, which are float32."""
 
 _IN_A_NAME = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -34,14 +34,14 @@ _NOTED = re.compile(rf"^  lr: (\S+)  # ({BY_SIZE}.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class SizeClass:
-    """Models of about one size, and what suits them."""
+    """Models of similar size, with the settings that suit them."""
 
     up_to: float
-    """Largest number of weights; mixtures of experts count all of theirs."""
+    """Largest number of weights, all experts included."""
     name: str
     examples: str
     typical: float
-    """Weights of the model whose memory the page states."""
+    """Weights of the model whose memory the page gives."""
     full: float
     """Learning rate of reinforcement learning that trains all weights."""
     lora: float
@@ -162,14 +162,17 @@ def class_of(num_weights: float) -> SizeClass:
 
 
 def num_weights(folder: Path) -> int | None:
-    """Return how many numbers a model has, from the headers of its files; `None` if they are not here."""
+    """Return the number of weights of a model, from the headers of its files; `None` if there are none."""
     files = sorted(folder.glob("*.safetensors"))
     return sum(_numbers_in(path) for path in files) if files else None
 
 
 def size_of(model: str) -> float | None:
-    """Return how many weights a folder or a hub id has: from its files if they are here or in the cache, else as its name
-    states (`Qwen3-0.6B`); `None` where that is unknown. An adapter has those of its base."""
+    """Return the number of weights of a folder or hub id, `None` if unknown.
+
+    It is read from files in the folder or the hub's cache, else from the name (`Qwen3-0.6B`). An adapter has the size of its
+    base.
+    """
     folder = Path(model).expanduser()
     try:
         adapter = folder / "adapter_config.json"
@@ -182,8 +185,10 @@ def size_of(model: str) -> float | None:
 
 
 def size_in_words(model: str) -> str:
-    """Return the size of a model's files, `135M parameters, 269 MB`, as far as they say; nothing where they do not or are damaged,
-    and that it is downloaded first where it is a hub id that was not before."""
+    """Describe the size of a model's files, such as `135M parameters, 269 MB`, or that they are downloaded first.
+
+    Returns an empty text if the files are damaged or their size is unknown.
+    """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         folder = _cached(model)
@@ -209,29 +214,32 @@ def _in_units(value: float, units: Sequence[str]) -> str:
     return f"{scaled:.3g}{units[power]}" if scaled < 999.5 else f"{scaled:.0f}{units[power]}"
 
 
-def settle_rate(config: TrainConfig, *, demonstrates: bool, begun: str = "") -> str | None:
-    """Set `optim.lr`, if it is not set, to the rate that suits the model; return where the value is from, `None` for the user.
+def with_learning_rate(config: TrainConfig, *, demonstrates: bool, resumed: str = "") -> tuple[TrainConfig, str | None]:
+    """Return the configuration with `optim.lr` set, and the origin of a rate that the user did not set.
 
     Args:
-        config: changed in place.
+        config: keeps the rate that it has; else it gets the one that suits the size of the model.
         demonstrates: true for supervised fine-tuning.
-        begun: the text of the `config.yaml` of a run that is resumed, whose rate stays.
+        resumed: text of the `config.yaml` of a resumed run, whose rate stays.
     """
-    earlier = _NOTED.search(begun)
+    earlier = _NOTED.search(resumed)
     if earlier is not None and config.optim.lr in (None, float(earlier[1])):
-        config.optim.lr = float(earlier[1])
-        return earlier[2]
+        return _with_rate(config, float(earlier[1])), earlier[2]
     if config.optim.lr is not None:
-        return None
+        return config, None
     number = size_of(config.model.path)
-    lora = bool(config.model.lora_rank)
-    config.optim.lr = (TABLE[-1] if number is None else class_of(number)).rate(lora=lora, demonstrates=demonstrates)
-    told = f"{BY_SIZE}: {_kind(config, demonstrates, number)}"
-    logger.info("optim.lr=%g, %s (%s)", config.optim.lr, told, PAGE)
-    return told
+    size_class = TABLE[-1] if number is None else class_of(number)
+    rate = size_class.rate(lora=bool(config.model.lora_rank), demonstrates=demonstrates)
+    origin = f"{BY_SIZE}: {_kind(config, demonstrates, number)}"
+    logger.info("optim.lr=%g, %s (%s)", rate, origin, PAGE)
+    return _with_rate(config, rate), origin
 
 
-def noted(settings: str, origin: str | None) -> str:
+def _with_rate(config: TrainConfig, rate: float) -> TrainConfig:
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})})
+
+
+def with_rate_origin(settings: str, origin: str | None) -> str:
     """Return the text of a `config.yaml` with the origin of its learning rate as a comment."""
     head, optim, tail = settings.partition("\noptim:\n")
     if origin is None or not optim:
@@ -240,16 +248,16 @@ def noted(settings: str, origin: str | None) -> str:
 
 
 def rate_in_words(config: TrainConfig, origin: str | None, *, demonstrates: bool) -> list[str]:
-    """Return a line for a learning rate that was chosen, or that is far from the one that suits the model."""
+    """Describe a learning rate that was chosen by size, or that differs much from the usual one."""
     lr = config.optim.lr
-    assert lr is not None, "settle_rate was called"
+    assert lr is not None, "with_learning_rate was called"
     if origin is not None:
         return [f"optim.lr={lr:g}, {origin} ({PAGE})"]
     number = size_of(config.model.path)
     if number is None:
         return []
     usual = class_of(number).rate(lora=bool(config.model.lora_rank), demonstrates=demonstrates)
-    if max(lr / usual, usual / lr) <= FAR * (1 + 1e-9):  # which is no more than the rounding of a factor of ten
+    if max(lr / usual, usual / lr) <= FAR * (1 + 1e-9):  # tolerates the rounding of a factor of ten
         return []
     far, risk = (
         (f"{_plain(lr / usual)} times", "collapse") if lr > usual else (f"1/{_plain(usual / lr)} of", "learn nothing")
@@ -259,7 +267,7 @@ def rate_in_words(config: TrainConfig, origin: str | None, *, demonstrates: bool
 
 
 def trained_bytes(num_weights: float, *, itemsize: int, lora: bool = False, offload: bool = False) -> dict[str, float]:
-    """Return the bytes that a model takes on its device while it is trained in this process, by what they are for.
+    """Return the bytes that a model takes on its device while it is trained in this process, by purpose.
 
     Weights of 16 bits are updated through a float32 copy, beside which their gradients are summed (`MasterAdamW`). With
     `offload` the copy, its gradient and AdamW's means are in main memory. An adapter itself is small.
@@ -309,7 +317,7 @@ def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
     trained = "LoRA" if config.model.lora_rank else "all weights"
     training = "supervised fine-tuning" if demonstrates else "reinforcement learning"
     if number is None:
-        size = f"of a size that model.path={config.model.path!r} does not show, taken as large"
+        size = f"of unknown size (model.path={config.model.path!r}), taken as large"
     else:
         size = f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
         size = f"of {size if number >= 1e6 else _plain(number)} weights"
@@ -317,7 +325,7 @@ def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
 
 
 def _numbers_in(path: Path) -> int:
-    """See https://huggingface.co/docs/safetensors: eight bytes of length, then that much JSON."""
+    """Return the number of weights in a file: eight bytes of length, then so much JSON (https://huggingface.co/docs/safetensors)."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: Any = json.loads(file.read(length)) if length <= path.stat().st_size else None

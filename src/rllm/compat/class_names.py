@@ -1,4 +1,4 @@
-"""Short names of ready-made classes, as configurations written for the rLLM framework use them."""
+"""Short names of ready-made classes, as configurations of the rLLM framework use them."""
 
 from __future__ import annotations
 

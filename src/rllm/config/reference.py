@@ -1,25 +1,30 @@
-"""Every setting with its meaning, what it may be, and its default: read from the schema, for people and for editors."""
+"""Reference of the settings, read from the schema: meaning, allowed values and default of each, for people and editors.
+
+Algorithms are not known at this layer: functions take the table of their short names (`rllm.algorithms.ALGORITHMS`).
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
-from rllm.algorithms import ALGORITHMS
+from rllm.config.loading import ConfigLayer, layer_that_sets, translate_layers
 from rllm.config.schema import TrainConfig
+from rllm.config.yaml_file import leaves
 from rllm.registry import resolve
 
 SCHEMA_FILE = "rllm.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"
-"""How a YAML file tells an editor its schema, which `rllm config --json-schema` prints."""
+"""First line by which a YAML file names its schema to an editor; `rllm config --json-schema` prints the schema."""
 
 _WIDTH = 116
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -32,26 +37,64 @@ class Setting:
     """One setting."""
 
     key: str
-    """With dots; `NAME` stands for a name that the user chooses."""
+    """Dotted key; `NAME` stands for a name that the user chooses."""
     default: Any
     allowed: str
-    """What it may be, in words."""
+    """Allowed values, in words."""
     doc: str
     optional: bool = False
-    """Whether it has no place in the defaults: a setting of one algorithm, or of a role."""
+    """Whether the defaults lack it: a setting of one algorithm, or of a role."""
 
 
-def settings(algorithm: str = "grpo") -> list[Setting]:
-    """All settings, in the order of the schema, with those of this algorithm.
+@dataclass(frozen=True, kw_only=True)
+class SettingOrigin:
+    """The value of one setting in a configuration, and its source."""
+
+    key: str
+    value: Any
+    origin: str
+    """`default`, or the name of the layer that set it."""
+
+
+def settings(algorithms: Mapping[str, str], algorithm: str = "grpo") -> list[Setting]:
+    """Return all settings in the order of the schema, with those of this algorithm.
 
     Raises:
         ConfigError: if there is no such algorithm.
     """
-    return list(_of_model(TrainConfig, "", algorithm, optional=False))
+    return list(_of_model(TrainConfig, "", partial(_of_algorithm, algorithms, algorithm), optional=False))
+
+
+def origins(
+    config: TrainConfig, layers: Sequence[ConfigLayer], algorithm: Mapping[str, Any], *, rate_origin: str | None = None
+) -> list[SettingOrigin]:
+    """Return the value and origin of every setting, in the order of the schema.
+
+    Args:
+        config: as the trainer settled it.
+        layers: sources of the configuration.
+        algorithm: all settings of the algorithm, also those that were not set.
+        rate_origin: origin of `optim.lr`, if no layer set it.
+    """
+    written = translate_layers(layers).origins
+
+    def origin(key: str) -> str:
+        if key == "num_steps" and config.num_epochs is not None:
+            return "num_epochs"
+        if key == "optim.lr" and rate_origin is not None:
+            return rate_origin
+        name = written.get(key, key)
+        layer = layer_that_sets(name, layers)
+        source = "default" if layer is None else layer.name
+        return f"{source}, as {name}" if name != key else source
+
+    values = config.model_dump(mode="json")
+    values["algorithm"] = {**values["algorithm"], **algorithm}
+    return [SettingOrigin(key=key, value=value, origin=origin(key)) for key, value in leaves(values)]
 
 
 def section_docs() -> dict[str, str]:
-    """What each section is about, by its name; the whole configuration is `""`."""
+    """Return the description of each section by its name; that of the whole configuration is `""`."""
     kinds = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
     sections = {name: kind for name, kind in kinds.items() if _is_section(kind)}
     docs = {name: inspect.getdoc(kind) or "" for name, kind in sections.items()}
@@ -60,13 +103,13 @@ def section_docs() -> dict[str, str]:
 
 
 def matching(found: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
-    """The settings of these keys and sections; or if there are none, those whose key or meaning has the word."""
+    """Return the settings of these keys and sections; if there are none, those whose key or meaning contains a word."""
     chosen = [item for item in found if any(f"{item.key}.".startswith(f"{word}.") for word in words)]
     return chosen or [item for item in found if any(word in item.key or word in item.doc for word in words)]
 
 
 def as_yaml(found: Sequence[Setting], docs: Mapping[str, str]) -> str:
-    """The settings as a file that sets each to its default, with what they mean; optional ones as comments."""
+    """Return a YAML file that sets each setting to its default, with explanations; optional settings are comments."""
     lines: list[str] = []
     above: tuple[str, ...] = ()
     for item in found:
@@ -84,30 +127,34 @@ def as_yaml(found: Sequence[Setting], docs: Mapping[str, str]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """A JSON Schema of configuration files, for editors (https://json-schema.org)."""
+def json_schema(algorithms: Mapping[str, str]) -> dict[str, Any]:
+    """Return a JSON Schema of configuration files, for editors (https://json-schema.org)."""
     schema = TrainConfig.model_json_schema()
     properties = {
-        field.name: {"description": " ".join(doc.split())} for name in ALGORITHMS for field, doc in _fields_of(name)
+        field.name: {"description": " ".join(doc.split())}
+        for kind in _classes(algorithms)
+        for field, doc in _fields_of(kind)
     }
     schema["properties"]["algorithm"] = {
         "type": "object",
         "description": schema["properties"]["algorithm"].get("description", ""),
-        "properties": {"name": {"type": "string", "examples": sorted(ALGORITHMS)}, **properties},
+        "properties": {"name": {"type": "string", "examples": sorted(algorithms)}, **properties},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rllm"}
 
 
-def _of_model(model: type[BaseModel], prefix: str, algorithm: str, *, optional: bool) -> Iterator[Setting]:
+def _of_model(
+    model: type[BaseModel], prefix: str, of_algorithm: Callable[[], Iterator[Setting]], *, optional: bool
+) -> Iterator[Setting]:
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         kind, key = field.annotation, f"{prefix}{name}"
         if key == "algorithm":
-            yield from _of_algorithm(algorithm)
+            yield from of_algorithm()
         elif _is_section(kind):
-            yield from _of_model(cast("type[BaseModel]", kind), f"{key}.", algorithm, optional=optional)
+            yield from _of_model(cast("type[BaseModel]", kind), f"{key}.", of_algorithm, optional=optional)
         elif get_origin(kind) is dict and _is_section(get_args(kind)[1]):
-            yield from _of_model(get_args(kind)[1], f"{key}.NAME.", algorithm, optional=True)
+            yield from _of_model(get_args(kind)[1], f"{key}.NAME.", of_algorithm, optional=True)
         else:
             yield Setting(
                 key=key,
@@ -118,23 +165,27 @@ def _of_model(model: type[BaseModel], prefix: str, algorithm: str, *, optional: 
             )
 
 
-def _of_algorithm(name: str) -> Iterator[Setting]:
+def _of_algorithm(algorithms: Mapping[str, str], name: str) -> Iterator[Setting]:
     yield Setting(
         key="algorithm.name",
         default=name,
-        allowed=f"{' | '.join(sorted(ALGORITHMS))} | package.module:Class",
+        allowed=f"{' | '.join(sorted(algorithms))} | package.module:Class",
         doc="How rewards become advantages, and advantages a loss.",
     )
-    hints = get_type_hints(resolve(name, ALGORITHMS, kind="algorithm.name"))
-    for field, doc in _fields_of(name):
+    kind = resolve(name, algorithms, kind="algorithm.name")
+    hints = get_type_hints(kind)
+    for field, doc in _fields_of(kind):
         default = field.default_factory() if field.default is MISSING else field.default
         allowed = _allowed(TypeAdapter(hints[field.name]).json_schema())
         yield Setting(key=f"algorithm.{field.name}", default=_plain(default), allowed=allowed, doc=doc, optional=True)
 
 
-def _fields_of(algorithm: str) -> Iterator[tuple[Any, str]]:
-    """The fields of an algorithm's dataclass, each with the string below it."""
-    kind = resolve(algorithm, ALGORITHMS, kind="algorithm.name")
+def _classes(algorithms: Mapping[str, str]) -> list[type]:
+    return [resolve(name, algorithms, kind="algorithm.name") for name in algorithms]
+
+
+def _fields_of(kind: type) -> Iterator[tuple[Any, str]]:
+    """Yield the fields of an algorithm's dataclass, each with the docstring below it."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         docs |= _attribute_docs(base)
@@ -161,7 +212,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """What a JSON Schema allows, in words."""
+    """Describe the values that a JSON Schema allows."""
     if "anyOf" in schema:
         return " | ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
     if "enum" in schema or "const" in schema:
@@ -176,7 +227,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML has it."""
+    """Return the value as YAML represents it."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

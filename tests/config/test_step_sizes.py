@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from rllm.config.step_sizes import check_sizes, fitted_to_tasks, sizes_in_words
 from rllm.errors import ConfigError
-from rllm.trainer.config import load_config
-from rllm.trainer.config.sizes import check_sizes, fit_to_tasks, in_words
+from rllm.trainer.config import TrainConfig, load_config
 
-from .conftest import RunTrainer
+
+def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
+    return sizes_in_words(config, num_tasks, needs_greedy=False)
+
 
 SIZES = ("tasks_per_step=32", "rollout.group_size=8")
 
@@ -27,19 +30,19 @@ def test_sizes_in_words() -> None:
     ]
 
 
-def test_rollouts_that_are_only_compared_with_are_told_of() -> None:
-    assert in_words(load_config([*SIZES, "algorithm.name=remax"]), 1600)[:2] == [
+def test_greedy_rollouts_are_counted() -> None:
+    assert sizes_in_words(load_config(SIZES), 1600, needs_greedy=True)[:2] == [
         "32 tasks x 8 rollouts = 256 episodes a step, 1 update",
         "and 32 greedy rollouts to compare with, one for each task",
     ]
 
 
-def test_one_is_told_as_one() -> None:
+def test_singular_forms() -> None:
     single = ["tasks_per_step=2", "rollout.group_size=1", "num_steps=1", "rollout.resample_rounds=1"]
     assert in_words(load_config([*single, "optim.num_minibatches=2"]), 1) == [
         "2 tasks x 1 rollout = 2 episodes a step, 2 updates of 1 episode",
         "1 step x 2 tasks = 2 times through the 1 task",
-        "tasks_per_step=2 is more than the 1 there is: a step takes it more than once, each time as a group of its own",
+        "tasks_per_step=2 exceeds the 1 task of the data set: a step repeats tasks, each time as a separate group",
         "tasks whose rollouts all earn the same are replaced, at most once a step",
     ]
     assert in_words(load_config([*single, "tasks_per_step=4"]), 4)[1] == "1 step x 4 tasks = once through the 4 tasks"
@@ -47,13 +50,12 @@ def test_one_is_told_as_one() -> None:
         check_sizes(load_config(["tasks_per_step=1", "rollout.group_size=1", "optim.num_minibatches=2"]), 5)
 
 
-def test_more_tasks_than_there_are_say_what_happens(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_tasks_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config([*SIZES, "optim.num_minibatches=4", "rollout.resample_rounds=2", "num_steps=1"])
     assert in_words(config, 20) == [
         "32 tasks x 8 rollouts = 256 episodes a step, 4 updates of 64 episodes",
         "1 step x 32 tasks = 1.6 times through the 20 tasks",
-        "tasks_per_step=32 is more than the 20 there are: a step takes some of them more than once, each time as a "
-        "group of its own",
+        "tasks_per_step=32 exceeds the 20 tasks of the data set: a step repeats tasks, each time as a separate group",
         "tasks whose rollouts all earn the same are replaced, at most 2 times a step",
     ]
     check_sizes(config, 20)
@@ -61,16 +63,13 @@ def test_more_tasks_than_there_are_say_what_happens(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(("asked", "num_tasks", "taken"), [([], 2, 2), ([], 40, 16), (["tasks_per_step=16"], 2, 16)])
-def test_a_step_takes_no_more_tasks_than_there_are_unless_it_is_asked_to(
-    asked: list[str], num_tasks: int, taken: int
-) -> None:
+def test_tasks_per_step_is_bounded_unless_set(asked: list[str], num_tasks: int, taken: int) -> None:
     config = load_config(load_config(asked))  # as a trainer does with a finished configuration
-    fit_to_tasks(config, num_tasks)
-    assert config.tasks_per_step == taken
+    assert fitted_to_tasks(config, num_tasks).tasks_per_step == taken
 
 
 @pytest.mark.parametrize(("parts", "remedy"), [(9, "8"), (3, "2 or 4"), (7, "4 or 8")])
-def test_updates_that_do_not_divide_the_episodes_are_refused(parts: int, remedy: str) -> None:
+def test_indivisible_minibatches_are_refused(parts: int, remedy: str) -> None:
     sizes = ["tasks_per_step=2", "rollout.group_size=4"]
     check_sizes(load_config([*sizes, "optim.num_minibatches=8"]), 5)
     with pytest.raises(ConfigError) as refused:
@@ -80,27 +79,22 @@ def test_updates_that_do_not_divide_the_episodes_are_refused(parts: int, remedy:
     )
 
 
-def test_how_long_the_policy_waits_for_its_critic(caplog: pytest.LogCaptureFixture) -> None:
+def test_critic_warmup_in_words(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(["algorithm.name=ppo", "tasks_per_step=2", "num_steps=8", "critic.warmup_steps=7"])
-    assert in_words(config, 2)[-1] == "in the first 7 steps the critic alone is updated"
+    assert in_words(config, 2)[-1] == "in the first 7 steps only the critic is updated"
     check_sizes(config, 2)
     assert not caplog.records
     config.critic.warmup_steps = 8
-    told = "critic.warmup_steps=8 and num_steps=8: the critic alone is updated, and the policy learns nothing"
+    told = "critic.warmup_steps=8 and num_steps=8: only the critic is updated, the policy never"
     assert in_words(config, 2)[-1] == told
     check_sizes(config, 2)
     assert [record.getMessage() for record in caplog.records] == [told]
 
 
-def test_a_warm_up_that_never_ends_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_endless_warmup_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     sizes = ["tasks_per_step=2", "num_steps=3", "optim.num_epochs=2"]
     check_sizes(load_config([*sizes, "optim.warmup_steps=6"]), 2)
     assert not caplog.records
     check_sizes(load_config([*sizes, "optim.warmup_steps=7"]), 2)
-    told = "optim.warmup_steps=7 is more than the 6 updates of the run: optim.lr is never reached"
+    told = "optim.warmup_steps=7 is more than the 6 updates of the run: the learning rate never reaches optim.lr"
     assert [record.getMessage() for record in caplog.records] == [told]
-
-
-def test_a_trainer_checks_its_sizes(run_trainer: RunTrainer) -> None:
-    with pytest.raises(ConfigError, match=r"optim\.num_minibatches=7"):
-        run_trainer({"optim": {"num_minibatches": 7}})

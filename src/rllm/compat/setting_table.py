@@ -1,4 +1,4 @@
-"""What every published key of `agent_ppo_trainer.yaml` means here: one line a key."""
+"""Meaning of every key of the rLLM framework's `agent_ppo_trainer.yaml`: one line a key."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rllm.algorithms import ALGORITHMS
 from rllm.tracking import EXTRAS, TRACKERS
 
 Given: TypeAlias = Mapping[str, Any]
-"""All published keys that the user set, with their values."""
+"""All keys of the framework that the user set, with their values."""
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The key is a setting of ours. `convert(value, given)` raises ValueError for what it cannot mean."""
+    """Rule of a key that is a setting of ours. `convert(value, given)` raises ValueError for values without a meaning here."""
 
     setting: str
     convert: Callable[[Any, Given], Any] = lambda value, given: value
     left_out: Callable[[Any], list[Any]] = lambda value: []
-    """The parts of the value that mean nothing here."""
+    """Parts of the value that have no meaning here."""
     also: Callable[[Any, Given], Mapping[str, Any]] = lambda value, given: {}
-    """Further settings of ours that the value decides."""
+    """Further settings of ours that the value determines."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The key would change what is learnt, in a way that is not here: only the values that leave it off are taken."""
+    """Rule of a key that would change what is learnt in a way that is not supported: only values that switch it off are accepted."""
 
     unless: tuple[Any, ...]
     remedy: str
@@ -37,48 +37,48 @@ class Refused:
 
 @dataclass(frozen=True)
 class PartOf:
-    """The key only says how something works that `switch` turns on; the switch answers for it."""
+    """Rule of a key that configures a feature which `switch` turns on; only the switch is translated."""
 
     switch: str
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """The key concerns the machinery of other backends, and cannot change what is learnt."""
+    """Rule of a key for the machinery of other backends, which cannot change what is learnt."""
 
 
 @dataclass(frozen=True)
 class ForVerl(Sets):
-    """With backend=verl the key is a setting of ours; other backends have no such machinery, and ignore it."""
+    """Rule of a key that is a setting of ours with backend=verl, and ignored by other backends."""
 
 
 Rule: TypeAlias = Sets | Refused | PartOf | Ignored
 
 
 def whole(value: Any) -> int:
-    """The integer that a number is; `True` is none."""
+    """Return a whole number as an integer; booleans are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
         raise ValueError("use a whole number")
     return int(value)
 
 
 def text(value: Any, given: Given) -> str:
-    """A name that looks like a number is still a name."""
+    """Return a name as text, even if it looks like a number."""
     return str(value)
 
 
 def at_least_zero(value: Any, given: Given) -> int:
-    """Where -1 means never, 0 does here."""
+    """Return 0 for -1, both of which mean never."""
     return max(whole(value), 0)
 
 
 def retries(value: Any, given: Given) -> int:
-    """Tries to new tries."""
+    """Return the number of retries for a number of tries."""
     return max(whole(value) - 1, 0)
 
 
 def minibatches(value: Any, given: Given) -> int:
-    """Tasks in an update to updates of a batch."""
+    """Return the updates of a batch for the tasks of an update."""
     if "data.train_batch_size" not in given:
         raise ValueError("it divides data.train_batch_size, which is not set: set that, too")
     size, batch = whole(value), whole(given["data.train_batch_size"])
@@ -88,7 +88,7 @@ def minibatches(value: Any, given: Given) -> int:
 
 
 def generated(value: Any, given: Given) -> int:
-    """Tasks rolled out to tasks trained on: without rejection sampling they are the same."""
+    """Return the tasks trained on for the tasks rolled out; without rejection sampling they are the same."""
     batch, multiplier = given.get("data.train_batch_size", value), given.get("rllm.rejection_sample.multiplier", 1)
     if value not in (batch, whole(batch) * multiplier):
         raise ValueError(f"without rejection sampling it is data.train_batch_size={batch}: leave it out")
@@ -96,7 +96,7 @@ def generated(value: Any, given: Given) -> int:
 
 
 def context_length(value: Any, given: Given) -> int:
-    """Prompt and answer share one limit."""
+    """Return the limit that prompt and answer share."""
     if "data.max_response_length" not in given:
         raise ValueError("a prompt and its answer share one limit here: set data.max_response_length, too")
     return whole(value) + whole(given["data.max_response_length"])
@@ -108,12 +108,12 @@ def model_length(value: Any, given: Given) -> int | None:
 
 
 def epochs(value: Any, given: Given) -> Any:
-    """Nothing, where the steps are counted."""
+    """Return the epochs, unless the number of steps is given."""
     return None if "trainer.total_training_steps" in given else value
 
 
 def run_dir(value: Any, given: Given) -> Path:
-    """The folder named, or runs/<project>/<experiment>."""
+    """Return the given folder, or runs/<project>/<experiment>."""
     if "trainer.default_local_dir" in given:
         return Path(str(given["trainer.default_local_dir"])).expanduser()
     names = (given.get("trainer.project_name"), given.get("trainer.experiment_name"))
@@ -121,12 +121,12 @@ def run_dir(value: Any, given: Given) -> Path:
 
 
 def store_path(value: Any, given: Given) -> str:
-    """The path, with `~` for the user's home."""
+    """Return the path with `~` expanded."""
     return str(Path(str(value)).expanduser())
 
 
 def estimator(value: Any, given: Given) -> Any:
-    """The name of an algorithm of this version, or the path of one's own."""
+    """Return the name of an algorithm, or the import path of the user's own."""
     value = _ESTIMATORS.get(str(value), value)
     if str(value) not in ALGORITHMS and ":" not in str(value):
         raise ValueError(f"use one of {sorted(ALGORITHMS)} or an algorithm of your own as 'package.module:Name'")
@@ -134,14 +134,14 @@ def estimator(value: Any, given: Given) -> Any:
 
 
 def kl_in_reward(value: Any, given: Given) -> str | None:
-    """Where the divergence is subtracted, if it is."""
+    """Return where the divergence is subtracted, if it is."""
     if value and "algorithm.kl_ctrl.kl_coef" not in given:
         raise ValueError("how strongly? set algorithm.kl_ctrl.kl_coef, too")
     return "reward" if value else None
 
 
 def kl_in_loss(value: Any, given: Given) -> str | None:
-    """Where the divergence is subtracted, if it is."""
+    """Return where the divergence is subtracted, if it is."""
     if value and given.get("algorithm.use_kl_in_reward"):
         raise ValueError("algorithm.use_kl_in_reward is on, too: keep one of the two")
     if value and "actor_rollout_ref.actor.kl_loss_coef" not in given:
@@ -150,12 +150,12 @@ def kl_in_loss(value: Any, given: Given) -> str | None:
 
 
 def only_with(switch: str) -> Callable[[Any, Given], Any]:
-    """The value where the switch is on; elsewhere the key sets nothing."""
+    """Return a conversion that keeps the value only while the switch is on."""
     return lambda value, given: value if given.get(switch) else None
 
 
 def kl_estimator(value: Any, given: Given) -> str | None:
-    """The estimator by its other name."""
+    """Return our name of a KL estimator."""
     name = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(str(value), str(value))
     if name not in ("k1", "k2", "k3"):
         raise ValueError("use kl, mse or low_var_kl")
@@ -163,7 +163,7 @@ def kl_estimator(value: Any, given: Given) -> str | None:
 
 
 def lora_targets(value: Any, given: Given) -> Any:
-    """The modules that are adapted; all linear ones is what no list means."""
+    """Return the adapted modules; nothing for all linear layers, the default."""
     if not given.get(_LORA) or value == "all-linear":
         return None
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -208,19 +208,19 @@ def same_model(value: Any, given: Given) -> None:
 
 
 def step_level(value: Any, given: Given) -> str | None:
-    """Steps are credited apart only where stepwise advantages are on."""
+    """Return "step" if stepwise advantages are on and credited separately."""
     if value not in ("broadcast", "per_step"):
         raise ValueError("use broadcast or per_step")
     return "step" if value == "per_step" and given.get("rllm.stepwise_advantage.enable") else None
 
 
 def overlong(value: Any, given: Given) -> list[str] | None:
-    """Reasons of ending that are left out."""
+    """Return the reasons of ending that are filtered."""
     return _LIMITS if value and not given.get(_FILTERING) else None
 
 
 def compact(value: Any, given: Given) -> list[str] | None:
-    """Reasons of ending whose masks are on, with those of the overlong filter. Failures are always left out here."""
+    """Return the reasons of ending whose masks are on, with those of the overlong filter; failures are always filtered."""
     if not value:
         return None
     masks = {reason: given.get(f"rllm.compact_filtering.mask_{reason}", on) for reason, on in _MASKS.items()}
@@ -229,23 +229,23 @@ def compact(value: Any, given: Given) -> list[str] | None:
 
 
 def resampling(value: Any, given: Given) -> int | None:
-    """Rounds in which a batch is filled up; nobody samples for ever."""
+    """Return the bounded number of rounds in which a batch is filled."""
     return _RESAMPLE_ROUNDS if value else None
 
 
 def model_engine(value: Any, given: Given) -> str | None:
-    """What runs the models, by verl's other name for it; FSDP does by default, in its second version."""
+    """Return verl's name of the model engine; nothing for FSDP, the default."""
     return None if value in ("fsdp", "fsdp2") else str(value)
 
 
 def trackers(value: Any, given: Given) -> list[Any]:
-    """The JSON lines, which other commands read, and the trackers that exist and are installed here."""
+    """Return the JSON lines, which other commands read, and the trackers that exist and are installed."""
     known = [name for name in _names(value) if name in TRACKERS or ":" in str(name)]
     return ["jsonl", *(name for name in known if name != "jsonl" and (name not in EXTRAS or find_spec(name)))]
 
 
 def unknown_trackers(value: Any) -> list[Any]:
-    """The trackers that this version lacks, or that are not installed: published scripts name some that they can do without."""
+    """Return trackers that do not exist here or are not installed; published scripts name some that are optional."""
     lacking = [name for name in _names(value) if name in EXTRAS and find_spec(name) is None]
     unknown = [name for name in _names(value) if str(name) not in TRACKERS and ":" not in str(name)]
     return [*unknown, *(f"{name} (not installed: pip install 'rllm[{name}]')" for name in lacking)]
@@ -271,7 +271,7 @@ _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _NO_FIREWORKS = Refused((), "the backends are local and verl: leave it out, and set backend=verl for many GPUs")
 _LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded"]
 _MASKS = {**dict.fromkeys(_LIMITS, True), "env_done": False, "unknown": False}
-"""Reasons of ending, and whether the published default masks them."""
+"""Reasons of ending, and whether the framework masks them by default."""
 _RESAMPLE_ROUNDS = 10
 
 TABLE: dict[str, Rule] = {
@@ -450,4 +450,4 @@ TABLE: dict[str, Rule] = {
     "fireworks.model_id_prefix": _NO_FIREWORKS,
     "fireworks.concurrency": _NO_FIREWORKS,
 }
-"""A key whose published default is `{}` stands for whatever the user puts below it."""
+"""A key whose default is `{}` stands for everything that the user puts below it."""

@@ -9,11 +9,11 @@ import pytest
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
+from rllm.config.loading import layers_of, locating_errors
+from rllm.config.reference import origins
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.config.describe import described
-from rllm.trainer.config.load import layers_of, naming_places
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,6 @@ from rllm.trainer.config.load import layers_of, naming_places
         ({"optim": {"lr": float("nan")}}, "optim.lr=nan: input should be"),
         ({"optim": 5}, "optim=5: this is a section, whose settings are autocast, beta1, "),
         (["algorithm=grpo"], "algorithm='grpo': input should be a valid dictionary; write it as algorithm.name=grpo"),
-        ({"roles": {"judge": {"estimator": "rloo"}}}, "; write it as roles.judge.estimator.name=rloo"),
         (
             ["model=Qwen/Qwen3-0.6B"],
             "model='Qwen/Qwen3-0.6B': this is a section, whose settings are chat_template, device, ",
@@ -37,17 +36,17 @@ from rllm.trainer.config.load import layers_of, naming_places
             "model.path=Qwen/Qwen3-0.6B",
             "No such file or directory; a file of settings belongs here, and key=value into a list",
         ),
-        ({"num_steps": True}, "num_steps=True: this setting is neither true nor false"),
-        (["num_steps=true"], "num_steps=True: this setting is neither true nor false"),
-        (["optim.lr=false"], "optim.lr=False: this setting is neither true nor false"),
-        (["num_epochs=true"], "num_epochs=True: this setting is neither true nor false"),
+        ({"num_steps": True}, "num_steps=True: booleans are not accepted here"),
+        (["num_steps=true"], "num_steps=True: booleans are not accepted here"),
+        (["optim.lr=false"], "optim.lr=False: booleans are not accepted here"),
+        (["num_epochs=true"], "num_epochs=True: booleans are not accepted here"),
         ({"num_steps": 0}, "num_steps=0: input should be greater than 0"),
         ({"eval": {"top_k": 0}}, "eval.top_k=0: use -1 (all tokens) or at least 1"),
         ({"model": {"dtype": "float16"}}, "model.dtype='float16': input should be 'auto', 'float32' or 'bfloat16'"),
         (["trackers=wandb"], "trackers='wandb': input should be a valid list; write it as [wandb]"),
         (
             ["resume=true"],
-            "resume is not a setting; to go on with a run, AgentTrainer(..., resume=True) or rllm train --r",
+            "resume is not a setting; to resume a run, use AgentTrainer(..., resume=True) or rllm train --r",
         ),
         (["val=tasks.jsonl"], "val is not a setting; held-out tasks are given as AgentTrainer(..., val_dataset=...)"),
         (["optim_lr=1"], "optim_lr is not a setting; did you mean 'optim.lr'?"),
@@ -106,14 +105,16 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
 
 def test_two_values_of_one_key_are_both_named(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(["seed=1", "optim.lr=1", "seed=1"], ["seed=2"]).seed == 2
-    assert [record.getMessage() for record in caplog.records] == ["seed=1 and seed=2 are both given: the last counts"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "seed=1 and seed=2 are both given: the last one is used"
+    ]
 
 
 def test_a_section_that_takes_the_place_of_a_setting_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(["optim={lr: 3}", "optim.beta1=0.5"]).optim.lr == 3
     assert not caplog.records
     assert load_config(["optim.beta1=0.5", "optim={lr: 3}"]).optim.beta1 == 0.9
-    assert "optim.beta1=0.5 and optim={lr: 3} are both given: the last counts" in caplog.text
+    assert "optim.beta1=0.5 and optim={lr: 3} are both given: the last one is used" in caplog.text
 
 
 def test_a_configuration_made_in_python_is_one_too() -> None:
@@ -205,7 +206,7 @@ def test_a_mistake_that_shows_later_is_told_with_its_place(
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("algorithm:\n  clip_lo: 0.5\noptim: {lr: 1}\n")
     monkeypatch.setenv("RLLM__SEED", "3")
-    with pytest.raises(ConfigError) as caught, naming_places(layers_of("run.yaml", ["optim.lr=1"])):
+    with pytest.raises(ConfigError) as caught, locating_errors(layers_of("run.yaml", ["optim.lr=1"])):
         raise ConfigError(mistake)
     assert str(caught.value) == told
 
@@ -246,7 +247,7 @@ def test_an_algorithm_of_ones_own() -> None:
             "algorithm.epsilon is not a setting of grpo; known here: aggregation, clip_high, clip_low, correction",
         ),
         (["algorithm.clip_low=0"], "algorithm.clip_low=0.0: use a number above 0"),
-        (["algorithm.clip_low=true"], "algorithm.clip_low=True: this setting is neither true nor false"),
+        (["algorithm.clip_low=true"], "algorithm.clip_low=True: booleans are not accepted here"),
         (["algorithm.clip_low=wide"], "algorithm.clip_low='wide': Input should be a valid number"),
         (["algorithm.aggregation=tokenmean"], "algorithm.aggregation='tokenmean': Input should be 'token-mean'"),
         (["rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings; use at least 2"),
@@ -302,7 +303,7 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
     file.write_text("seed: 1\n")
     monkeypatch.setenv("RLLM__OPTIM__LR", "0.2")
     overrides = ["actor_rollout_ref.rollout.n=4", "algorithm.clip_high=0.3"]
-    settings = described(load_config(file, overrides), layers_of(file, overrides))
+    settings = origins(load_config(file, overrides), layers_of(file, overrides), {})
     told = {setting.key: (setting.value, setting.origin) for setting in settings}
     assert told["seed"] == (1, str(file))
     assert told["optim.lr"] == (0.2, "environment")
@@ -314,13 +315,13 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
 def test_a_role_whose_name_has_a_dot_says_where_its_settings_come_from(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
-    told = {item.key: (item.value, item.origin) for item in described(load_config(file), layers_of(file))}
+    told = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}
     assert told["roles.my.judge.weight"] == (0.5, str(file))
 
 
 def test_steps_that_follow_from_epochs_say_so() -> None:
     config = load_config(["num_steps=7", "num_epochs=2"])
-    told = {item.key: item.origin for item in described(config, layers_of(["num_steps=7", "num_epochs=2"]))}
+    told = {item.key: item.origin for item in origins(config, layers_of(["num_steps=7", "num_epochs=2"]), {})}
     assert (told["num_steps"], told["num_epochs"]) == ("num_epochs", "key=value")
 
 
@@ -330,3 +331,29 @@ def test_the_fixed_length_is_that_of_answers() -> None:
     assert make_algorithm(load_config(["algorithm.name=dr_grpo", "algorithm.fixed_length=9"])).fixed_length == 9
     with pytest.raises(ConfigError, match="fixed_length"):
         make_algorithm(load_config(["algorithm.name=dr_grpo"]))
+
+
+@pytest.mark.parametrize("name", ["RLLM_OPTIM__LR", "RLLM_OPTIM_LR", "rllm__optim__lr"])
+def test_a_misspelled_variable_is_reported(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, "0.5")
+    assert load_config().optim.lr != 0.5
+    [message] = caplog.messages
+    assert name in message
+    assert "RLLM__OPTIM__LR" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RLLM__OPTIM__LR", "RLLM_HOME", "RLLM_CACHE", "RLLM_STORE", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN", "RLLM_RAY_LOGS",
+        "RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "OPTIM__LR",
+    ],
+)  # fmt: skip
+def test_other_variables_are_not_reported(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, "0.5")
+    load_config()
+    assert caplog.messages == []

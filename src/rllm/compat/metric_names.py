@@ -1,4 +1,4 @@
-"""Metrics under the names by which users of the rLLM framework know them, beside ours, so that their charts go on."""
+"""Metrics under the names of the rLLM framework, beside ours, so that its users keep their charts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rllm.engine.failures import why_unscored
-from rllm.trainer.metrics.measure import rewards_of
 from rllm.types import Episode
 
 DATA_SOURCE = "data_source"
-"""The field of a task that says which dataset it is from."""
+"""Field of a task that names its dataset."""
 
 
 def known_training_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`critic/score/...`, and how many tasks all, none or some of the rollouts solved: `batch/solve_all|none|partial`."""
-    rewards = rewards_of(episodes)
+    """Return `critic/score/...`, and how many tasks all, none or some rollouts solved: `batch/solve_all|none|partial`."""
+    scored = (path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories)
+    rewards = [reward for reward in scored if reward is not None]
     solved = [fmean(found) for found in _by_task(episodes).values()]
     scores = {"mean": fmean(rewards), "max": max(rewards), "min": min(rewards)} if rewards else {}
     return {
@@ -27,7 +27,7 @@ def known_training_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def known_eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`val/pass@1`, and with k rollouts of each task `val/pass@k`; of each data source too: `val/<source>/pass@1`."""
+    """Return `val/pass@1`, with k rollouts of a task `val/pass@k`, and for each data source `val/<source>/pass@1`."""
     metrics = _passes("val", episodes)
     sources: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -48,7 +48,7 @@ def _passes(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
-    """Whether each rollout of a task was correct; a failed one was not, and one that nobody judged is left out."""
+    """Return whether each scored rollout of a task was correct; failed ones are not, unscored ones are left out."""
     tasks: dict[str, list[bool]] = {}
     for episode in episodes:
         if why_unscored(episode) is None:

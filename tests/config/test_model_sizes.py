@@ -10,23 +10,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.config import load_config
-from rllm.trainer.config.by_size import (
+from rllm.config.model_sizes import (
     PAGE,
     TABLE,
     class_of,
     markdown,
-    noted,
     rate_in_words,
-    settle_rate,
     size_in_words,
     size_of,
     trained_bytes,
+    with_learning_rate,
+    with_rate_origin,
 )
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.config import load_config
 from rllm.trainer.memory import training_memory
-
-from .conftest import RunTrainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,11 +92,9 @@ def test_a_folder_is_counted_whatever_its_name_and_an_adapter_has_the_size_of_it
         (["model.path=a/unknown"], True, 1e-5),
     ],
 )
-def test_the_rate_fits_size_adapter_and_kind_of_training(
-    settings: list[str], demonstrates: bool, expected: float
-) -> None:
+def test_rate_by_size_adapter_and_training(settings: list[str], demonstrates: bool, expected: float) -> None:
     config = load_config(settings)
-    origin = settle_rate(config, demonstrates=demonstrates)
+    config, origin = with_learning_rate(config, demonstrates=demonstrates)
     assert config.optim.lr == expected
     assert origin is not None
     [told] = rate_in_words(config, origin, demonstrates=demonstrates)
@@ -107,9 +103,8 @@ def test_the_rate_fits_size_adapter_and_kind_of_training(
 
 def test_a_rate_of_the_users_stays(tmp_path: Path) -> None:
     config = load_config(["model.path=a/m-8B", "optim.lr=0.5"])
-    assert settle_rate(config, demonstrates=False) is None
-    assert config.optim.lr == 0.5
-    assert noted("optim:\n  lr: 0.5\n", None) == "optim:\n  lr: 0.5\n"
+    assert with_learning_rate(config, demonstrates=False) == (config, None)
+    assert with_rate_origin("optim:\n  lr: 0.5\n", None) == "optim:\n  lr: 0.5\n"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +120,7 @@ def test_a_rate_of_the_users_stays(tmp_path: Path) -> None:
 )
 def test_a_rate_that_is_far_from_the_usual_one_is_remarked_on(lr: str, told: str) -> None:
     config = load_config(["model.path=a/m-8B", f"optim.lr={lr}"])
-    lines = rate_in_words(config, settle_rate(config, demonstrates=False), demonstrates=False)
+    lines = rate_in_words(config, None, demonstrates=False)
     assert [told in line for line in lines] == ([True] if told else [])
 
 
@@ -139,7 +134,7 @@ def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
     tasks = [{"word": "fig"}]
     trainer = AgentTrainer(agent_run_func=agent, train_dataset=tasks, config=settings)
     assert trainer.rate_origin == "by model size: reinforcement learning of all weights, model of 1,000 weights"
-    text = noted("critic:\n  lr: 1.0e-05\noptim:\n  lr: 0.0003\n", trainer.rate_origin)
+    text = with_rate_origin("critic:\n  lr: 1.0e-05\noptim:\n  lr: 0.0003\n", trainer.rate_origin)
     assert text.endswith(f"\noptim:\n  lr: 0.0003  # {trainer.rate_origin}\n")
     assert load_config_text(tmp_path, text) == 0.0003
 
@@ -149,14 +144,6 @@ def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
     assert (resumed.config.optim.lr, resumed.rate_origin) == (0.125, trainer.rate_origin)
     other = AgentTrainer(agent_run_func=agent, train_dataset=tasks, config=[*settings, "optim.lr=1"], resume=True)
     assert (other.config.optim.lr, other.rate_origin) == (1.0, None)
-
-
-def test_a_run_stores_its_rate_with_the_origin(run_trainer: RunTrainer) -> None:
-    run = run_trainer({"num_steps": 1})
-    stored = (run.trainer.run_dir / "config.yaml").read_text()
-    assert f"\noptim:\n  lr: 1.0e-06  # {run.trainer.rate_origin}\n" in stored
-    again = run_trainer({"num_steps": 2}, resume=True)
-    assert (again.trainer.run_dir / "config.yaml").read_text() == stored.replace("num_steps: 1", "num_steps: 2")
 
 
 def load_config_text(folder: Path, text: str) -> float | None:

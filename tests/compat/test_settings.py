@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rllm.compat.setting_table import TABLE, PartOf, Refused, Sets
+from rllm.compat.settings import PUBLISHED, published_defaults, translate
 from rllm.errors import ConfigError
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.config.upstream import PUBLISHED, from_upstream, published_defaults
-from rllm.trainer.config.upstream_keys import TABLE, PartOf, Refused, Sets
 
 VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
@@ -82,7 +82,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "gateway": {"port": 4000},
     }
     assert [record.getMessage() for record in caplog.records] == [
-        "ignored, since they mean nothing to the backend local: data.val_batch_size, actor_rollout_ref.hybrid_engine, "
+        "ignored, without meaning for backend=local: data.val_batch_size, actor_rollout_ref.hybrid_engine, "
         "actor_rollout_ref.actor.fsdp_config.param_offload, "
         f"{VLLM}.enable_auto_tool_choice, "
         "trainer.logger=wandb (not installed: pip install 'rllm[wandb]')"
@@ -294,7 +294,7 @@ def test_what_cannot_be_done_here_is_refused(override: str, told: str) -> None:
             "n=4: rollout.group_size=8 is the same setting with another value: keep one of the two",
         ),
         (["data.train_batch_size=0"], "data.train_batch_size, here tasks_per_step=0: input should be greater than 0"),
-        (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: this setting is neither"),
+        (["data.train_batch_size=true"], "data.train_batch_size, here tasks_per_step=True: booleans are not accepted"),
         (["actor_rollout_ref.rollout.m=4"], "m is not a setting; did you mean 'actor_rollout_ref.rollout.n'?"),
         (["rllm.sdk.zzz=4"], "rllm.sdk.zzz is not a setting; known here: rllm.sdk.proxy.host"),
         (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, fireworks, ray_init, rllm, "),
@@ -308,7 +308,7 @@ def test_a_mistake_is_named_as_it_was_written(overrides: list[str], told: str) -
 
 def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        from_upstream({"data": {"batch": 1}, "trainer": {"resume_mode": "auto"}, "rllm": {"disable_thinking": True}})
+        translate({"data": {"batch": 1}, "trainer": {"resume_mode": "auto"}, "rllm": {"disable_thinking": True}})
     assert len(str(caught.value).splitlines()) == 3
 
 

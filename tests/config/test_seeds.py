@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from rllm.inference.seeds import CallSeeds, derived_seed
+from rllm.config.sampling import CallSeeds, derived_seed
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]

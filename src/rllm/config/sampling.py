@@ -1,0 +1,85 @@
+"""Sampling that a run imposes on the model calls of its agents: parameters, and a seed for each call.
+
+Seeds depend on the content of calls, not on their order, so a rollout samples the same tokens in every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+_LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
+"""Two names of one limit; the first one counts if a request has both."""
+_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the agent's request with imposed parameters in place of its own; a request may ask for a shorter answer."""
+    changed = {**request, **fixed}
+    limits = [name for name in _LENGTH_LIMITS if fixed.get(name) is not None]
+    if limits:
+        asked = next((request[name] for name in _LENGTH_LIMITS if isinstance(request.get(name), int)), None)
+        # The imposed limit must not lose to the other name.
+        for name in _LENGTH_LIMITS:
+            changed.pop(name, None)
+        changed[limits[0]] = fixed[limits[0]] if asked is None else min(asked, fixed[limits[0]])
+    return changed
+
+
+def derived_seed(*parts: Any) -> int:
+    """Return a seed below 2**53, which JSON keeps exactly; it depends on the parts alone."""
+    return int.from_bytes(_digest(parts)[:8], "big") >> 11
+
+
+class CallSeeds:
+    """Seeds of a session's calls: the n-th of several equal calls has the same seed in every run, and each of them another.
+
+    Equal calls that are made at the same time are numbered as they arrive, which over HTTP may differ between runs. Their
+    answers together are the same.
+    """
+
+    def __init__(self) -> None:
+        self._asked: Counter[bytes] = Counter()
+
+    def next(
+        self,
+        base: int,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> int:
+        """Return the seed of a call from that of its session; `prompt_ids` identify a call without messages."""
+        asked = _digest([[_without_ids(message) for message in messages] or list(prompt_ids or ()), tools or None])
+        self._asked[asked] += 1
+        return derived_seed(base, asked.hex(), self._asked[asked])
+
+
+def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message without the ids of tool calls, which are random in every run."""
+    kept = {name: value for name, value in message.items() if name != "tool_call_id"}
+    if isinstance(calls := message.get("tool_calls"), list):
+        kept["tool_calls"] = [
+            {name: value for name, value in call.items() if name != "id"} if isinstance(call, Mapping) else call
+            for call in calls
+        ]
+    return kept
+
+
+def _digest(value: Any) -> bytes:
+    try:
+        text = orjson.dumps(value, default=_plain, option=_OPTIONS)
+    except TypeError:  # text that is not Unicode, or integers that are too long
+        text = repr(value).encode(errors="backslashreplace")
+    return sha256(text).digest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a representation of a value that JSON lacks, without memory addresses."""
+    for method in ("model_dump", "to_dict", "tolist"):
+        if callable(convert := getattr(value, method, None)):
+            return convert()
+    return type(value).__qualname__
