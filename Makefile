@@ -7,7 +7,7 @@ VERSIONS := -c constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs native test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check audit format benchmarks clean
+.PHONY: help demo docs native test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ check: $(VENV)/.dev  ## Formatting, lint, types, layers.
 .audit/bin/pip-audit:
 	$(PYTHON) -m venv .audit
 	.audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+
+house:  ## Count the source: files, lines, types and words, beside the most there should be.
+	@$(PYTHON) tests/house.py
 
 audit: $(VENV)/.dev .audit/bin/pip-audit  ## Look what is installed up among known vulnerabilities; needs the internet.
 	.audit/bin/pip-audit --progress-spinner off --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
