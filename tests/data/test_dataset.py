@@ -54,7 +54,7 @@ def test_a_generator_is_not_used_twice_by_accident() -> None:
 
     rows = tasks()
     assert list(Dataset(rows)) == [{"n": 1}]
-    with pytest.raises(ConfigError, match="the generator 'tasks' is used up"):
+    with pytest.raises(ConfigError, match="generator 'tasks'"):
         Dataset(rows)
 
 

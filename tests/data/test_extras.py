@@ -18,7 +18,7 @@ from rllm.errors import MissingDependencyError
         ("pyarrow", lambda: Dataset.load("tasks.parquet"), r"reading tasks\.parquet"),
         ("pyarrow", lambda: Dataset.load("tasks.arrow"), r"reading tasks\.arrow"),
         ("pyarrow", lambda: DatasetRegistry.register_dataset("a", [{"n": 1}]).get_verl_data_path(), "writing default"),
-        ("datasets", lambda: Dataset.load("hf:org/name"), "'org/name' is no file here, and as a hub id"),
+        ("datasets", lambda: Dataset.load("hf:org/name"), "'org/name'"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from rllm.data import Dataset
-from rllm.data.hub import read_hub
+from rllm.data.sources import read_hub
 from rllm.errors import ConfigError
 
 ROWS = [{"n": 1, "words": ["a"]}, {"n": 2, "words": []}]

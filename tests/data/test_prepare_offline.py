@@ -90,7 +90,7 @@ def test_every_grid_world_has_a_way(home: Path, is_slippery: bool) -> None:
         (prepare_grid_world.prepare, {"p": 1.5}, "p=1.5: use a probability"),
         (prepare_arithmetic.prepare, {"digits": 0}, "digits=0: use at least 1"),
         (prepare_arithmetic.prepare, {"operators": 0}, "operators=0: use at least 1"),
-        (prepare_arithmetic.prepare, {"digits": 1, "operators": 1}, "hardly more than 300 differ"),
+        (prepare_arithmetic.prepare, {"digits": 1, "operators": 1}, "than 300"),
         (prepare_countdown.prepare, {"train": 0}, "train=0: use at least 1 task"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_name_cannot_lead_elsewhere(home: Path, name: Any) -> None:
         ([{"n": 1}, 2], "row 1 of dataset 'bad' is 2"),
         (
             [{"n": 1}, {"n": {"raw": b"x"}}],
-            r"row 1 of dataset 'bad'\.n\.raw is b'x', and JSON has nothing of type 'bytes'",
+            r"row 1 of dataset 'bad'\.n\.raw.*'bytes'",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_named(home: Path) -> None:
 
 def test_a_home_that_cannot_be_written(home: Path) -> None:
     home.write_text("a file")
-    with pytest.raises(ConfigError, match=r"datasets cannot be kept in .*; set RLLM_HOME"):
+    with pytest.raises(ConfigError, match=r"RLLM_HOME"):
         DatasetRegistry.register_dataset("mine", [{"n": 1}])
 
 

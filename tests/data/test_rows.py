@@ -37,7 +37,7 @@ def test_values_become_plain(value: Any, kept: Any) -> None:
     [
         (
             {"at": [date(2026, 1, 2)]},
-            r"row 3\.at\[0\] is datetime.date\(2026, 1, 2\), and JSON has nothing of type 'date'",
+            r"row 3\.at\[0\] .*'date'",
         ),
         ({"a": {1: "x"}}, r"row 3\.a has the key 1: JSON has only text for keys, so use '1'"),
         ({"image": b"\x00"}, r"row 3\.image is b'.x00'"),

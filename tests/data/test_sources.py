@@ -47,10 +47,10 @@ def fails() -> Iterator[dict[str, int]]:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (fails, "data function 'fails' raised ValueError behind 1 row: no more"),
+        (fails, "data function 'fails' raised ValueError after 1 row: no more"),
         (lambda: [{"n": 1}, 2], "row 1 of data function '<lambda>' is 2"),
-        (lambda: None, "raised TypeError behind 0 rows: 'NoneType' object is not iterable"),
-        (lambda path: [], "raised TypeError behind 0 rows.*missing 1 required positional argument"),
+        (lambda: None, "raised TypeError after 0 rows: 'NoneType' object is not iterable"),
+        (lambda path: [], "raised TypeError after 0 rows.*missing 1 required positional argument"),
         (list, "list is empty"),
         ([{"n": 1}], r"use a path, or a function that gives rows; rows go to Dataset\(rows\)"),
     ],
@@ -72,7 +72,7 @@ def test_a_function_that_gives_no_rows_is_named(function: Any, told: str) -> Non
             r"'postgresql://\.\.\.' is a trace store: copy it into a file with rllm store migrate",
         ),
         ("data/shop.py:rows", "a function of rows is named by its module, as in 'shop:rows'"),
-        ("countdown", "'countdown' is no file or folder that is there.*DatasetRegistry.load_dataset"),
+        ("countdown", "'countdown'.*DatasetRegistry.load_dataset"),
         ("absent_module:tasks", "there is no module 'absent_module'"),
         ("rllm.types:tasks", "module 'rllm.types' has no 'tasks'"),
         ("rllm.types:UNSCORED", "use a path, or a function"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rllm.agents import MathAgent, ToolAgent
-from rllm.data.hub import _check_files, read_hub
+from rllm.data.sources import _check_files, read_hub
 from rllm.engine import AgentExecutionEngine
 from rllm.environments import GymnasiumEnv, SingleTurnEnvironment, ToolEnvironment
 from rllm.errors import ConfigError

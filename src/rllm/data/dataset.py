@@ -1,4 +1,4 @@
-"""A list of tasks, read from where the user keeps them; an error names the file and the row."""
+"""List of tasks, read from files, the Hugging Face hub or a function. Errors name the file and the row."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from rllm.data.rows import Table, tasks_of
 from rllm.data.sources import name_of, rows_of
-from rllm.data.tables import Table, tasks_of
 from rllm.errors import ConfigError, counted, shown
 from rllm.types import Task, task_id_of
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from rllm.data.registry import DatasetRegistry as DatasetRegistry
 
 _ROUNDING = 1e-9
-"""How far fractions that are meant to sum to 1 may miss it."""
+"""Tolerance for fractions that should sum to 1."""
 
 
 class Dataset(Sequence[Task]):
     """Tasks in a fixed order. Each is a plain dict; its fields become the arguments of the agent function.
 
-    What is made from a dataset (`repeat`, `shuffle`, `select`, `split_into`) has copies of its rows, which keep their
-    task ids: the copies of a task are told to be one task, and a task has the same id in every part.
+    Datasets made from another one (`repeat`, `shuffle`, `select`, `split_into`) have copies of its rows, which keep their
+    task ids: copies of a task count as one task, and a task has the same id in every part.
     """
 
     stored_at: Path | None = None
-    """The registry's file of these rows; `None` where they are not, or not as they are, what the registry keeps."""
+    """File of the registry with exactly these rows; `None` if there is none."""
 
     def __init__(self, data: Iterable[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
-        """`name` and `split` are labels.
+        """Read rows; `name` and `split` are labels.
 
         Raises:
-            ConfigError: if a row is no mapping, or if `data` is a path, a function, or a generator that is used up.
+            ConfigError: if a row is not a mapping, or if `data` is a path, a function, or an exhausted generator.
         """
         _check_rows(data)
         self.name, self.split = name, split
@@ -45,7 +45,7 @@ class Dataset(Sequence[Task]):
 
     @classmethod
     def of_tasks(cls, tasks: list[Task], name: str | None = None, split: str | None = None) -> Dataset:
-        """Return a dataset of rows that were read already, and are kept as they are."""
+        """Return a dataset of tasks, without a check or a copy."""
         made = cls((), name=name, split=split)
         made._rows, made._numbers = tasks, range(len(tasks))
         return made
@@ -63,7 +63,7 @@ class Dataset(Sequence[Task]):
         * `tasks.jsonl` (one object a line), `.json` (a list of objects), `.csv` (all values are text), `.parquet`, `.arrow`;
         * `hf:org/name`, `org/name`, or a folder that `datasets` saved or can read, with `split` and `subset` where it
           has several;
-        * a function that gives rows, or its `package.module:function`. It is called once.
+        * a function that returns rows, or its `package.module:function`. It is called once.
 
         Raises:
             ConfigError: if it cannot be read or holds no rows; the message names the file and the line or row.
@@ -76,26 +76,26 @@ class Dataset(Sequence[Task]):
 
     @classmethod
     def load_data(cls, path: str | Path) -> Dataset:
-        """`load`, under the name that it has elsewhere."""
+        """Read a file; the same as `load`."""
         return cls.load(path)
 
     def repeat(self, n: int) -> Dataset:
-        """Every row `n` times, copies side by side."""
+        """Return every row `n` times, with copies next to each other."""
         if n < 1:
             raise ConfigError(f"repeat({n}): use at least 1")
         return self.select(index for index in range(len(self)) for _ in range(n))
 
     def shuffle(self, seed: int | None = 0) -> Dataset:
-        """The rows in an order that depends on `seed` alone; `None` is a new order each time."""
+        """Return the rows in an order that depends on `seed` alone; `None` gives a new order each time."""
         order = list(range(len(self)))
         random.Random(seed).shuffle(order)
         return self.select(order)
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """The rows at these places, in this order.
+        """Return the rows at these places, in this order.
 
         Raises:
-            ConfigError: if there is no such row.
+            ConfigError: if a row does not exist.
         """
         places = list(indices)
         for place in places:
@@ -106,12 +106,12 @@ class Dataset(Sequence[Task]):
         return chosen
 
     def split_into(self, *sizes: float, seed: int | None = 0) -> list[Dataset]:
-        """Shuffle, and cut into parts of these sizes: numbers of rows, or fractions. What is left is one more part.
+        """Shuffle, and cut into parts of these sizes: numbers of rows, or fractions. The rest is one more part.
 
         `train, val = data.split_into(0.9)`; `train, val, rest = data.split_into(800, 100)`.
 
         Raises:
-            ConfigError: if there are not as many rows, or if a part would be empty.
+            ConfigError: if there are too few rows, or if a part would be empty.
         """
         shuffled = self.shuffle(seed)
         cuts = _cuts(sizes, len(self))
@@ -122,34 +122,34 @@ class Dataset(Sequence[Task]):
         return parts
 
     def shapes(self) -> dict[frozenset[str], int]:
-        """Every set of fields that rows have, and the first row that has it."""
+        """Return each set of fields that rows have, with the first row that has it."""
         found: dict[frozenset[str], int] = {}
         for index, row in enumerate(self._rows):
             found.setdefault(frozenset(row), index)
         return found
 
     def task_id(self, index: int) -> str:
-        """The row's own `task_id` or `id`, else its number in the dataset that was read; `?` stands for what is not Unicode."""
+        """Return the row's own `task_id` or `id`, or else its number in the original dataset, as valid Unicode."""
         return task_id_of(self._rows[index], self._numbers[index])
 
     def get_data(self) -> list[Task]:
-        """The rows."""
+        """Return the rows."""
         return self._rows
 
     def get_data_path(self) -> str | None:
-        """The registry's file of these rows, or `None` if they are not registered."""
+        """Return the registry's file of these rows, or `None` if they are not registered."""
         return None if self.stored_at is None else str(self.stored_at)
 
     def get_verl_data_path(self) -> str | None:
-        """A parquet file of these rows in verl's form, made beside the registry's; `None` if they are not registered.
+        """Write these rows as a Parquet file for verl, next to the registry's; return `None` if they are not registered.
 
         Raises:
-            ConfigError: if a field has values of several types, which parquet cannot hold.
+            ConfigError: if a field has values of several types, which Parquet cannot hold.
             MissingDependencyError: without `pyarrow`.
         """
         if self.stored_at is None:
             return None
-        from rllm.data.verl import write_verl_parquet
+        from rllm.data.registry import write_verl_parquet
 
         path = self.stored_at.with_suffix(".parquet")
         write_verl_parquet(self._rows, path, data_source=self.name or "")
@@ -173,7 +173,7 @@ class Dataset(Sequence[Task]):
 
 
 def _check_rows(data: Any) -> None:
-    """Refuse what iterates into something else than rows."""
+    """Refuse values that do not iterate over rows."""
     if isinstance(data, str | bytes | Path) or (callable(data) and not isinstance(data, Iterable)):
         raise ConfigError(f"Dataset({shown(data)}): give it rows; files and functions are read by Dataset.load")
     if isinstance(data, Mapping):
@@ -181,11 +181,11 @@ def _check_rows(data: Any) -> None:
     if not isinstance(data, Iterable) and Table.of(data) is None:
         raise ConfigError(f"Dataset({shown(data)}): give it a list of rows")
     if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
-        raise ConfigError(f"the generator {data.__name__!r} is used up: call its function again, or keep its dataset")
+        raise ConfigError(f"the generator {data.__name__!r} is exhausted: call its function again, or keep its dataset")
 
 
 def _cuts(sizes: Sequence[float], num_rows: int) -> list[int]:
-    """Where the parts begin and end, the rest included."""
+    """Return the bounds of the parts, including the rest."""
     if not sizes or not num_rows or not all(size > 0 for size in sizes):
         raise ConfigError(f"split_into{tuple(sizes)}: use numbers of rows, or fractions between 0 and 1")
     are_numbers = {isinstance(size, int) for size in sizes}
@@ -203,7 +203,7 @@ def _cuts(sizes: Sequence[float], num_rows: int) -> list[int]:
 
 
 def __getattr__(name: str) -> Any:
-    """`DatasetRegistry`, which users import from here too; it is made of datasets, so it is imported behind them."""
+    """Return `DatasetRegistry`, which users import from here too; it needs this module, so it is imported lazily."""
     if name == "DatasetRegistry":
         from rllm.data.registry import DatasetRegistry
 

@@ -1,4 +1,4 @@
-"""Files of tasks to rows; what cannot be read is named by its file, and its line or row."""
+"""Files of tasks to rows. Errors name the file, and the line or row."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rllm.data.rows import as_task
-from rllm.data.tables import Table
+from rllm.data.rows import Table, as_task
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.types import Task
 
 Located: TypeAlias = tuple[str, Any]
-"""A row behind its place: `"tasks.jsonl, line 3"`."""
+"""Place of a row, such as `"tasks.jsonl, line 3"`, and the row."""
 
 _LONGEST_CELL = 2**31 - 1
 _MANY_ROWS = 1_000_000
 _MUCH_DATA, _MOST_PACKED = 1024 * 1024 * 1024, 100
-"""Bytes in memory that any table may take, and how many times its file larger ones may: text seldom packs to a tenth."""
+"""Bytes in memory that any table may take, and a multiple of the file's size for larger ones: text seldom packs to a tenth."""
 _ROWS_AT_ONCE = 256
 
 
 def read_file(path: Path) -> list[Task]:
-    """The rows of a file whose suffix is in `READERS`.
+    """Return the rows of a file whose suffix is in `READERS`.
 
     Raises:
         ConfigError: naming the file and the place in it.
@@ -33,7 +32,7 @@ def read_file(path: Path) -> list[Task]:
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{str(path)!r}: files of type {path.suffix!r} are not read; use {', '.join(READERS)}")
+        raise ConfigError(f"{str(path)!r}: files of type {path.suffix!r} are not supported; use {', '.join(READERS)}")
     try:
         return [
             as_task(row, f"{where}: row {index} of dataset {path.stem!r}")
@@ -44,7 +43,7 @@ def read_file(path: Path) -> list[Task]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines with their places; only a newline ends one, since strings may hold the characters that `splitlines` knows."""
+    """Yield lines with their places. Only a newline ends one: strings may contain the other separators of `splitlines`."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -59,7 +58,7 @@ def _json_lines(path: Path) -> Iterator[Located]:
 
 
 def _object(line: str, where: str) -> Any:
-    """What a line holds. One that is a part of something larger is told of the format."""
+    """Return the value of a line. An error explains the format if the line looks like a part of a larger value."""
     remedy = "; a .jsonl file has one object a line, and a .json file a list of objects"
     try:
         value = _parse(line, where)
@@ -86,7 +85,7 @@ def _parse(text: str, where: str) -> Any:
         line = f", line {error.lineno}" if "\n" in text.strip() else ""
         remedy = "; a file with one object a line is called .jsonl" if line and error.msg == "Extra data" else ""
         raise ConfigError(f"{where}{line}, column {error.colno} is not valid JSON: {error.msg}{remedy}") from error
-    except (ValueError, RecursionError) as error:  # an endless number, or nesting without end
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep nesting
         raise ConfigError(f"{where} cannot be read: {error}") from error
 
 
@@ -126,7 +125,7 @@ def _arrow_rows(path: Path, batches: Callable[[Path], Iterable[Any]]) -> Iterato
         for batch in batches(path):
             taken += batch.nbytes
             if taken > most:
-                raise ConfigError(f"{path} unpacks to more than {most:,} bytes: it holds nothing to learn from")
+                raise ConfigError(f"{path} unpacks to more than {most:,} bytes, which is implausible for tasks")
             _check_columns(batch.schema.names, f"{path}")
             table = Table.of(batch)
             assert table is not None
@@ -143,16 +142,16 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        # Rows that are all alike take no room in a file, and all in memory.
+        # Equal rows take no space in a file, but all of it in memory.
         if file.metadata.num_rows > max(_MANY_ROWS, path.stat().st_size):
             raise ConfigError(
-                f"{path} has {file.metadata.num_rows:,} rows, more than bytes: it holds nothing to learn from"
+                f"{path} has {file.metadata.num_rows:,} rows, more than it has bytes, which is implausible for tasks"
             )
         yield from file.iter_batches(_ROWS_AT_ONCE)
 
 
 def _ipc_batches(path: Path) -> Iterator[Any]:
-    """Arrow's IPC format, both as a file and as the stream that Hugging Face datasets write."""
+    """Yield batches of Arrow's IPC format, as a file or as the stream that Hugging Face datasets write."""
     from pyarrow import ipc
 
     with path.open("rb") as file:

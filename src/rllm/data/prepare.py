@@ -1,4 +1,4 @@
-"""What the `prepare_...` programs share: their options, distinct random tasks, and rows of the hub."""
+"""Common parts of the `prepare_...` programs: options, distinct random tasks, and rows of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rllm.data.dataset import Dataset
-from rllm.data.hub import read_hub
 from rllm.data.registry import DatasetRegistry
+from rllm.data.sources import read_hub
 from rllm.errors import ConfigError, RLLMError
 from rllm.types import Task
 
 logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 1000
-"""So many draws without a new task mean that there are hardly any left."""
+"""Draws without a new task after which there are hardly any left."""
 
 
 def run(prepare: Callable[..., Sequence[Dataset]], arguments: Sequence[str] | None = None) -> None:
-    """Call `prepare` as a program that has an option for each of its parameters, all of which have defaults.
+    """Call `prepare` as a program with an option for each of its parameters, all of which have defaults.
 
-    A mistake of the user ends with a sentence and exit code 2, a failure with 1.
+    A `ConfigError` is printed and ends the program with exit code 2, any other `RLLMError` with 1.
     """
     parser = argparse.ArgumentParser(description=inspect.getdoc(prepare))
     for name, parameter in inspect.signature(prepare).parameters.items():
@@ -47,7 +47,7 @@ def run(prepare: Callable[..., Sequence[Dataset]], arguments: Sequence[str] | No
 def register_random(
     name: str, make: Callable[[random.Random], Task], *, train: int, test: int, seed: int
 ) -> list[Dataset]:
-    """Register `train` and `test` tasks, no two alike. The test tasks depend on `test` and `seed` alone."""
+    """Register so many distinct train and test tasks. The test tasks depend on `test` and `seed` alone."""
     for split, count in (("train", train), ("test", test)):
         if count < 1:
             raise ConfigError(f"{split}={count}: use at least 1 task")
@@ -59,7 +59,7 @@ def register_random(
 
 
 def distinct_tasks(make: Callable[[random.Random], Task], count: int, *, seed: int) -> list[Task]:
-    """`count` different tasks, the same for the same seed; the first ones do not depend on `count`.
+    """Return `count` distinct tasks, the same for the same seed; the first ones do not depend on `count`.
 
     Raises:
         ConfigError: if there seem to be fewer.
@@ -71,17 +71,17 @@ def distinct_tasks(make: Callable[[random.Random], Task], count: int, *, seed: i
         task = make(rng)
         repeats = 0 if tasks.setdefault(json.dumps(task), task) is task else repeats + 1
         if repeats == _MOST_REPEATS:
-            raise ConfigError(f"{count} tasks were asked for, but hardly more than {len(tasks)} differ: ask for fewer")
+            raise ConfigError(f"{count} tasks requested, but hardly more than {len(tasks)} of them differ: use fewer")
     return list(tasks.values())
 
 
 def hub_tasks(
     convert: Callable[[Task], Task], source: str, *, split: str, subset: str | None = None, limit: int = 0
 ) -> list[Task]:
-    """The first `limit` rows of a hub dataset, or all for 0, each converted to a task.
+    """Return the first `limit` rows of a hub dataset, or all for 0, each converted to a task.
 
     Raises:
-        ConfigError: if the dataset cannot be had, or if a row is not what `convert` expects.
+        ConfigError: if the dataset cannot be loaded, or if a row is not what `convert` expects.
         MissingDependencyError: without `datasets`.
     """
     if limit < 0:
@@ -91,10 +91,10 @@ def hub_tasks(
 
 
 def converted(convert: Callable[[Task], Task], row: Task, where: str) -> Task:
-    """The task of a row.
+    """Return the task of a row.
 
     Raises:
-        ConfigError: saying where, and which field is missing or wrong.
+        ConfigError: naming the row, and the field that is missing or wrong.
     """
     try:
         return convert(row)

@@ -1,4 +1,4 @@
-"""`python -m rllm.data.prepare_arithmetic`: sums, differences and products, as hard as wanted."""
+"""`python -m rllm.data.prepare_arithmetic`: sums, differences and products of chosen difficulty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepare(*, train: int = 1000, test: int = 100, seed: int = 0, digits: int = 
 
 
 def arithmetic_task(rng: random.Random, digits: int, operators: int) -> Task:
-    """A question of at most this difficulty, and the number that answers it."""
+    """Return a question of at most this difficulty, with its answer."""
     first = _number(rng, digits)
     steps = [(rng.choice("+-*"), _number(rng, digits)) for _ in range(rng.randint(1, operators))]
     expression = " ".join([str(first), *(f"{operator} {number}" for operator, number in steps)])
@@ -29,7 +29,7 @@ def arithmetic_task(rng: random.Random, digits: int, operators: int) -> Task:
 
 
 def value_of(first: int, steps: list[tuple[str, int]]) -> int:
-    """The value of `first` and the operators and numbers behind it; a product binds its factors first."""
+    """Return the value of `first` followed by operators and numbers; products bind first."""
     terms = [first]
     for operator, number in steps:
         if operator == "*":

@@ -17,9 +17,9 @@ def prepare(*, train: int = 1000, test: int = 100, seed: int = 0) -> list[Datase
 
 
 def countdown_task(rng: random.Random) -> Task:
-    """A task whose target comes from its numbers, each used once, and so has a solution."""
+    """Return a task whose target is computed from its numbers, each used once, so that it has a solution."""
     target = 0
-    while target not in _TARGETS:  # other numbers each time: three ones, say, never get there
+    while target not in _TARGETS:  # new numbers each time: three ones, for example, cannot reach a target
         nums = sorted(rng.randint(1, 99) for _ in range(rng.choice((3, 4))))
         target = _combined(nums, rng)
     listed = f"{', '.join(map(str, nums[:-1]))} and {nums[-1]}"
@@ -31,7 +31,7 @@ def countdown_task(rng: random.Random) -> Task:
 
 
 def _combined(nums: list[int], rng: random.Random) -> int:
-    """Two of the numbers replaced by their sum, difference, product or quotient, until one is left."""
+    """Replace two of the numbers by their sum, difference, product or quotient, until one is left, and return it."""
     left = list(nums)
     while len(left) > 1:
         a, b = sorted((left.pop(rng.randrange(len(left))) for _ in range(2)), reverse=True)

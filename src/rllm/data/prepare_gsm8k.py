@@ -21,10 +21,10 @@ def prepare(*, train: int = 0, test: int = 0) -> list[Dataset]:
 
 
 def gsm8k_task(row: Task) -> Task:
-    """A hub row's `answer` is a solution that ends with `#### 1,234`.
+    """Convert a hub row, whose `answer` is a solution that ends with `#### 1,234`.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if it ends differently.
     """
     _, mark, answer = row["answer"].rpartition("####")
     if not mark:

@@ -29,7 +29,7 @@ def prepare(*, train: int = 10_000, test: int = 1_000) -> list[Dataset]:
 
 
 def hotpotqa_task(row: Task) -> Task:
-    """A hub row's `context` has titles, and beside them lists of sentences; the task's is a list of documents.
+    """Convert a hub row, whose `context` has a list of titles and one of sentence lists, to a list of documents.
 
     Raises:
         ValueError: if there is not one list for each title.

@@ -50,7 +50,7 @@ def _problems_of(subject: str, limit: int) -> list[Task]:
 
 
 def hendrycks_task(row: Task) -> Task:
-    r"""A hub row has a `problem`, and its answer in the last `\boxed{}` of its `solution`.
+    r"""Convert a hub row, whose answer is in the last `\boxed{}` of its `solution`.
 
     Raises:
         ValueError: if there is no such answer.
@@ -60,12 +60,12 @@ def hendrycks_task(row: Task) -> Task:
 
 
 def math500_task(row: Task) -> Task:
-    """A hub row has a `problem` and an `answer`."""
+    """Convert a hub row with a `problem` and an `answer`."""
     return {"question": row["problem"], "ground_truth": row["answer"], "data_source": "math500"}
 
 
 def boxed_answer(solution: str) -> str:
-    r"""What the last `\boxed{...}` or `\boxed ...` holds; escaped braces are text.
+    r"""Return the content of the last `\boxed{...}` or `\boxed ...`; escaped braces are text.
 
     Raises:
         ValueError: if there is none, or if it does not end.

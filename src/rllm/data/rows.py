@@ -1,24 +1,220 @@
-"""Rows: what one may be, in memory and in a file that keeps it without loss."""
+"""Rows of tasks: from Python objects and Arrow tables to plain dicts, and to the types of JSON.
+
+A table (Parquet, Hugging Face `datasets`, pandas, pyarrow) gives all structs of a column the same fields; fields that a
+struct did not have are null. In chats the policy would read them: a call of `{"city": "Bern"}` would have the arguments of
+all other tools, too. So nulls are left out of messages, tools and calls, wherever they are in a row. A task's own fields keep
+theirs, because an agent that reads a null field would fail if it were missing. The content of a JSON column
+(`datasets.Json`) is kept as it was written.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rllm.errors import ConfigError, shown
 from rllm.types import Task
 
 _ATOMS = (type(None), bool, int, float, str)
 CHAT_FIELDS = ("messages", "tools")
-"""Fields of a row that hold a chat."""
+"""Fields of a row that contain a chat."""
 _JSON_TEXT = re.compile(r'\s*(?:\[\s*(?:[{\]"]|$)|\{\s*["}]|null\s*$)')
-"""The beginning of a text that was meant as JSON: a task may have other texts in fields of these names."""
+"""Beginning of a text that was meant as JSON: a task may have other texts in fields of these names."""
+FieldPath: TypeAlias = tuple[str, ...]
+"""Names of the fields around a value, the outermost first; items of a list have the path of the list."""
+
+_OF_CHATS = (*CHAT_FIELDS, "tool_calls", "arguments")
+_NULLABLE = ("default", "const", "example", "examples")
+"""Keywords of a JSON schema whose value may be null."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table, as plain Python values."""
+
+    rows: Iterable[Any]
+    json_paths: Set[FieldPath] = frozenset()
+    """Columns, and fields in them, whose values are JSON."""
+
+    @classmethod
+    def of(cls, data: Any) -> Table | None:
+        """Return a table of a known library as a `Table`; `None` for anything else."""
+        library = type(data).__module__.partition(".")[0]
+        if library == "datasets" and hasattr(data, "features"):
+            return cls(data.with_format(None), set(_json_of_features(data.features)))
+        if library == "pyarrow" and hasattr(data, "to_pylist") and hasattr(data, "schema"):
+            paths = set(_json_of_fields(data.schema))
+            rows = data.to_pylist(maps_as_pydicts="strict")
+            return cls([_json_read(row, paths) for row in rows] if paths else rows, paths)
+        if library == "pandas" and hasattr(data, "columns"):
+            return cls([_plain(row, of_pandas=True) for row in data.to_dict("records")])
+        return None
+
+    def tasks(self) -> Iterator[Any]:
+        """Yield the rows without the nulls that the table added to chats."""
+        for row in self.rows:
+            yield _row_without_nulls(row, self.json_paths)
+
+
+def tasks_of(data: Iterable[Any], where: str) -> Iterator[Task]:
+    """Yield the tasks of a table or of rows that a user's program provides.
+
+    Raises:
+        ConfigError: naming the row that is not a mapping, or whose text is not JSON; the message ends with `where`.
+    """
+    table = Table.of(data)
+    for index, row in enumerate(data if table is None else table.tasks()):
+        yield given_task(row, f"row {index} of {where}", is_read=table is not None)
+
+
+def given_task(row: Any, where: str, *, is_read: bool = False) -> Task:
+    """Return a row of a user's program as a task.
+
+    Rows taken from a table still have its nulls. They are left out if the row shows that it came from a table: all messages
+    of a chat have the same fields, some of them null; or a tool has a null that its JSON schema cannot have.
+    """
+    if isinstance(row, Mapping):
+        row = {field: _plain(value) if field in CHAT_FIELDS else value for field, value in row.items()}
+        if not is_read and any(map(_shows_table, row.values())):
+            row = _row_without_nulls(row, frozenset())
+    return as_task(row, where)
+
+
+def _json_of_features(kind: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    """Yield the paths of all JSON values in the features of a Hugging Face dataset."""
+    if type(kind).__name__ == "Json":
+        yield path
+    elif isinstance(kind, Mapping):
+        for name, inner in kind.items():
+            yield from _json_of_features(inner, (*path, name))
+    elif isinstance(kind, list) and kind:
+        yield from _json_of_features(kind[0], path)
+    elif hasattr(kind, "feature"):
+        yield from _json_of_features(kind.feature, path)
+
+
+def _json_of_fields(fields: Iterable[Any], path: FieldPath = ()) -> Iterator[FieldPath]:
+    """Yield the paths of all JSON values in fields of pyarrow."""
+    from pyarrow import types
+
+    for field in fields:
+        kind, here = field.type, (*path, field.name)
+        while hasattr(kind, "value_type") and not types.is_dictionary(kind):
+            kind = kind.value_type
+        if getattr(kind, "extension_name", "") == "arrow.json":
+            yield here
+        elif types.is_struct(kind):
+            yield from _json_of_fields(kind, here)
+
+
+def _json_read(value: Any, paths: Set[FieldPath], path: FieldPath = ()) -> Any:
+    """Return the value with the JSON text at these paths parsed."""
+    if isinstance(value, list):
+        return [_json_read(item, paths, path) for item in value]
+    if isinstance(value, str) and path in paths:
+        return json.loads(value)
+    if isinstance(value, dict):
+        return {key: _json_read(item, paths, (*path, key)) for key, item in value.items()}
+    return value
+
+
+def _plain(value: Any, *, of_pandas: bool = False) -> Any:
+    """Return a value with lists instead of arrays and tuples, and with Python's times instead of those of pandas.
+
+    Missing values of pandas (`nan`, `NaT`, `NA`) become `None`.
+    """
+    if of_pandas and (type(value).__name__ in ("NaTType", "NAType") or (isinstance(value, float) and value != value)):
+        return None
+    for method in ("tolist", "to_pydatetime"):
+        value = getattr(value, method)() if hasattr(value, method) else value
+    if isinstance(value, Mapping):
+        return {key: _plain(item, of_pandas=of_pandas) for key, item in value.items()}
+    return [_plain(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _row_without_nulls(row: Mapping[str, Any], paths: Set[FieldPath]) -> Task:
+    """Return a row with all of its fields, without the nulls in its chats."""
+    return {field: _field_without_nulls(value, (field,), paths) for field, value in row.items()}
+
+
+def _field_without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> Any:
+    """Return a field of a task without the nulls of the messages, tools and calls in it."""
+    if path in paths:
+        return value
+    if _is_chat(value) or path[-1] in _OF_CHATS:
+        return _without_nulls(value, path, paths)
+    if isinstance(value, dict):
+        return {key: _field_without_nulls(item, (*path, key), paths) for key, item in value.items()}
+    return [_field_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
+
+
+def _without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> Any:
+    """Return a value without its nulls, except in lists, where tables add none, and the `content` of messages."""
+    if path in paths:
+        return value
+    if isinstance(value, dict):
+        is_message = _is_message(value)
+        return {
+            key: _without_nulls(item, (*path, key), paths)
+            for key, item in value.items()
+            if item is not None or (is_message and key == "content")
+        }
+    return [_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
+
+
+def _has_structs(value: Any) -> bool:
+    """Return True for a list of objects or lists, as opposed to one of thousands of tokens."""
+    if not isinstance(value, list):
+        return False
+    first = next((item for item in value if item is not None), None)
+    return isinstance(first, dict | list)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def _is_schema(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("properties"), dict) and value.get("type") == "object"
+
+
+def _is_chat(value: Any) -> bool:
+    """Return True for a message, a call, a tool or its JSON schema."""
+    if not isinstance(value, dict):
+        return False
+    if _is_message(value) or _is_schema(value):
+        return True
+    function = value.get("function")
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return True
+    described = (value.get("parameters"), value.get("input_schema"), value.get("arguments"))
+    return isinstance(value.get("name"), str) and any(isinstance(item, dict) for item in described)
+
+
+def _shows_table(value: Any) -> bool:
+    """Return True if a field of a row contains a chat that must come from a table."""
+    if isinstance(value, dict):
+        return (_is_schema(value) and _has_impossible_null(value)) or any(map(_shows_table, value.values()))
+    if not _has_structs(value):
+        return False
+    if len(value) > 1 and all(map(_is_message, value)) and len(set(map(frozenset, value))) == 1:
+        return any(item[key] is None for item in value for key in item if key != "content")
+    return any(map(_shows_table, value))
+
+
+def _has_impossible_null(schema: dict[str, Any]) -> bool:
+    properties = list(schema["properties"].values())
+    inner = [item for item in properties if isinstance(item, dict)]
+    return None in properties or any(
+        item[key] is None for item in (schema, *inner) for key in item if key not in _NULLABLE
+    )
 
 
 def as_task(row: Any, where: str) -> Task:
-    """Return a copy of the row as a dict, chats that are given as JSON text read.
+    """Return a copy of the row as a dict, with chats parsed that are given as JSON text.
 
     Raises:
         ConfigError: if it is not a mapping, or if such text is not JSON; the message begins with `where`.
@@ -33,7 +229,7 @@ def as_task(row: Any, where: str) -> Task:
 
 
 def _read_chat(value: Any, where: str) -> Any:
-    """Return the messages or tools that a row holds, those read that are JSON text; another value as it is."""
+    """Return the messages or tools of a row, parsed if they are JSON text; other values as they are."""
     items = _read(value, where, list) if isinstance(value, str) else value
     if not isinstance(items, list):
         return items
@@ -41,7 +237,7 @@ def _read_chat(value: Any, where: str) -> Any:
 
 
 def _read_item(item: Any, where: str) -> Any:
-    """Return a message or a tool. The arguments of a call stay the text that they are in OpenAI's format."""
+    """Return a message or a tool. Arguments of a call stay text, as in OpenAI's format."""
     item = _read(item, where, dict) if isinstance(item, str) else item
     if not isinstance(item, dict):
         return item
@@ -60,7 +256,7 @@ def _read_item(item: Any, where: str) -> Any:
 
 
 def _read(text: str, where: str, kind: type) -> Any:
-    """Return what a JSON text holds, a list or an object, or the text itself where it was not meant as JSON."""
+    """Return the list or object of a JSON text, or the text itself if it was not meant as JSON."""
     if not _JSON_TEXT.match(text):
         return text
     try:
@@ -76,7 +272,7 @@ def _read(text: str, where: str, kind: type) -> Any:
 
 
 def json_value(value: Any, where: str) -> Any:
-    """Return the value in JSON's own types: numpy's numbers and arrays as numbers and lists, tuples as lists.
+    """Return a value in the types of JSON: numbers and arrays of NumPy as numbers and lists, tuples as lists.
 
     Raises:
         ConfigError: if JSON cannot hold it; the message begins with `where`, extended by the path inside the value.
@@ -93,6 +289,6 @@ def json_value(value: Any, where: str) -> Any:
     if hasattr(value, "tolist"):
         return json_value(value.tolist(), where)
     raise ConfigError(
-        f"{where} is {shown(value)}, and JSON has nothing of type {type(value).__name__!r}: "
+        f"{where} is {shown(value)}, and JSON has no type for {type(value).__name__!r}: "
         "make it text, a number, a list or an object"
     )

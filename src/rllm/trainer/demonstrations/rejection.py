@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rllm.capture.side_calls import side_calls
 from rllm.data.dataset import Dataset
-from rllm.data.tables import Table, given_task
+from rllm.data.rows import Table, given_task
 from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, counted
