@@ -24,7 +24,7 @@ def test_tasks_are_distinct_and_a_function_of_the_seed() -> None:
 
 
 def test_more_tasks_than_there_are() -> None:
-    with pytest.raises(ConfigError, match="11 tasks .* 10 "):
+    with pytest.raises(ConfigError, match=r"11 tasks .* 10 "):
         distinct_tasks(digit, 11, seed=0)
 
 
