@@ -239,7 +239,7 @@ def test_a_tutorial_trains_and_its_log_has_no_line_for_each_call(tmp_path: Path)
     done = run_script(tmp_path, script, *run, *lengths, f"rllm.sdk.proxy.port={port}", "trainer.project_name=p")
     assert done.returncode == 0, done.stderr
     log = done.stdout + done.stderr
-    assert "step 1: reward" in log
+    assert "step 1/1: reward" in log
     assert not any(name in log for name in ("httpx", "httpcore", "openai.", "uvicorn"))
     refused = run_script(tmp_path, script, *run, "data.max_prompt_length=9999", "data.max_response_length=16")
     assert refused.returncode == 1
