@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from rllm.gateway.call_dedup import InFlightCall
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.retried import Flight
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
@@ -98,14 +98,14 @@ def serve(end_later):
 @pytest.fixture
 def departures(monkeypatch):
     """The requests whose clients have left, as the gateway notices it; no client that asks again does so sooner."""
-    noticed, left_by = [], Flight.left_by
+    noticed, client_gone = [], InFlightCall.client_gone
 
-    def note(flight, attempt):
-        goes_on = left_by(flight, attempt)
-        noticed.append(attempt)
-        return goes_on
+    def note(call, request, cancel=None):
+        continues = client_gone(call, request, cancel)
+        noticed.append(request)
+        return continues
 
-    monkeypatch.setattr(Flight, "left_by", note)
+    monkeypatch.setattr(InFlightCall, "client_gone", note)
     return noticed
 
 

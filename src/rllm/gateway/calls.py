@@ -17,6 +17,7 @@ from rllm._runtime.untrusted import LARGE
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.admission import caller_of
+from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.deadlines import Deadlines
@@ -38,7 +39,6 @@ from rllm.gateway.limits import CallLimits
 from rllm.gateway.model_call import ModelCall, new_call_id
 from rllm.gateway.notes import notes_of
 from rllm.gateway.observed import CallObserver, ObservedCall
-from rllm.gateway.retried import Attempt, Flight, Flights, attempt_of
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
 from rllm.gateway.trace_context import trace_context_of
@@ -63,8 +63,8 @@ class CallEndpoint:
     dialect: Dialect
     counts: bool = False
     """Whether calls are answered with the number of tokens of their prompts."""
-    flights: Flights = field(default_factory=Flights)
-    """The calls of this route that may be asked for again."""
+    in_flight: InFlightCalls = field(default_factory=InFlightCalls)
+    """Calls of this route whose answers may be requested again."""
     watched: Deadlines = field(default_factory=partial(Deadlines, WATCH_AFTER_S))
     """Calls that are not watched yet for clients that leave."""
     limits: CallLimits | None = None
@@ -76,7 +76,7 @@ class CallEndpoint:
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
-            call, asked, attempt = await self._call(scope, receive, answer)
+            call, asked, retry = await self._call(scope, receive, answer)
             answer.ignored = self._ignored(call, asked)
             if self.counts:
                 mode = "count"
@@ -85,9 +85,9 @@ class CallEndpoint:
                 await answer.whole(200, self.dialect.render_count(num_tokens))
             elif call.asked.get("stream"):
                 mode = "stream"
-                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer, attempt)
+                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer, retry)
             else:
-                await self._complete(call, asked, receive, answer, attempt)
+                await self._complete(call, asked, receive, answer, retry)
         except ClientDisconnected:
             answer.status = _CLIENT_LEFT
         except Exception as error:
@@ -143,9 +143,11 @@ class CallEndpoint:
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
-    ) -> tuple[ModelCall, dict[str, Any], Attempt | None]:
-        """The request as a call of a session; as it came; and by what its retry would be known. Who sent it is known from
-        here on: a request that is refused for what it says leaves a trace, as a call does that fails later."""
+    ) -> tuple[ModelCall, dict[str, Any], RetryKey | None]:
+        """Return the request as a call of a session, as it came, and its retry key.
+
+        Once the caller is known, a request that is refused for its content leaves a trace, like a call that fails later.
+        """
         _check_method(scope)
         headers, path = headers_of(scope), scope["path_params"].get("session_id")
         try:
@@ -177,7 +179,7 @@ class CallEndpoint:
                 with suppress(StoreError):  # its session cannot be looked up
                     answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
-        return call, asked, attempt_of(headers, call.session if named else None, body)
+        return call, asked, retry_key(headers, call.session if named else None, body)
 
     async def _understood(
         self, asked: dict[str, Any], named: str | None, headers: Mapping[bytes, bytes], metadata: dict[str, Any]
@@ -237,26 +239,26 @@ class CallEndpoint:
         return {trace.id: trace for trace in found if trace is not None and not is_deleted(trace)}
 
     async def _complete(
-        self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, attempt: Attempt | None
+        self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, retry: RetryKey | None
     ) -> None:
-        if earlier := self.flights.find(attempt):
-            await answer.whole(200, await self._joined(earlier, attempt, receive))
+        if earlier := self.in_flight.find(retry):
+            await answer.whole(200, await self._join(earlier, retry, receive))
             return
-        with self.flights.begin(attempt) as flight:
-            async with until_disconnect(receive, self.watched, flight.left):
+        with self.in_flight.begin(retry) as own:
+            async with until_disconnect(receive, self.watched, partial(own.client_gone, retry)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
-            flight.land(body)
+            own.complete(body)
         await answer.whole(200, body)
 
     async def _stream(
-        self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer, attempt: Attempt | None
+        self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer, retry: RetryKey | None
     ) -> None:
         with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
             try:
-                if earlier := self.flights.find(attempt):
-                    await answer.piece(await self._joined(earlier, attempt, receive))
+                if earlier := self.in_flight.find(retry):
+                    await answer.piece(await self._join(earlier, retry, receive))
                 else:
-                    await self._stream_first(call, encoder, receive, answer, attempt, spoken)
+                    await self._stream_first(call, encoder, receive, answer, retry, spoken)
             except ClientDisconnected:
                 raise
             except Exception as error:
@@ -271,36 +273,36 @@ class CallEndpoint:
         encoder: StreamEncoder,
         receive: Receive,
         answer: _Answer,
-        attempt: Attempt | None,
+        retry: RetryKey | None,
         spoken: Callable[[], None],
     ) -> None:
-        """Make the call and pass it on, or keep it for a client that left before it had any of it."""
-        diverted: list[bytes] = []
-        with self.flights.begin(attempt, streams=True) as flight:
+        """Make the call and pass its pieces on, or collect them if the client left before it had any."""
+        collected: list[bytes] = []
+        with self.in_flight.begin(retry, streams=True) as own:
 
-            def goes_on(cut: Callable[[], None]) -> bool:
-                return not answer.began and flight.left(cut)
+            def continues(cancel: Callable[[], None]) -> bool:
+                return not answer.began and own.client_gone(retry, cancel)
 
-            leaves = until_disconnect(receive, self.watched, goes_on)
+            leaves = until_disconnect(receive, self.watched, continues)
             async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
                 async for piece in pieces:
                     spoken()
-                    if flight.diverted:
-                        diverted.append(piece)
+                    if own.is_client_gone:
+                        collected.append(piece)
                     else:
                         await answer.piece(piece)
-            if diverted:
-                flight.land(b"".join(diverted))
+            if collected:
+                own.complete(b"".join(collected))
 
-    async def _joined(self, flight: Flight, attempt: Attempt | None, receive: Receive) -> bytes:
-        """The answer of an earlier call to one who asks for it again."""
-        assert attempt is not None
-        whole = flight.joined(attempt)
+    async def _join(self, earlier: InFlightCall, retry: RetryKey | None, receive: Receive) -> bytes:
+        """Return the answer of the earlier call that a request repeats."""
+        assert retry is not None
+        body = earlier.join(retry)
         async with until_disconnect(receive, self.watched):
             try:
-                return await asyncio.shield(whole)
+                return await asyncio.shield(body)
             except asyncio.CancelledError:
-                flight.left_by(attempt)
+                earlier.client_gone(retry)
                 raise
 
 

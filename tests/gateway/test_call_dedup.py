@@ -1,4 +1,4 @@
-"""Clients that ask again because they could not wait: one generation, one trace, and the answer of the first for the second."""
+"""Clients that retry after a timeout: one generation, one trace, and the first answer for the retry."""
 
 import asyncio
 import threading
@@ -10,8 +10,8 @@ from anthropic import Anthropic
 from anthropic import DefaultHttpxClient as AnthropicHttpxClient
 from openai import DefaultHttpxClient, OpenAI
 
+from rllm.gateway.call_dedup import InFlightCalls, RetryKey, retry_key
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.retried import Attempt, Flights, attempt_of
 from rllm.gateway.sessions import Session
 
 from ..waiting import wait_for
@@ -25,7 +25,7 @@ SESSION = Session("s")
 @pytest.fixture(autouse=True)
 def come_back_whenever_you_like(monkeypatch):
     """On a busy machine a client may take long to ask again."""
-    monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 60.0)
+    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
 
 
 def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
@@ -50,7 +50,7 @@ def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_openais_client_that_retries_gets_the_answer_of_its_first_request(serve, departures, stream):
+def test_a_retry_of_openais_client_gets_the_first_answer(serve, departures, stream):
     engine = HeldEngine()
     served = serve(engine)
     client, counts = impatient(served, engine, departures, go_at=2)
@@ -74,7 +74,7 @@ def test_a_second_retry_gets_it_too(serve, departures):
     assert engine.num_calls == 1
 
 
-def test_anthropics_client_likewise(serve, departures):
+def test_a_retry_of_anthropics_client_gets_the_first_answer(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     client, counts = impatient(served, engine, departures, go_at=2, kind=Anthropic)
@@ -84,7 +84,7 @@ def test_anthropics_client_likewise(serve, departures):
     assert len(served.store.by_session("s")) == engine.num_calls == 1
 
 
-def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve, departures):
+def test_a_finished_answer_is_kept_for_the_retry(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
@@ -97,7 +97,7 @@ def test_an_answer_that_was_made_meanwhile_is_kept_for_the_retry(serve, departur
     assert (again.json()["id"], engine.num_calls) == (trace.id, 1)
 
 
-def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serve, departures):
+def test_retries_of_equal_requests_get_one_answer_each(serve, departures):
     texts = iter("abc")
     engine = HeldEngine(lambda messages: next(texts))
     served = serve(engine)
@@ -116,7 +116,7 @@ def test_equal_requests_at_once_are_samples_and_their_retries_find_one_each(serv
     assert engine.num_calls == 3
 
 
-def test_equal_requests_of_two_agents_are_not_taken_for_each_others_retries(serve, departures):
+def test_equal_requests_of_two_agents_are_told_apart(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
 
@@ -134,7 +134,7 @@ def test_equal_requests_of_two_agents_are_not_taken_for_each_others_retries(serv
     assert {trace.id: trace.metadata["agent"] for trace in served.store.by_session("s")} == answers
 
 
-def test_an_answer_that_its_client_may_have_missed_by_a_moment_is_kept_for_one_retry(serve):
+def test_an_answer_just_missed_is_kept_for_one_retry(serve):
     served = serve(["a", "b"], latency_s=0.05)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.05"}
     first = served.post(json=BODY, headers=headers).json()["id"]
@@ -145,7 +145,7 @@ def test_an_answer_that_its_client_may_have_missed_by_a_moment_is_kept_for_one_r
     assert other != first
 
 
-def test_a_request_that_does_not_say_that_it_is_a_retry_is_a_call_of_its_own(serve):
+def test_a_request_that_is_not_a_retry_is_a_call_of_its_own(serve):
     served = serve(["a", "b"])
     for headers in ({}, {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}):
         served.post(json=BODY, headers=headers)
@@ -162,8 +162,8 @@ def test_a_client_that_leaves_for_good_cancels_its_call_at_once(serve):
     assert "disconnected" in trace.error
 
 
-def test_a_client_that_does_not_come_back_cancels_its_call_in_the_end(serve, departures, monkeypatch):
-    monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 0.0)
+def test_a_client_that_never_comes_back_cancels_its_call(serve, departures, monkeypatch):
+    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 0.0)
     engine = HeldEngine()
     served = serve(engine)
     client, _ = impatient(served, engine, departures, go_at=9, timeout=0.5, max_retries=0)
@@ -174,7 +174,7 @@ def test_a_client_that_does_not_come_back_cancels_its_call_in_the_end(serve, dep
     assert "disconnected" in trace.error
 
 
-def test_an_idempotency_key_makes_requests_one_while_the_first_is_under_way_and_for_a_while_after(serve):
+def test_requests_with_one_idempotency_key_are_one_call(serve):
     engine = HeldEngine()
     served = serve(engine)
     key = {"idempotency-key": "k"}
@@ -190,7 +190,7 @@ def test_an_idempotency_key_makes_requests_one_while_the_first_is_under_way_and_
     assert engine.num_calls == 2
 
 
-def test_the_answer_of_a_session_that_was_deleted_is_not_given_to_a_later_one_of_its_name(serve):
+def test_a_deleted_sessions_answer_is_not_given_to_its_successor(serve):
     served = serve(["a", "b"])
     key = {"idempotency-key": "k"}
     first = served.post(json=BODY, headers=key).json()["id"]
@@ -203,64 +203,65 @@ def test_the_answer_of_a_session_that_was_deleted_is_not_given_to_a_later_one_of
 # --- the rules, without HTTP ------------------------------------------------------------------------------------------
 
 
-def test_only_what_can_be_told_apart_is_an_attempt():
+def test_only_requests_with_a_key_or_session_have_a_retry_key():
     count = {b"x-stainless-retry-count": b"2", b"x-stainless-read-timeout": b"600"}
-    attempt = attempt_of(count, SESSION, b"{}")
+    attempt = retry_key(count, SESSION, b"{}")
     assert (attempt.number, attempt.read_timeout_s, attempt.idempotent) == (2, 600.0, False)
     assert attempt.pause_s == 2.0 + 60.0
-    assert attempt_of(count, None, b"{}") is None
-    assert attempt_of({}, SESSION, b"{}") is None
-    assert attempt_of({b"x-stainless-retry-count": b"x"}, SESSION, b"{}") is None
-    assert attempt_of({b"idempotency-key": b"k"}, None, b"{}").idempotent
-    assert attempt_of({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}").read_timeout_s is None
+    assert retry_key(count, None, b"{}") is None
+    assert retry_key({}, SESSION, b"{}") is None
+    assert retry_key({b"x-stainless-retry-count": b"x"}, SESSION, b"{}") is None
+    assert retry_key({b"idempotency-key": b"k"}, None, b"{}").idempotent
+    assert retry_key({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}").read_timeout_s is None
 
 
-async def test_a_failure_is_told_to_who_waits_and_not_kept():
-    flights, first = Flights(), Attempt(key=(SESSION, b"k", 1))
+async def test_a_failure_reaches_all_waiting_clients_and_is_not_kept():
+    calls, first = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1))
     waiting = []
 
     def fail():
-        with flights.begin(first):
-            waiting.append(flights.find(first).joined(first))
+        with calls.begin(first):
+            waiting.append(calls.find(first).join(first))
             raise GatewayError(502, "broken")
 
     with pytest.raises(GatewayError):
         fail()
     with pytest.raises(GatewayError, match="broken"):
         await waiting[0]
-    assert flights.find(first) is None
+    assert calls.find(first) is None
 
 
-async def test_a_call_that_is_given_up_is_joined_by_nobody_while_it_ends():
-    flights, leaver = Flights(), Attempt(key=(SESSION, b"k", 1), read_timeout_s=600.0)
-    with flights.begin(leaver) as flight:
-        assert not flight.left(lambda: None)
-        assert flights.find(leaver) is None
+async def test_a_cancelled_call_cannot_be_joined():
+    calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1), read_timeout_s=600.0)
+    with calls.begin(leaver) as call:
+        assert not call.client_gone(leaver, lambda: None)
+        assert calls.find(leaver) is None
 
 
-async def test_a_call_goes_on_for_as_long_as_somebody_comes_back():
-    flights, key, cuts = Flights(), (SESSION, b"", 1), []
-    hasty, patient = Attempt(key=key, number=1, read_timeout_s=0.0), Attempt(key=key, number=2, read_timeout_s=600.0)
-    with flights.begin(Attempt(key=key, read_timeout_s=0.0)) as flight:
-        assert flights.find(hasty) is None
-        assert flight.left(lambda: cuts.append("cut"))
+async def test_a_call_continues_as_long_as_clients_come_back():
+    calls, key, cuts = InFlightCalls(), (SESSION, b"", 1), []
+    hasty, patient = RetryKey(key=key, number=1, read_timeout_s=0.0), RetryKey(key=key, number=2, read_timeout_s=600.0)
+    first = RetryKey(key=key, read_timeout_s=0.0)
+    with calls.begin(first) as call:
+        assert calls.find(hasty) is None
+        assert call.client_gone(first, lambda: cuts.append("cut"))
         for _ in range(2):
-            assert flights.find(hasty) is flight
-            flight.joined(hasty)
-            assert flights.find(hasty) is None, "another retry has a call of its own"
-            assert flight.left_by(hasty)
-        flight.joined(patient)
-        assert not flight.left_by(patient)
-        assert (cuts, flights.find(hasty), flights._offered) == (["cut"], None, {})
+            assert calls.find(hasty) is call
+            call.join(hasty)
+            assert calls.find(hasty) is None, "another retry has a call of its own"
+            assert call.client_gone(hasty)
+        call.join(patient)
+        assert not call.client_gone(patient)
+        assert (cuts, calls.find(hasty)) == (["cut"], None)
 
 
-async def test_each_who_leaves_has_the_whole_time_to_come_back(pass_time):
-    flights, attempt, cuts = Flights(), Attempt(key=(SESSION, b"", 1), read_timeout_s=0.0), []
-    with flights.begin(attempt) as flight:
-        assert flight.left(lambda: cuts.append("cut"))
+async def test_each_client_has_the_whole_pause_to_come_back(pass_time):
+    calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, b"", 1), read_timeout_s=0.0), []
+    with calls.begin(attempt) as call:
+        assert call.client_gone(attempt, lambda: cuts.append("cut"))
         pass_time(0.9 * attempt.pause_s)
-        flight.joined(attempt)
-        assert flight.left_by(attempt)
+        call.join(attempt)
+        assert call.client_gone(attempt)
         for cut in ([], ["cut"]):
             pass_time(0.9 * attempt.pause_s)
             for _ in range(3):
@@ -269,21 +270,20 @@ async def test_each_who_leaves_has_the_whole_time_to_come_back(pass_time):
 
 
 async def test_answers_are_forgotten(monkeypatch):
-    monkeypatch.setattr("rllm.gateway.retried._KEPT_S", 0.05)
-    flights, attempt = Flights(), Attempt(key=(SESSION, b"k", 1))
-    with flights.begin(attempt) as flight:
-        flight.land(b"answer")
-    assert await flights.find(attempt).joined(attempt) == b"answer"
-    while flights.find(attempt) is not None:  # noqa: ASYNC110  (a timer's work has no event)
+    monkeypatch.setattr("rllm.gateway.call_dedup._KEPT_S", 0.05)
+    calls, attempt = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1))
+    with calls.begin(attempt) as call:
+        call.complete(b"answer")
+    assert await calls.find(attempt).join(attempt) == b"answer"
+    while calls.find(attempt) is not None:  # noqa: ASYNC110  (a timer's work has no event)
         await asyncio.sleep(0.01)
-    assert flights.find(attempt) is None
-    assert (flights._offered, flights._kept_bytes) == ({}, 0)
+    assert calls.find(attempt) is None
 
 
-async def test_answers_are_not_kept_beyond_a_bound(monkeypatch):
-    monkeypatch.setattr("rllm.gateway.retried._MAX_KEPT_BYTES", 10)
-    flights = Flights()
-    for number, size in enumerate((6, 6, 4)):
-        with flights.begin(Attempt(key=(SESSION, b"k", number))) as flight:
-            flight.land(b"x" * size)
-    assert [key[2] for key in flights._offered] == [0, 2]
+async def test_long_answers_are_not_kept(monkeypatch):
+    monkeypatch.setattr("rllm.gateway.call_dedup._MAX_KEPT_BYTES", 10)
+    calls, keys = InFlightCalls(), [RetryKey(key=(SESSION, b"k", number)) for number in range(2)]
+    for key, size in zip(keys, (11, 10), strict=True):
+        with calls.begin(key) as call:
+            call.complete(b"x" * size)
+    assert [calls.find(key) is not None for key in keys] == [False, True]
