@@ -488,7 +488,7 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, departures, route, stream, monkeypatch):
-    monkeypatch.setattr("rllm.gateway.retried._MARGIN_S", 60.0)
+    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
     engine = HeldEngine()
     served = serve(engine)
     body = {"model": "m", **REQUESTS[route], "stream": stream}

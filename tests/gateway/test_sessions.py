@@ -10,11 +10,12 @@ from urllib.parse import quote
 import pytest
 
 from rllm.capture import MessageDigests
+from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import ABORTED, Gateway
 from rllm.gateway.model_call import ModelCall
-from rllm.gateway.sessions import Session, Sessions, with_fixed_sampling
+from rllm.gateway.sessions import Session, Sessions
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
@@ -217,7 +218,9 @@ async def test_the_prompt_that_is_counted_is_the_one_that_the_session_makes_of_i
     sampling = {"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5, "max_completion_tokens": 9, "n": 2}
     async with RawServer(http_answer(200, answer)) as server:
         upstream = HTTPUpstream(server.url)
-        call = ModelCall(asked={**HI, "min_tokens": 2}, session=Session("s", sampling=sampling), id="c")
+        call = ModelCall(
+            asked={**HI, "min_tokens": 2}, session=Session("s", sampling=ImposedSampling(sampling)), id="c"
+        )
         assert await Gateway(MemoryTraceStore(), upstream).count_tokens(call) == 3
         await upstream.close()
     [sent] = server.requests
@@ -247,13 +250,6 @@ def test_opening_twice_adds_metadata_and_replaces_sampling(serve):
     shown = served.http.get("/sessions/s").json()
     assert shown["metadata"] == {"a": 1, "sampling": "the user's own"}
     assert [trace.sampling["temperature"] for trace in served.store.by_session("s")] == [0.7, 1.0]
-
-
-def test_fixed_sampling_replaces_the_agents_under_either_name():
-    asked = {"temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8, "messages": []}
-    assert with_fixed_sampling(asked, {}) == asked
-    assert with_fixed_sampling(asked, {"temperature": 1.0})["max_tokens"] == 9
-    assert with_fixed_sampling(asked, {"max_tokens": 3}) == {"temperature": 0.1, "max_tokens": 3, "messages": []}
 
 
 def seeds_of(served, session_id):
@@ -409,7 +405,7 @@ async def test_what_nobody_had_read_of_a_session_is_read_once_it_could_not_be_de
     sessions = Sessions(store)
     with pytest.raises(StoreError):
         await sessions.delete("a")
-    assert (await sessions.get("a")).sampling == {"temperature": 0.5}
+    assert (await sessions.get("a")).sampling.parameters == {"temperature": 0.5}
 
 
 class SlowToRead(MemoryTraceStore):
@@ -497,7 +493,7 @@ async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatc
     large = await sessions.get("large")
     large.parents.num_bytes = 100
     sessions.weigh(large)
-    assert (await sessions.get("a")).sampling == {"temperature": 0.5}
+    assert (await sessions.get("a")).sampling.parameters == {"temperature": 0.5}
     writes.pop().set_result(None)
     assert not sessions.knows("a")
 

@@ -291,7 +291,7 @@ def _settings(
     from rllm.cli.model_source import given_of_training
     from rllm.config.loading import parse_scalar, warn_repeated
     from rllm.errors import ConfigError
-    from rllm.gateway.sessions import checked_sampling
+    from rllm.gateway.sessions import check_sampling
     from rllm.trainer.config import load_config
 
     ours = ("gateway.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
@@ -317,7 +317,7 @@ def _settings(
         refuse_changes(config.model, "model", ["engine"], why)
     if not served and not config.model.path:
         raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
-    return config, checked_sampling(sampling)
+    return config, check_sampling(sampling)
 
 
 def _identity_of(agent: str, reward: str | None) -> dict[str, str]:

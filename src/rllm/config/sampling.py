@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -56,6 +57,28 @@ class CallSeeds:
         asked = _digest([[_without_ids(message) for message in messages] or list(prompt_ids or ()), tools or None])
         self._asked[asked] += 1
         return derived_seed(base, asked.hex(), self._asked[asked])
+
+
+@dataclass(slots=True)
+class ImposedSampling:
+    """Sampling parameters that a session imposes on its calls, and the seeds of these calls."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    seeds: CallSeeds = field(default_factory=CallSeeds)
+    """Counts the calls if the parameters have a `seed`, from which each call's own is derived."""
+
+    def impose(
+        self,
+        request: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> dict[str, Any]:
+        """Return a request with the parameters and with the seed of this call, which counts as made."""
+        imposed = with_fixed_sampling(request, self.parameters)
+        if (seed := self.parameters.get("seed")) is not None:
+            imposed["seed"] = self.seeds.next(seed, messages, tools, prompt_ids)
+        return imposed
 
 
 def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rllm._runtime.ids import new_id
 from rllm.capture import Conversations, MessageDigests, failed_trace, parent_of, trace_from_output
 from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
-from rllm.config.sampling import CallSeeds, with_fixed_sampling
+from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, shown
 from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import InferenceEngine, ModelOutput
@@ -31,14 +31,14 @@ from rllm.types import DRIFT_KEY, LOST_KEY, Message, Trace
 
 _A_MESSAGE = '{"role": "user", "content": "..."}'
 
-_imposed: ContextVar[tuple[Mapping[str, Any], CallSeeds]] = ContextVar("rllm_imposed_sampling")
+_imposed: ContextVar[ImposedSampling] = ContextVar("rllm_imposed_sampling")
 
 
 @contextmanager
 def imposed(sampling: Mapping[str, Any]) -> Iterator[None]:
     """Inside, these sampling parameters replace those that calls of a `RecordedEngine` ask for. A `seed` among them is
     that of the whole stretch: each call gets one of its own that follows from it."""
-    token = _imposed.set((sampling, CallSeeds()))
+    token = _imposed.set(ImposedSampling(sampling))
     try:
         yield
     finally:
@@ -74,7 +74,8 @@ class RecordedEngine:
         check_one_answer(params)
         tools = [getattr(tool, "json", tool) for tool in tools] if tools else None  # a `Tool` has its schema there
         messages = _copied(messages)  # the agent may go on with its list while the model answers
-        asked = _with_imposed(params, messages, tools)
+        imposed_here = _imposed.get(None) or ImposedSampling()
+        asked = imposed_here.impose(params, messages, tools, params.get("prompt_token_ids"))
         frame = current_frame()
         if frame is None:
             return await self.inference.get_model_response(messages, tools=tools, **asked)
@@ -162,16 +163,6 @@ def _copied(messages: Any) -> list[Message]:
             raise ConfigError(f"messages[{place}]={shown(message)}: use a message, such as {_A_MESSAGE}")
     copies: list[Message] = snapshot(list(messages))
     return copies
-
-
-def _with_imposed(
-    params: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    sampling, seeds = _imposed.get(({}, CallSeeds()))
-    asked = with_fixed_sampling(params, sampling)
-    if (seed := sampling.get("seed")) is not None:
-        asked["seed"] = seeds.next(seed, messages, tools, params.get("prompt_token_ids"))
-    return asked
 
 
 def _queued(output: ModelOutput) -> dict[str, float]:

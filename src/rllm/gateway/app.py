@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
 from rllm.gateway.admin import DIALECT, Admin
+from rllm.gateway.call_hooks import CallHook, hooks_of
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -25,7 +26,6 @@ from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyRoom, bounded
 from rllm.gateway.identity import with_key_header
 from rllm.gateway.limits import CallLimits
-from rllm.gateway.observed import CallObserver, observers_of
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.stored_responses import StoredResponses
@@ -42,18 +42,18 @@ def create_app(
     """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store, memory_gb=config.session_memory_gb)
-    observers = observers_of(config)
+    hooks = hooks_of(config)
     gateway = Gateway(
         store,
         upstream,
         require_tokens=config.require_tokens,
         exact_turns=config.exact_turns,
         redact=config.redact,
-        observed=bool(observers),
+        has_hooks=bool(hooks),
     )
     limits = CallLimits.of(config, sessions, store)
     room = BodyRoom(config)
-    calls = _call_endpoints(gateway, sessions, config, limits, observers, room)
+    calls = _call_endpoints(gateway, sessions, config, limits, hooks, room)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -105,11 +105,11 @@ def _call_endpoints(
     sessions: Sessions,
     config: GatewayConfig,
     limits: CallLimits | None,
-    observers: Sequence[CallObserver],
+    hooks: Sequence[CallHook],
     room: BodyRoom,
 ) -> dict[str, CallEndpoint]:
     """Return the endpoint of each model call, by the template of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, room, observers=observers, limits=limits)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, room, hooks=hooks, limits=limits)
     return {
         template: endpoint(dialect, counts=template in dialect.wire.counts)
         for dialect in DIALECTS

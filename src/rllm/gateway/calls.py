@@ -18,6 +18,7 @@ from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.admission import caller_of
 from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
+from rllm.gateway.call_hooks import CallFinished, CallHook
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.deadlines import Deadlines
@@ -36,9 +37,7 @@ from rllm.gateway.identity import (
 )
 from rllm.gateway.keep_alive import keep_alive
 from rllm.gateway.limits import CallLimits
-from rllm.gateway.model_call import ModelCall, new_call_id
-from rllm.gateway.notes import notes_of
-from rllm.gateway.observed import CallObserver, ObservedCall
+from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
 from rllm.gateway.trace_context import trace_context_of
@@ -68,7 +67,7 @@ class CallEndpoint:
     watched: Deadlines = field(default_factory=partial(Deadlines, WATCH_AFTER_S))
     """Calls that are not watched yet for clients that leave."""
     limits: CallLimits | None = None
-    observers: Sequence[CallObserver] = ()
+    hooks: Sequence[CallHook] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
@@ -100,8 +99,8 @@ class CallEndpoint:
             metrics.observe(self.dialect.wire.name, mode, answer.status, seconds)
             if answer.call is not None:
                 self.sessions.weigh(answer.call.session)
-            if self.observers:
-                self._tell(scope, mode, answer, seconds)
+            if self.hooks:
+                self._run_hooks(scope, mode, answer, seconds)
 
     def _in_own_words(self, error: GatewayError) -> GatewayError:
         """Return an error that names a chat field as the dialect does."""
@@ -121,9 +120,10 @@ class CallEndpoint:
         log_ignored(of_upstream, own_names)
         return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]
 
-    def _tell(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
+    def _run_hooks(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
+        """Run the hooks once the call's traces are durable."""
         call = answer.call
-        observed = ObservedCall(
+        finished = CallFinished(
             dialect=self.dialect.wire.name,
             mode=mode,
             status=answer.status,
@@ -132,14 +132,14 @@ class CallEndpoint:
             headers=headers_of(scope),
         )
 
-        def tell(_: object = None) -> None:
-            for observer in self.observers:
-                observer(observed)
+        def run(_: object = None) -> None:
+            for hook in self.hooks:
+                hook(finished)
 
-        if call is not None and call.left is not None:
-            call.left.add_done_callback(tell)
+        if call is not None and call.background_write is not None:
+            call.background_write.add_done_callback(run)
         else:
-            tell()
+            run()
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
@@ -197,8 +197,7 @@ class CallEndpoint:
         chat = self.dialect.to_chat(asked, earlier)
         metadata = {**metadata, **self.dialect.trace_metadata(asked)}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
-        if notes := notes_of(chat, session, headers, is_own=is_own(metadata)):
-            metadata = {**notes, **metadata}
+        metadata = {**call_metadata(chat, session, headers, is_own=is_own(metadata)), **metadata}
         call = ModelCall(
             asked=chat,
             prompt_ids=self.dialect.prompt_ids(asked),

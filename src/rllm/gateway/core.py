@@ -1,4 +1,4 @@
-"""Answer a call and keep its trace: nothing is acknowledged to the agent before its trace is durable."""
+"""The gateway without HTTP: it answers calls and stores their traces, which are durable before an answer is acknowledged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from rllm.capture import ChatStream, traces_from_chat
 from rllm.config.sampling import with_fixed_sampling
 from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
-from rllm.gateway.durable import DurableWrites
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
-from rllm.gateway.keeping import TraceKeeper
 from rllm.gateway.metrics import Metrics
-from rllm.gateway.model_call import ModelCall
-from rllm.gateway.notes import usage_notes
+from rllm.gateway.model_call import ModelCall, usage_metadata
+from rllm.gateway.normalize import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.redaction import Redact
-from rllm.gateway.standard import ChunkCompleter, complete_response
+from rllm.gateway.trace_writer import DurableWrites, TraceWriter
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.inference.continued import lost_in_prompt
 from rllm.parser.chat_template import is_long
@@ -35,11 +33,11 @@ logger = logging.getLogger(__name__)
 ABORTED = "the client disconnected before the answer was complete"
 
 _NOT_COUNTED = ("stream", "stream_options", "n", "min_tokens")
-"""What a request may ask for that one token, whole, is no answer to."""
+"""Request fields dropped when sampling one token to count the prompt."""
 
 
 class Gateway:
-    """The gateway without HTTP: calls in, answers out, traces kept. Lives in one event loop."""
+    """Calls in, answers out, traces stored. Lives in one event loop."""
 
     def __init__(
         self,
@@ -49,19 +47,19 @@ class Gateway:
         require_tokens: bool = False,
         exact_turns: bool = True,
         redact: Redact | None = None,
-        observed: bool = True,
+        has_hooks: bool = True,
     ) -> None:
-        """`observed`: whether anybody asks calls for their traces once they are over."""
+        """`has_hooks`: whether hooks read the traces of finished calls."""
         self.store = store
         self.upstream = upstream
         self.metrics = Metrics()
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns
-        self._keeper = TraceKeeper(store, self.writes, self.metrics, redact=redact, observed=observed)
+        self._writer = TraceWriter(store, self.writes, self.metrics, redact=redact, has_hooks=has_hooks)
 
     async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
-        """The whole answer, rendered, once its traces are durable.
+        """Return the whole answer, rendered, once its traces are durable.
 
         Raises:
             RLLMError: if there is none; the failure is in the store by then.
@@ -70,31 +68,31 @@ class Gateway:
         try:
             response = await self.upstream.complete(await self._upstream_call(call, sent))
             response["id"] = call.id
-            complete_response(response, sent.get("model") or "")
+            fill_missing_fields(response, sent.get("model") or "")
             traces = self._traces(call, sent, response)
             answer = render(response)
         except asyncio.CancelledError as cut:
-            self._keeper.keep_unawaited(call, self._failed(call, sent, _why_cut(cut)))
+            self._writer.write_in_background(call, self._failed(call, sent, _why_cut(cut)))
             raise
         except Exception as error:
-            await self._keeper.keep(call, self._failed(call, sent, _reason(error)))
+            await self._writer.write(call, self._failed(call, sent, _reason(error)))
             raise
-        kept = self._keeper.keep(call, traces)
+        written = self._writer.write(call, traces)
         del response, traces
-        await kept
+        await written
         return answer
 
     async def stream(self, call: ModelCall, encoder: StreamEncoder) -> AsyncGenerator[bytes, None]:
-        """The answer piece by piece; the piece that ends it comes once its traces are durable.
+        """Yield the answer piece by piece; the last piece comes once its traces are durable.
 
-        Closing the generator early, or cancelling it, cancels the generation and keeps what had been sampled.
+        Closing the generator early, or cancelling it, cancels the generation and stores the tokens sampled so far.
 
         Raises:
-            RLLMError: if the answer breaks off; what there was of it is in the store by then.
+            RLLMError: if the answer breaks off; its tokens so far are in the store by then.
         """
         sent = await self._prepared(call)
         rebuilt = ChatStream()
-        completer = ChunkCompleter(sent.get("model") or "")
+        normalizer = ChunkNormalizer(sent.get("model") or "")
         timings: dict[str, float] = {}
         try:
             async with aclosing(self.upstream.stream(await self._upstream_call(call, sent))) as batches:
@@ -102,7 +100,7 @@ class Gateway:
                     timings.setdefault("first_token_s", time.perf_counter() - call.clock)
                     for chunk in chunks:
                         chunk["id"] = call.id
-                        completer.complete(chunk)
+                        normalizer.fill_missing_fields(chunk)
                         rebuilt.feed(chunk)
                     if piece := encoder.feed(chunks):
                         yield piece
@@ -110,32 +108,37 @@ class Gateway:
                 raise UpstreamError("the upstream's stream ended before the answer was complete")
             traces = self._traces(call, sent, rebuilt.response(), timings)
         except (asyncio.CancelledError, GeneratorExit) as cut:
-            self._keeper.keep_unawaited(call, self._failed(call, sent, _why_cut(cut), rebuilt.response(), timings))
+            failed = self._failed(call, sent, _why_cut(cut), rebuilt.response(), timings)
+            self._writer.write_in_background(call, failed)
             raise
         except Exception as error:
-            await self._keeper.keep(call, self._failed(call, sent, _reason(error), rebuilt.response(), timings))
+            failed = self._failed(call, sent, _reason(error), rebuilt.response(), timings)
+            await self._writer.write(call, failed)
             raise
-        kept = self._keeper.keep(call, traces)
+        written = self._writer.write(call, traces)
         del rebuilt, traces
-        await kept
+        await written
         yield encoder.finish()
 
     async def refuse(self, call: ModelCall, error: Exception) -> None:
-        """Keep that the agent asked for what is not asked of the upstream. It is told that in any case, since it may mend it."""
-        said = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
+        """Store a failed trace for a request rejected before it reached the upstream.
+
+        Storage errors are logged, never raised: the agent must still receive the original error.
+        """
+        request = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
         try:
-            await self._keeper.keep(call, self._failed(call, said, _reason(error)))
+            await self._writer.write(call, self._failed(call, request, _reason(error)))
         except RLLMError as failure:
-            # Why it was refused may repeat what the agent sent, which a redaction hook keeps to itself.
+            # Not the reason itself: it may repeat text of the agent, which a redaction hook removes.
             logger.error("a call was refused, and its trace was not stored as it is: %s", failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
-        """How many tokens the prompt of a call has; to find out, the upstream samples one token, which is not kept.
+        """Return the number of tokens of a call's prompt. The upstream samples one token for it, which is not stored.
 
         Raises:
-            RLLMError: if the upstream does not say.
+            RLLMError: if the upstream does not report it.
         """
-        imposed = with_fixed_sampling(call.asked, call.session.sampling)
+        imposed = with_fixed_sampling(call.asked, call.session.sampling.parameters)
         asked = {name: value for name, value in imposed.items() if name not in _NOT_COUNTED}
         sent = self.upstream.prepare({**asked, "max_tokens": 1, "max_completion_tokens": None})
         try:
@@ -143,21 +146,22 @@ class Gateway:
         except PromptTooLongError as error:
             if error.num_tokens is None:
                 raise
-            return error.num_tokens  # Whoever asks may want to know how much is to be left out.
+            return error.num_tokens  # The client may want to know how much to leave out.
         counted = (response.get("usage") or {}).get("prompt_tokens", response.get("prompt_token_ids"))
         if counted is None:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
         return len(counted) if isinstance(counted, list) else int(counted)
 
     async def _prepared(self, call: ModelCall) -> dict[str, Any]:
-        """The request that is really sent: the session's sampling parameters win over the agent's. Counts the call.
+        """Return the request that is really sent, with the session's sampling parameters. Counts the call.
 
         Raises:
-            RLLMError: if the upstream cannot be asked for it; the failure is in the store by then.
+            RLLMError: if the upstream cannot serve it; the failure is in the store by then.
         """
         await self.writes.room()
         try:
-            sent = self.upstream.prepare(call.session.imposed_on(call.asked, call.prompt_ids))
+            messages, tools = call.asked["messages"], call.asked.get("tools")
+            sent = self.upstream.prepare(call.session.sampling.impose(call.asked, messages, tools, call.prompt_ids))
             call.lost = lost_in_prompt(self.upstream, sent["messages"], sent.get("tools"))
         except Exception as error:
             await self.refuse(call, error)
@@ -165,7 +169,7 @@ class Gateway:
         return sent
 
     async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
-        """The call as it is put to the upstream."""
+        """Return the call as the upstream gets it."""
         if call.prompt_ids is None:
             call.prompt_ids = await self._continued(call, sent)
         return UpstreamCall(
@@ -179,9 +183,9 @@ class Gateway:
         )
 
     async def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
-        """The prompt behind exactly the tokens of the answer that the call goes on from, if there is one."""
-        while missing := call.lacks():
-            call.supply(await asyncio.to_thread(self.store.trace, call.session.id, missing))
+        """Return the prompt that continues exactly the tokens of an earlier answer, if there is one."""
+        while missing := call.missing_trace():
+            call.provide_trace(await asyncio.to_thread(self.store.trace, call.session.id, missing))
         prior = call.prior() if self._exact_turns else None
         if prior is None:
             return None
@@ -210,8 +214,8 @@ class Gateway:
             metadata={
                 **call.metadata,
                 **call.route.notes(),
-                **call.drift(response.get("prompt_token_ids")),
-                **usage_notes(response),
+                **call.drift_metadata(response.get("prompt_token_ids")),
+                **usage_metadata(response),
                 **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,
@@ -231,7 +235,7 @@ class Gateway:
         partial: Mapping[str, Any] = MappingProxyType({}),
         timings: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trace]:
-        """The record of a call without a whole answer: its tokens so far, or none, and why."""
+        """Return the traces of a call without a whole answer: its tokens so far, if any, and the reason."""
         known = {} if call.prompt_ids is None else {"prompt_token_ids": list(call.prompt_ids)}
         finish_reason = "abort" if reason in (ABORTED, STOPPED) else "error"
         traces: list[Trace] = []

@@ -1,4 +1,4 @@
-"""One model call of a session, as a chat request."""
+"""One model call of a session, as a chat request, and the metadata that its trace gets."""
 
 from __future__ import annotations
 
@@ -11,84 +11,122 @@ from functools import partial
 from typing import Any
 
 from rllm._runtime.ids import new_id
-from rllm.capture import CallNode, MessageDigests, PriorAnswer
+from rllm.capture import CallNode, MessageDigests, PriorAnswer, side_call
+from rllm.gateway.dialects.base import usage_of
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.route import Route
-from rllm.types import DRIFT_KEY, Trace
+from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, Trace
 
+USAGE_KEY = "rllm.usage"
+"""Trace metadata: the usage that the server reported, where the trace's own tokens do not imply it."""
 
-def new_call_id(prefix: str) -> str:
-    """A new id, in the form that answers of one wire format have."""
-    return prefix + new_id()
+_SUB_AGENT_HEADERS = (b"x-claude-code-agent-id", b"x-parent-session-id")
+"""Headers by which programs name the sub-agent that calls, and the session that it belongs to."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ModelCall:
-    """One model call as a chat request, whatever wire format it came in."""
+    """One model call as a chat request, whatever its wire format was."""
 
     asked: Mapping[str, Any]
     """The agent's own request, as a chat request."""
     prompt_ids: Sequence[int] | None = None
-    """The prompt, as far as its tokens are known before it is sampled from: where the agent sent them, and there are no messages
-    then, or where they go on from an earlier answer."""
+    """Token ids of the prompt, if known before sampling: those that the agent sent, without messages, or those that continue
+    an earlier answer."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
-    """Its own W3C headers, which go to the upstream as they came."""
+    """Its own W3C headers, which are sent to the upstream unchanged."""
     id: str
-    """The id of the answer and of its trace. Ours, so that no two upstreams can ever give the same."""
+    """Id of the answer and of its trace. It is ours, so that no two upstreams can give the same one."""
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     route: Route = field(init=False)
-    said: MessageDigests | None = field(init=False, default=None)
-    """What is compared with the session's earlier calls, if it may have any."""
+    digests: MessageDigests | None = field(init=False, default=None)
+    """Digests of the messages, to compare with the session's earlier calls, if it may have any."""
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
-    """What came of it, once that is durable."""
-    left: asyncio.Task[None] | None = field(init=False, default=None)
-    """For a call whose client has left: ends when what came of it is durable, or cannot be."""
+    """Its traces, once they are durable."""
+    background_write: asyncio.Task[None] | None = field(init=False, default=None)
+    """Of a call whose client has gone: the task that ends once its traces are durable, or cannot be."""
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
         self.route = Route(None if self.session.parents is None else self.session.id)
         if self.session.conversations is not None:
-            self.said = MessageDigests.of(self.asked["messages"], self.asked.get("tools"), self.session.conversations)
+            self.digests = MessageDigests.of(
+                self.asked["messages"], self.asked.get("tools"), self.session.conversations
+            )
 
     def prior(self) -> PriorAnswer | None:
-        """The earlier call of the session that the messages go on from."""
-        if self.said is None or self.session.conversations is None:
+        """Return the earlier call of the session that the messages continue."""
+        if self.digests is None or self.session.conversations is None:
             return None
-        return self.session.conversations.prior_answer(self.said)
+        return self.session.conversations.prior_answer(self.digests)
 
-    def lacks(self) -> str | None:
-        """The earlier trace whose tokens must be supplied to tell."""
-        if self.said is None or self.session.conversations is None or not self.said.has_answer:
+    def missing_trace(self) -> str | None:
+        """Return the id of an earlier trace whose tokens `prior` needs, if one was dropped from memory."""
+        if self.digests is None or self.session.conversations is None or not self.digests.has_answer:
             return None
-        return self.session.conversations.missing_trace(self.said)
+        return self.session.conversations.missing_trace(self.digests)
 
-    def supply(self, trace: Trace | None) -> None:
-        """The trace that was missing."""
-        if self.said is not None and self.session.conversations is not None:
-            self.session.conversations.provide_tokens(self.said, trace)
+    def provide_trace(self, trace: Trace | None) -> None:
+        """Provide the missing trace."""
+        if self.digests is not None and self.session.conversations is not None:
+            self.session.conversations.provide_tokens(self.digests, trace)
 
-    def parent_of(self, prompt_ids: Any) -> str | None:
-        """The earlier call of the session whose tokens the prompt goes on from."""
+    def parent_of(self, prompt_ids: object) -> str | None:
+        """Return the earlier call of the session whose tokens the prompt continues."""
         if self.session.parents is None or not isinstance(prompt_ids, list | array):
             return None
         return self.session.parents.parent_of(prompt_ids)
 
-    def drift(self, prompt_ids: Any) -> dict[str, Any]:
-        """As metadata, why the prompt does not go on from the tokens of the answer that it follows; empty if it does."""
-        if self.said is None or self.session.conversations is None or not isinstance(prompt_ids, list | array):
+    def drift_metadata(self, prompt_ids: object) -> dict[str, Any]:
+        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
+        if self.digests is None or self.session.conversations is None:
             return {}
-        drift = self.session.conversations.drift_of(self.said, prompt_ids)
+        if not isinstance(prompt_ids, list | array):
+            return {}
+        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
 
-    def keeping(self, trace: Trace) -> Iterator[Callable[[], None]]:
-        """What, once it is called, lets later calls of the session find this one; it has no hold of the trace."""
+    def registrations(self, trace: Trace) -> Iterator[Callable[[], None]]:
+        """Yield functions that let later calls of the session continue this one; they hold no reference to the trace."""
         if self.session.parents is not None:
             yield partial(self.session.parents.add, CallNode.of_trace(trace))
-        if self.said is not None and self.session.conversations is not None and trace.error is None:
+        if self.digests is not None and self.session.conversations is not None and trace.error is None:
             conversations = self.session.conversations
-            yield partial(conversations.add, conversations.prepare(self.said, trace))
+            yield partial(conversations.add, conversations.prepare(self.digests, trace))
+
+
+def new_call_id(prefix: str) -> str:
+    """Return a new id, in the form that answers of one wire format have."""
+    return prefix + new_id()
+
+
+def call_metadata(
+    chat: Mapping[str, Any], session: Session, headers: Mapping[bytes, bytes], *, is_own: bool
+) -> dict[str, Any]:
+    """Return the metadata of a call: its sub-agent, and the reason if it is beside its program's task. Mostly empty.
+
+    Args:
+        chat: its request. The session remembers whether any of its calls had tools.
+        session: its session.
+        headers: of its HTTP request.
+        is_own: whether the author's own code made it.
+    """
+    metadata: dict[str, Any] = {
+        name.decode(): headers[name].decode("latin-1") for name in _SUB_AGENT_HEADERS if name in headers
+    }
+    if reason := side_call(chat, session_has_tools=session.has_tools, is_own=is_own):
+        metadata[SIDE_CALL_KEY] = reason
+    elif chat.get("tools"):
+        session.has_tools = True
+    return metadata
+
+
+def usage_metadata(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of an answer: its usage, where tokens were cached or counted as reasoning. Mostly empty."""
+    counted = usage_of({**response, "usage": None})
+    return {} if usage_of(response) == counted else {USAGE_KEY: response["usage"]}

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
-from rllm.config.sampling import CallSeeds, with_fixed_sampling
+from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.fields import problem_of_n
@@ -52,13 +52,11 @@ class Session:
     """What the gateway keeps in memory about a session; all of it can be read back from the store."""
 
     id: str
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: ImposedSampling = field(default_factory=ImposedSampling)
     parents: ParentIndex | None = field(default_factory=ParentIndex)
     """`None` for a session of one call."""
     conversations: Conversations | None = field(default_factory=Conversations)
     """Likewise."""
-    seeds: CallSeeds = field(default_factory=CallSeeds)
-    """Counts the calls where the session's sampling fixes a `seed`, from which each call's own is derived."""
     has_tools: bool = False
     """Whether any of its calls had some."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -82,13 +80,6 @@ class Session:
         """Whether somebody else may have deleted it since it was last looked for."""
         is_old = self.ref.number is not None and time.monotonic() - self.looked_for_at > _TRUSTED_S
         return (is_old or self.ref.is_gone) and not self.deleted
-
-    def imposed_on(self, request: Mapping[str, Any], prompt_ids: Sequence[int] | None = None) -> dict[str, Any]:
-        """The request as it is sent: with the session's sampling parameters, and with the seed of this very call."""
-        sent = with_fixed_sampling(request, self.sampling)
-        if (seed := self.sampling.get("seed")) is not None:
-            sent["seed"] = self.seeds.next(seed, request["messages"], request.get("tools"), prompt_ids)
-        return sent
 
 
 @dataclass(eq=False, slots=True)
@@ -171,7 +162,7 @@ class Sessions:
         if session is not None:
             check_not_deleted(session)
             session = session if self._is_there(session) else None
-        fixed = checked_sampling(sampling) if sampling is not None else None
+        fixed = check_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         ref = SessionRef() if session is None else session.ref
         if trace_context := outgoing_headers():
@@ -182,7 +173,7 @@ class Sessions:
             session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
         write.add_done_callback(lambda _: session)  # which is known for as long as it cannot be read from the store
         if fixed is not None:
-            session.sampling = fixed
+            session.sampling.parameters = fixed
         session.trace_context = trace_context or session.trace_context
         return write
 
@@ -311,7 +302,7 @@ class Sessions:
         info = self._store.session(session_id)
         if info is not None:
             session.ref.number = info.number
-            session.sampling = dict(info.metadata.get(SAMPLING_KEY) or {})
+            session.sampling.parameters = dict(info.metadata.get(SAMPLING_KEY) or {})
             session.trace_context = dict(info.metadata.get(TRACE_CONTEXT_KEY) or {})
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
@@ -321,9 +312,9 @@ class Sessions:
                     digests = MessageDigests.of(trace.messages, trace.tools, conversations)
                     conversations.add(conversations.prepare(digests, trace))
                 calls.setdefault(trace.call_id, trace)
-            if "seed" in session.sampling:
+            if "seed" in session.sampling.parameters:
                 for call in calls.values():
-                    session.seeds.next(0, call.messages, call.tools, call.prompt_ids)
+                    session.sampling.seeds.next(0, call.messages, call.tools, call.prompt_ids)
         return session
 
 
@@ -366,17 +357,17 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
             )
 
 
-def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that a session fixes, with `null` ones left out.
+def check_sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that a session imposes, without those that are `None`.
 
     Raises:
         ConfigError: if one is unknown, of the wrong type or out of range.
     """
-    unknown = sorted(sampling.keys() - set(SAMPLING_FIELDS))
+    unknown = sorted(parameters.keys() - set(SAMPLING_FIELDS))
     if unknown:
         meant = did_you_mean(unknown[0], SAMPLING_FIELDS, "sampling") or f"use only {', '.join(SAMPLING_FIELDS)}"
-        raise ConfigError(f"sampling.{unknown[0]}={sampling[unknown[0]]!r}: {meant}")
-    if problem := problem_of_n(sampling.get("n")):
+        raise ConfigError(f"sampling.{unknown[0]}={parameters[unknown[0]]!r}: {meant}")
+    if problem := problem_of_n(parameters.get("n")):
         raise ConfigError(f"sampling.{problem}")
-    SamplingParams.from_request(sampling)
-    return {name: value for name, value in sampling.items() if value is not None}
+    SamplingParams.from_request(parameters)
+    return {name: value for name, value in parameters.items() if value is not None}

@@ -23,7 +23,7 @@ from rllm.gateway.dialects.responses import asked_of
 from rllm.gateway.dialects.responses_output import broken_off, from_chat
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import check_one_named, session_named
-from rllm.gateway.notes import USAGE_KEY
+from rllm.gateway.model_call import USAGE_KEY
 from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 

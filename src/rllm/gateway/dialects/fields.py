@@ -103,8 +103,8 @@ def check_chat(request: Mapping[str, Any]) -> None:
     check_options(request)
 
 
-def problem_of_n(n: Any) -> str | None:
-    """What is wrong with how many answers are asked for at once, if anything is."""
+def problem_of_n(n: object) -> str | None:
+    """Return what is wrong with the number of answers requested at once, or `None`."""
     if n is None or (type(n) is int and 1 <= n <= _MAX_CHOICES):
         return None
     return f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}"

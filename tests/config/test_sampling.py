@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from rllm.config.sampling import CallSeeds, derived_seed
+from rllm.config.sampling import CallSeeds, ImposedSampling, derived_seed, with_fixed_sampling
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -43,3 +43,23 @@ def test_what_is_no_json_counts_without_its_address() -> None:
     del asked[0][0]["size"], asked[1][0]["size"]
     assert CallSeeds().next(0, asked[0], None) == CallSeeds().next(0, asked[1], None)
     assert CallSeeds().next(0, [{"role": "user", "content": "\ud800"}], None) >= 0
+
+
+def test_parameters_replace_those_of_the_request_under_either_name() -> None:
+    asked = {"temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8}
+    assert with_fixed_sampling(asked, {}) == asked
+    assert with_fixed_sampling(asked, {"temperature": 1.0})["max_tokens"] == 9
+    assert with_fixed_sampling(asked, {"max_tokens": 3}) == {"temperature": 0.1, "max_tokens": 3}
+
+
+def test_a_shorter_answer_may_be_requested() -> None:
+    assert with_fixed_sampling({"max_tokens": 2}, {"max_tokens": 3}) == {"max_tokens": 2}
+    assert with_fixed_sampling({"max_tokens": 2}, {"max_completion_tokens": 3}) == {"max_completion_tokens": 2}
+
+
+def test_each_call_of_a_session_has_its_own_seed() -> None:
+    sampling, again = ImposedSampling({"seed": 5}), ImposedSampling({"seed": 5})
+    seeds = [sampling.impose({"seed": 1}, HI, None)["seed"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    assert seeds == [again.impose({}, HI, None)["seed"] for _ in range(2)]
+    assert ImposedSampling().impose({"seed": 1}, HI, None) == {"seed": 1}

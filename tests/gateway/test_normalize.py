@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.gateway.standard import ChunkCompleter, complete_response
+from rllm.gateway.normalize import ChunkNormalizer, fill_missing_fields
 
 
 def test_a_complete_answer_stays_as_it_is():
@@ -9,14 +9,14 @@ def test_a_complete_answer_stays_as_it_is():
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     response = {"model": "m", "choices": [choice], "usage": {"prompt_tokens": 1}}
     before = repr(response)
-    complete_response(response, "other")
+    fill_missing_fields(response, "other")
     assert repr(response) == before
 
 
 @pytest.mark.parametrize("calls", [[], [{"function": {"name": "f", "arguments": ""}}]])
 def test_what_is_missing_is_filled_in(calls):
     response = {"choices": [{"message": {"content": "x", "tool_calls": calls}}, {}]}
-    complete_response(response, "m")
+    fill_missing_fields(response, "m")
     first, second = response["choices"]
     assert (response["model"], first["index"], second["index"]) == ("m", 0, 1)
     assert (first["message"]["role"], second["message"]) == ("assistant", {"content": "", "role": "assistant"})
@@ -26,80 +26,80 @@ def test_what_is_missing_is_filled_in(calls):
 
 def test_answers_of_the_same_index_are_numbered_anew():
     response = {"choices": [{"index": 0, "token_ids": [1]}, {"index": 0, "token_ids": [2]}]}
-    complete_response(response, "m")
+    fill_missing_fields(response, "m")
     assert [choice["index"] for choice in response["choices"]] == [0, 1]
 
 
 def test_calls_of_the_same_id_get_one_each():
     calls = [{"id": "call_0", "function": {"name": "f", "arguments": "{}"}} for _ in range(3)]
-    complete_response({"choices": [{"message": {"tool_calls": calls}}]}, "m")
+    fill_missing_fields({"choices": [{"message": {"tool_calls": calls}}]}, "m")
     assert calls[0]["id"] == "call_0"
     assert len({call["id"] for call in calls}) == 3
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     pieces = [
         {"index": number, "id": "call_0", "function": {"name": name, "arguments": part}}
         for number in (0, 1)
         for name, part in (("f", ""), (None, "{}"))
     ]
     for piece in pieces:
-        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
     assert (pieces[0]["id"], "id" in pieces[1], "id" in pieces[3]) == ("call_0", False, False)
     assert pieces[2]["id"] not in ("call_0", None)
 
 
 def test_tokens_are_counted_where_the_server_does_not_say():
     response = {"choices": [{"token_ids": [7, 8]}, {"token_ids": [9]}], "prompt_token_ids": [1, 2]}
-    complete_response(response, "m")
+    fill_missing_fields(response, "m")
     assert response["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
 def test_arguments_that_come_as_an_object_become_text():
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
-    complete_response({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
+    fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
     assert call["function"]["arguments"] == '{"a":1}'
     piece = {"function": {"name": "f", "arguments": {"a": 1}}}
-    ChunkCompleter("m").complete({"choices": [{"delta": {"tool_calls": [piece]}}]})
+    ChunkNormalizer("m").fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
     assert piece["function"]["arguments"] == '{"a":1}'
 
 
 def test_pieces_of_a_call_keep_its_index_and_only_the_first_gets_an_id():
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     pieces = [
         {"function": {"name": "f", "arguments": ""}},
         {"function": {"arguments": "{}"}},
         {"function": {"name": "g"}},
     ]
     for piece in pieces:
-        completer.complete({"choices": [{"delta": {"tool_calls": [piece]}}]})
+        completer.fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
     assert [piece["index"] for piece in pieces] == [0, 0, 1]
     assert ["id" in piece for piece in pieces] == [True, False, True]
     assert pieces[0]["id"] != pieces[2]["id"]
 
 
 def test_pieces_are_numbered_from_0_on_whatever_the_server_begins_with():
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     given = [(5, "A"), (2, "B"), (5, None), (2, None)]
     pieces = [{"index": index, **({"id": name, "function": {"name": name}} if name else {})} for index, name in given]
     for piece in pieces:
-        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
     assert [piece["index"] for piece in pieces] == [0, 1, 0, 1]
 
 
 def test_calls_of_the_same_number_are_told_apart_by_their_ids():
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     pieces = [{"index": 0, "id": name, "function": {"name": "f", "arguments": "{}"}} for name in "AB"]
     pieces += [{"index": 0, "function": {"arguments": " "}}, {"index": 1, "id": "C", "function": {"name": "f"}}]
     for piece in pieces:
-        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
     assert [piece["index"] for piece in pieces] == [0, 1, 1, 2]
 
 
 def test_an_id_and_a_name_are_told_once():
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     pieces = [{"index": 0, "id": "A", "function": {"name": "f", "arguments": part}} for part in ('{"a"', ":1}")]
     other = {"index": 1, "id": "B", "function": {"name": "f", "arguments": "{}"}}
     for piece in (*pieces, other):
-        completer.complete({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
     assert pieces[1] == {"index": 0, "function": {"arguments": ":1}"}}
     assert (other["id"], other["function"]["name"]) == ("B", "f")
 
@@ -107,15 +107,15 @@ def test_an_id_and_a_name_are_told_once():
 @pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
 def test_a_call_without_arguments_has_a_text_of_none(function):
     call = {"function": dict(function)}
-    complete_response({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
+    fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
     piece = {"function": dict(function)}
-    ChunkCompleter("m").complete({"choices": [{"delta": {"tool_calls": [piece]}}]})
+    ChunkNormalizer("m").fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
     assert call["function"] == piece["function"] == {"name": "f", "arguments": ""}
 
 
 def test_only_the_first_chunk_of_a_choice_gets_a_role():
-    completer = ChunkCompleter("m")
+    completer = ChunkNormalizer("m")
     chunks = [{"choices": [{"index": index, "delta": {"content": "x"}}]} for index in (0, 1, 0)]
     for chunk in chunks:
-        completer.complete(chunk)
+        completer.fill_missing_fields(chunk)
     assert ["role" in chunk["choices"][0]["delta"] for chunk in chunks] == [True, True, False]
