@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
-from rllm.environments.grid_world.env import LEGEND
+from rllm.environments.grid_world import LEGEND
 from rllm.types import Message
 
 SYSTEM = "Walk from P to G, around every O. Say Up, Down, Left or Right."

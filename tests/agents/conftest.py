@@ -1,6 +1,5 @@
 """An agent and an environment, driven by hand as an engine would drive them."""
 
-import inspect
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -19,7 +18,7 @@ def play() -> Play:
 
 
 async def _play(agent: BaseAgent, env: BaseEnv, script: Script) -> Trajectory:
-    """The trajectory of one rollout, its steps with the exact tokens of the scripted model."""
+    """Return the trajectory of one rollout, its steps with the exact tokens of the scripted model."""
     engine = ScriptedEngine(script)
     observation, info = env.reset()
     agent.reset()
@@ -31,8 +30,7 @@ async def _play(agent: BaseAgent, env: BaseEnv, script: Script) -> Trajectory:
         step = agent.get_current_state()
         assert step is not None
         step.fill_from_output(output)
-        returned = env.step(action)
-        observation, step.reward, done, step.info = await returned if inspect.isawaitable(returned) else returned
+        observation, step.reward, done, step.info = env.step(action)
         step.done = done
         agent.update_from_env(observation, step.reward, done, step.info)
     env.close()

@@ -36,7 +36,7 @@ async def test_a_walk_to_the_goal_is_one_token_sequence(play):
     assert [step.action for step in trajectory.steps] == ["Up", "Left", "Left", "", "Down", "Down"]
     assert [step.reward for step in trajectory.steps] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert [step.done for step in trajectory.steps] == [False] * 5 + [True]
-    assert "'' is no action: use one of Up, Down, Left, Right." in trajectory.steps[4].observation
+    assert "use one of Up, Down, Left, Right." in trajectory.steps[4].observation
     for earlier, later in zip(trajectory.steps, trajectory.steps[1:], strict=False):
         tokens = earlier.prompt_ids + earlier.response_ids
         assert later.prompt_ids[: len(tokens)] == tokens

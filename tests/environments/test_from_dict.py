@@ -7,7 +7,7 @@ import pytest
 
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.environments.grid_world.env import GridWorldEnv
+from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.environments.tools.tool_env import ToolEnvironment
 

@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rllm.environments.frozenlake.frozenlake import FrozenLakeEnv
 
-from rllm.environments.grid_world import GridMap, GridWorldEnv, num_moves
-from rllm.environments.grid_world.env import LEGEND
+from rllm.environments.grid_world import LEGEND, GridMap, GridWorldEnv, num_moves
 from rllm.errors import ConfigError
 from rllm.types import Action
 
@@ -45,7 +44,7 @@ def test_the_border_holds():
 @pytest.mark.parametrize("action", ["jump", "", None, 7, "u" * 10_000])
 def test_an_invalid_action_costs_a_step_and_moves_nothing(action: object):
     observation, reward, done, info = GridWorldEnv.from_dict(TASK).step(action)
-    assert observation.endswith(f"is no action: use one of Up, Down, Left, Right.\n{START}")
+    assert observation.endswith(f"use one of Up, Down, Left, Right.\n{START}")
     assert len(observation) < 400
     assert (reward, done) == (0.0, False)
     assert info == {"is_valid": False, "num_steps": 1, "truncated": False}
@@ -94,12 +93,12 @@ def test_the_shortest_way_goes_around_holes():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"size": 1}, "size=1: use 2 to 64"),
-        ({"p": 1.5}, r"p=1\.5: use the probability"),
-        ({"max_steps": 0}, "max_steps=0: use at least 1"),
-        ({"seed": "many"}, "seed='many': use a value of type int"),
-        ({"size": 4.5}, r"size=4\.5: use a value of type int"),
-        ({"is_slippery": [1]}, r"is_slippery=\[1\]: use a value of type bool"),
+        ({"size": 1}, "size=1"),
+        ({"p": 1.5}, r"p=1\.5"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"seed": "many"}, "seed='many'.*int"),
+        ({"size": 4.5}, r"size=4\.5.*int"),
+        ({"is_slippery": [1]}, "is_slippery.*bool"),
     ],
 )
 def test_a_bad_setting_is_named(setting: dict, message: str):

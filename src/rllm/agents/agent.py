@@ -1,8 +1,8 @@
-"""`BaseAgent`: what the engine needs of an agent that it steps through an environment itself.
+"""`BaseAgent`, the protocol of agents that an engine steps through an environment.
 
-The engine calls `reset`, then in turn `update_from_env` with what the environment said, asks the model with
-`chat_completions`, and hands its text to `update_from_model`, which decides the action. The data types that agents build are
-named here too, because their users know them from here.
+The engine calls `reset`, then in turn `update_from_env` with what the environment returned, asks the model with
+`chat_completions`, and passes its text to `update_from_model`, which returns the action. The data types that agents
+build can be imported from here too.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ __all__ = ["Action", "BaseAgent", "Episode", "Step", "Trajectory"]
 
 
 class BaseAgent(ABC):
-    """Keeps the conversation and the trajectory of one rollout; one object is used for one rollout at a time."""
+    """Conversation and trajectory of one rollout; an object is used for one rollout at a time."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything: a new rollout begins."""
+        """Forget everything; a new rollout starts."""
 
     @property
     def chat_completions(self) -> list[Message]:
-        """The messages that the model is asked with next."""
+        """Messages of the next model call."""
         return []
 
     @property
     @abstractmethod
     def trajectory(self) -> Trajectory:
-        """The rollout so far: one `Step` for every call of `update_from_model`."""
+        """Rollout so far: one `Step` for every call of `update_from_model`."""
 
     @abstractmethod
     def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
-        """Take in what the environment answered; after its `reset` with reward 0.0 and `done` False. `info` also has the rollout's
-        `max_steps`."""
+        """Add what the environment returned.
+
+        After the environment's `reset` it is called with reward 0.0 and `done` False. `info` also has the rollout's
+        `max_steps`.
+        """
 
     @abstractmethod
     def update_from_model(self, response: str) -> Action:
-        """Add a `Step` for the model's answer to the trajectory, and return what to do."""
+        """Add a `Step` for the model's answer to the trajectory, and return the action."""
 
     def get_current_state(self) -> Step | None:
-        """The newest step, which the engine completes with tokens, reward and `done`."""
+        """Return the newest step, which the engine completes with tokens, reward and `done`."""
         return self.trajectory.steps[-1] if self.trajectory.steps else None

@@ -1,4 +1,4 @@
-"""`ChatAgent`: a conversation that only grows, and the trajectory of it; the ready-made agents say what its turns mean."""
+"""`ChatAgent`: a conversation that only grows, and its trajectory; base class of the ready-made agents."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rllm.parser.reasoning import SplitText, split_without_prompt
 from rllm.types import Action, Message, Step, Trajectory, text_of
 
 QUESTION_KEYS = ("question", "problem", "prompt", "query", "instruction")
-"""Under which a task keeps what it asks, the first one that is there."""
+"""Keys of a task that may hold its question; the first one present is used."""
 
 
 class ChatAgent(BaseAgent):
-    """What the environment says becomes messages, and each answer of the model a `Step` and an action.
+    """Turns observations into messages, and each answer of the model into a `Step` and an action.
 
-    Every prompt begins with the whole prompt and answer before it, so that its tokens continue theirs. Without
-    `accumulate_thinking`, a prompt leaves out what the model thought in earlier turns, and is a sequence of its own.
+    Every prompt starts with the previous prompt and answer, so that its tokens continue theirs. Without
+    `accumulate_thinking`, a prompt omits the reasoning of earlier turns and becomes a sequence of its own.
     """
 
     def __init__(self, *, system_prompt: str | None = None, accumulate_thinking: bool = True) -> None:
@@ -28,30 +28,31 @@ class ChatAgent(BaseAgent):
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new conversation, with the system prompt if there is one."""
-        self._messages: list[Message] = []
+        """Start a new conversation, with the system prompt if there is one."""
+        self.messages: list[Message] = []
+        """The conversation, answers included."""
         if self.system_prompt:
-            self._messages.append({"role": "system", "content": self.system_prompt})
+            self.messages.append({"role": "system", "content": self.system_prompt})
         self._trajectory = Trajectory()
         self._observation: Any = None
 
     @property
     def chat_completions(self) -> list[Message]:
-        """The messages that the model is asked with next."""
+        """Messages of the next model call."""
         if self.accumulate_thinking:
-            return list(self._messages)
-        return [self._without_thought(message) for message in self._messages]
+            return list(self.messages)
+        return [self._without_reasoning(message) for message in self.messages]
 
     @property
     def trajectory(self) -> Trajectory:
-        """The rollout so far."""
+        """Rollout so far."""
         return self._trajectory
 
     def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
-        """Add what the environment said to the conversation; the end of a rollout says nothing more to the model."""
+        """Add the observation to the conversation, unless the rollout is over."""
         self._observation = observation
         if not done:
-            self._messages += self.observation_to_messages(observation)
+            self.messages += self.observation_to_messages(observation)
 
     def update_from_model(self, response: str) -> Action:
         """Add the answer to the conversation and a step to the trajectory; the engine completes it with its reward."""
@@ -64,32 +65,31 @@ class ChatAgent(BaseAgent):
             action=action,
             model_response=response,
         )
-        self._messages.append(answer)
+        self.messages.append(answer)
         self._trajectory.steps.append(step)
         return Action(action)
 
     def observation_to_messages(self, observation: Any) -> list[Message]:
-        """The messages that an observation adds: one from the user, unless there is nothing to say."""
+        """Return the messages that an observation adds: one from the user, or none if it is empty."""
         text = observation_to_text(observation)
         return [{"role": "user", "content": text}] if text else []
 
     @abstractmethod
     def response_to_action(self, response: str) -> Any:
-        """What the model decided; `response` is its whole text, thoughts included."""
+        """Return the action in the model's text, which includes its reasoning."""
 
     def split(self, response: str) -> SplitText:
-        """Thought and answer of a response, also where the opening tag was already in the prompt."""
+        """Split a response into reasoning and answer, also if the opening tag is in the prompt."""
         return split_without_prompt(response)
 
-    def _without_thought(self, message: Message) -> Message:
-        """An assistant's message with its answer only; others as they are."""
+    def _without_reasoning(self, message: Message) -> Message:
         if message["role"] != "assistant":
             return message
         return {**message, "content": self.split(text_of(message)).answer}
 
 
 def observation_to_text(observation: Any) -> str:
-    """What an observation says: a text itself, or a task's question.
+    """Return the text of an observation: the observation itself, or the question of a task.
 
     Raises:
         AgentError: if it is neither.

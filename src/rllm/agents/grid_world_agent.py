@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"```(.*?)```", re.DOTALL)
 
 
 class GridWorldAgent(ChatAgent):
-    """The move is the last direction in the last block of three backticks, or else in the answer; it may be empty."""
+    """Moves in the last direction of the last ``` block, or else of the answer; the move may be empty."""
 
     def __init__(self, *, system_prompt: str = SYSTEM_PROMPT, accumulate_thinking: bool = True) -> None:
         super().__init__(system_prompt=system_prompt, accumulate_thinking=accumulate_thinking)

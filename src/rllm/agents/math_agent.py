@@ -1,4 +1,4 @@
-"""`MathAgent`: asks a mathematical question and takes the model's whole text as its action."""
+"""`MathAgent`: asks a mathematical question and returns the model's whole text as its action."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INSTRUCTION = "Reason step by step, and give your final answer within \\boxed{}.
 
 
 class MathAgent(ChatAgent):
-    """For `SingleTurnEnvironment` with a mathematical reward; more turns continue the conversation."""
+    """Agent for `SingleTurnEnvironment` with a mathematical reward; further turns continue the conversation."""
 
     def __init__(self, accumulate_thinking: bool = True) -> None:
         super().__init__(accumulate_thinking=accumulate_thinking)

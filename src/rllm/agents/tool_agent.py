@@ -22,9 +22,9 @@ other. Once you know the answer, give it without calling a tool."""
 
 
 class ToolAgent(ChatAgent):
-    """For `ToolEnvironment`: the action is the list of OpenAI tool calls in the model's text, or its final answer.
+    """Agent for `ToolEnvironment`: the action is the list of tool calls in the model's text, or its final answer.
 
-    Calls that are only thought about do not count, and malformed ones belong to the text.
+    Calls inside the reasoning do not count; malformed ones are part of the text.
     """
 
     def __init__(
@@ -37,19 +37,20 @@ class ToolAgent(ChatAgent):
         schemas_in_prompt: bool = True,
         accumulate_thinking: bool = True,
     ) -> None:
-        """Describe the tools in the system prompt, or leave that to the model's chat template.
+        """Describe the tools in the system prompt, or let the model's chat template do it.
 
         Args:
-            system_prompt: what the model is told before the tools' schemas.
+            system_prompt: text before the tools' schemas.
             parser_name: the format of calls, a name of `rllm.parser.tool_parser.TOOL_PARSERS`.
-            tools: each a tool, a function or a name, as `MultiTool` takes them; the environment gets the same.
-            tool_map: names to tool classes, in place of `tools`.
-            schemas_in_prompt: False passes the schemas with every model call (`tool_schemas`), so that the chat template
-                prints them. The model's text must then come back with its calls in it.
-            accumulate_thinking: False leaves earlier turns' thoughts out of prompts.
+            tools: tools, functions or names, as `MultiTool` takes them; pass the same to the environment.
+            tool_map: names to tool classes, instead of `tools`.
+            schemas_in_prompt: False passes the schemas with every model call (`tool_schemas`), for the chat template to
+                print. The model's text must then include its calls.
+            accumulate_thinking: False omits the reasoning of earlier turns from prompts.
 
         Raises:
-            ConfigError: if there is no such format, both `tools` and `tool_map` are given, or a tool cannot be made.
+            ConfigError: if there is no such format, both `tools` and `tool_map` are given, or a tool cannot
+                be created.
         """
         self.tools = MultiTool(tools, tool_map)
         self.tool_schemas = None if schemas_in_prompt else self.tools.json
@@ -72,7 +73,7 @@ class ToolAgent(ChatAgent):
         return parsed.tool_calls or parsed.content
 
     def split(self, response: str) -> SplitText:
-        """Thought and answer; a closing tag that only stands in a call's arguments closes no thought."""
+        """Split into reasoning and answer; a closing tag inside a call's arguments does not end the reasoning."""
         closes = CLOSE in response and CLOSE in self._parser.parse(response).content
         if closes or response.lstrip().startswith(OPEN):
             return super().split(response)

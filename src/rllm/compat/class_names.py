@@ -8,7 +8,7 @@ from rllm.agents.tool_agent import ToolAgent
 from rllm.compat.frozenlake_agent import FrozenLakeAgent
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.environments.grid_world.env import GridWorldEnv
+from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.workflows.cumulative_workflow import CumulativeWorkflow
 from rllm.workflows.multi_turn_workflow import MultiTurnWorkflow

@@ -19,7 +19,7 @@ _ENGINES = {
     "OpenAIEngine": "rllm.inference.openai_engine",
     "RolloutEngine": "rllm.inference.engine",
 }
-_FROZEN_LAKE = {"FrozenLakeEnv": "rllm.environments.grid_world.env:GridWorldEnv"}
+_FROZEN_LAKE = {"FrozenLakeEnv": "rllm.environments.grid_world:GridWorldEnv"}
 _PROXY = {"ProxyManager": "rllm.compat.proxy_manager"}
 
 MOVED: dict[str, dict[str, str]] = {

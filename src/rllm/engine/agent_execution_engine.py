@@ -23,10 +23,7 @@ from rllm.engine.complete import complete, warn
 from rllm.engine.recorded import recorded
 from rllm.engine.runner import Attempt, RolloutRunner
 from rllm.engine.signature import check_arguments, check_named
-from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import own_arguments
-from rllm.environments.grid_world.env import GridWorldEnv
-from rllm.environments.gymnasium_env import GymnasiumEnv
+from rllm.environments.base.base_env import BaseEnv, accepted_arguments, prepared_args
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import checked_reward, is_number
@@ -109,7 +106,7 @@ class AgentExecutionEngine:
         check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
         check_agent_and_env(agent_class, env_class, env_args or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
-        self.env_class, self.env_args = env_class, own_arguments(env_class, env_args)
+        self.env_class, self.env_args = env_class, prepared_args(env_class, env_args)
         engine = rollout_engine
         if engine is None:
             model = {"model": sampling_params["model"]} if sampling_params and "model" in sampling_params else {}
@@ -278,9 +275,8 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str,
     environment of ours would leave out. What others do with theirs, only their `from_dict` knows."""
     _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
     _check_class(env_class, "env_class", ("reset", "step", "from_dict"))
-    for kind in (GridWorldEnv, GymnasiumEnv):
-        if inspect.getattr_static(env_class, "from_dict") is inspect.getattr_static(kind, "from_dict"):
-            check_named(kind, "env_args", env_args)
+    if (names := accepted_arguments(env_class)) is not None:
+        check_named(env_class, "env_args", env_args, names)
 
 
 def _check_class(kind: Any, setting: str, methods: Sequence[str]) -> None:

@@ -88,13 +88,12 @@ def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
 
 
-def check_named(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if one of these arguments, which the user gave by this name, is none that a class has."""
-    known = inspect.signature(kind).parameters
+def check_named(kind: type, name: str, arguments: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `ConfigError` if one of the arguments in the setting `name` is not among those that a class accepts."""
     for key in arguments:
         if key not in known:
             meant = did_you_mean(str(key), known, name) or f"known here: {', '.join(known)}"
-            raise ConfigError(f"{name}.{key}: {kind.__name__} takes no such argument; {meant}")
+            raise ConfigError(f"{name}.{key}: {kind.__name__} does not take this argument; {meant}")
 
 
 def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], ours: Collection[str]) -> str:

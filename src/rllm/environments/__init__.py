@@ -1,4 +1,17 @@
-"""Environments that an engine steps an agent through: `BaseEnv`, adapters, and a small set of ready-made ones."""
+"""Environments in which an engine steps an agent.
+
+Read `base/base_env.py` first: the protocol, and how a dataset row becomes an environment. `base/multi_turn_env.py` and
+`base/single_turn_env.py` are base classes for tasks with a reward per turn and with one answer, `tools/tool_env.py`
+lets the agent call tools, `gymnasium_env.py` adapts any Gymnasium environment, and `grid_world.py` is a small world for
+tests.
+
+Each environment works without an engine:
+
+    observation, info = env.reset()
+    done = False
+    while not done:
+        observation, reward, done, info = env.step(act(observation))
+"""
 
 from __future__ import annotations
 
@@ -10,7 +23,7 @@ if TYPE_CHECKING:
     from rllm.environments.base.base_env import BaseEnv as BaseEnv
     from rllm.environments.base.multi_turn_env import MultiTurnEnvironment as MultiTurnEnvironment
     from rllm.environments.base.single_turn_env import SingleTurnEnvironment as SingleTurnEnvironment
-    from rllm.environments.grid_world.env import GridWorldEnv as GridWorldEnv
+    from rllm.environments.grid_world import GridWorldEnv as GridWorldEnv
     from rllm.environments.gymnasium_env import GymnasiumEnv as GymnasiumEnv
     from rllm.environments.tools.tool_env import ToolEnvironment as ToolEnvironment
 
@@ -29,7 +42,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "BaseEnv": "rllm.environments.base.base_env",
         "FrozenLakeEnv": "rllm.environments.frozenlake",
-        "GridWorldEnv": "rllm.environments.grid_world.env",
+        "GridWorldEnv": "rllm.environments.grid_world",
         "GymnasiumEnv": "rllm.environments.gymnasium_env",
         "MultiTurnEnvironment": "rllm.environments.base.multi_turn_env",
         "SingleTurnEnvironment": "rllm.environments.base.single_turn_env",

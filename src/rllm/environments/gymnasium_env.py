@@ -1,32 +1,27 @@
-"""`GymnasiumEnv`: any Gymnasium environment, played in text."""
+"""`GymnasiumEnv`: any Gymnasium environment as text, with the conversion of observations and actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from rllm.environments.base.action import unwrapped
-from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import named_code, refuse_code
-from rllm.environments.gymnasium_text import (
-    legal_actions,
-    observation_to_text,
-    parse_action,
-    rendering_to_text,
-    to_plain,
-)
+from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
 
+MAX_ACTION_CHARS = 20_000
+"""Number of characters at the end of an answer in which an action is searched."""
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
 
 
 class GymnasiumEnv(BaseEnv):
-    """Observations, rewards and infos as plain Python values; answers that name no legal action are sent back.
+    """Observations, rewards and infos become plain Python values; an answer without a legal action is returned.
 
-    A rollout is over when the environment says `terminated` or `truncated`. The step's info has which of them it was, and
-    `num_invalid_actions`, the answers so far that were sent back with reward 0. Steps may run in different threads: for an
-    environment that is bound to one, such as one that renders with OpenGL, inherit and let `is_multithread_safe` return
-    False.
+    A rollout ends when the environment is `terminated` or `truncated`. The step's info has these two flags, and
+    `num_invalid_actions`, the number of answers so far that were returned with reward 0. Steps may run in different
+    threads: for an environment that is bound to one, such as one that renders with OpenGL, subclass and let
+    `is_multithread_safe` return False.
     """
 
     def __init__(
@@ -39,19 +34,20 @@ class GymnasiumEnv(BaseEnv):
         observation_to_text: Callable[[Any], str] | None = None,
         parse_action: Callable[[str, Any], Any] | None = None,
     ) -> None:
-        """Make the environment.
+        """Create the environment.
 
         Args:
-            env: an id that `gymnasium.make` knows, or a function or class that gives the environment.
-            env_kwargs: keyword arguments for either. With `render_mode="ansi"` what the agent observes is the rendering.
-            seed: given to every `reset`, so that each begins alike. `None`: Gymnasium's own random start.
+            env: an id that `gymnasium.make` knows, or a function or class that returns the environment.
+            env_kwargs: keyword arguments for either. With `render_mode="ansi"` the agent observes the rendering.
+            seed: passed to every `reset`, so that all start alike; `None` for Gymnasium's own random start.
             action_labels: names of a Discrete space's actions, in order.
-            observation_to_text: from an observation to what the agent reads; JSON where it is not given.
-            parse_action: from the model's text and the action space to an action; it raises `ValueError` for what it
-                cannot read. Where it is not given, `rllm.environments.gymnasium_text.parse_action`.
+            observation_to_text: converts an observation to the text that the agent reads; JSON by default.
+            parse_action: converts the model's text and the action space to an action, or raises `ValueError`; by
+                default `rllm.environments.gymnasium_env.parse_action`.
 
         Raises:
-            ConfigError: if there is no such environment, it is a vector of several, or the labels do not fit its action space.
+            ConfigError: if there is no such environment, it is vectorized, or the labels do not
+                match its action space.
             EnvError: if its constructor raises.
             MissingDependencyError: if gymnasium is not installed.
         """
@@ -70,25 +66,30 @@ class GymnasiumEnv(BaseEnv):
             self.close()
             raise
 
-    prepare_args = staticmethod(named_code)
+    prepare_args = staticmethod(load_named_code)
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """The environment of a task: its `env`, and any other argument of the constructor by its name.
+        """Return the environment of a task: its `env`, and any other argument of the constructor by name.
 
         Raises:
             ConfigError: if there is no `env`.
         """
         if info.get("env") is None:
             raise ConfigError(
-                f"a Gymnasium task with the keys {sorted(info)} has no 'env': give an id, or env_args.env"
+                f"a Gymnasium task with the keys {sorted(info)} has no 'env': pass an id, or env_args.env"
             )
         if isinstance(info["env"], str) and ":" in info["env"]:
             refuse_code("env", info["env"])
         return cls(**{key: info[key] for key in _SETTINGS if info.get(key) is not None})
 
+    @classmethod
+    def argument_names(cls) -> Collection[str]:
+        """Return the constructor's arguments."""
+        return _SETTINGS
+
     def reset(self) -> tuple[str, dict[str, Any]]:
-        """Begin anew, with the seed if there is one."""
+        """Start a new rollout, with the seed if there is one."""
         self._num_invalid_actions = 0
         with boundary(EnvError, f"{self._name}.reset"):
             returned = self.env.reset(seed=self._seed)
@@ -96,10 +97,10 @@ class GymnasiumEnv(BaseEnv):
         return self._to_text(observation), self._info(info)
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Do what the model's text says; an action that is no text goes to the environment as it is.
+        """Perform the action in the model's text; an action that is not text is passed to the environment unchanged.
 
         Raises:
-            EnvError: if the environment raises, or returns something else than Gymnasium's five values.
+            EnvError: if the environment raises, or does not return Gymnasium's five values.
         """
         action = unwrapped(action)
         if isinstance(action, str):
@@ -111,7 +112,7 @@ class GymnasiumEnv(BaseEnv):
             returned = self.env.step(action)
         names = ("observation", "reward", "terminated", "truncated", "info")
         observation, reward, terminated, truncated, info = _parts(returned, f"{self._name}.step", names)
-        # Gymnasium's time limit says so of an end that comes with its last step, too; ours is the rollout that was cut off.
+        # Gymnasium sets both flags if the task ends in the last allowed step; `truncated` means cut off here.
         ends = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
         return self._to_text(observation), float(reward), any(ends.values()), self._info(info) | ends
 
@@ -170,12 +171,12 @@ def _make(env: str | Callable[..., Any], kwargs: dict[str, Any], name: str) -> A
 
 def _check_single(env: Any, name: str) -> None:
     if hasattr(env, "single_action_space"):
-        raise ConfigError(f"env={name!r} is a vector of environments: give a single one; the engine runs many of them")
+        raise ConfigError(f"env={name!r} is a vectorized environment: pass a single one; the engine runs many of them")
 
 
 def _check_labels(labels: tuple[str, ...], space: Any) -> None:
     if labels and getattr(space, "n", None) != len(labels):
-        raise ConfigError(f"action_labels={list(labels)!r}: give one label for each action of {space}")
+        raise ConfigError(f"action_labels={list(labels)!r}: pass one label for each action of {space}")
 
 
 def _parts(returned: Any, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -183,3 +184,124 @@ def _parts(returned: Any, where: str, names: tuple[str, ...]) -> tuple[Any, ...]
         seen = counted(len(returned), "value") if isinstance(returned, tuple) else type(returned).__name__
         raise EnvError(f"{where} returned {seen}: Gymnasium's API returns ({', '.join(names)})")
     return returned
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value that JSON can hold: numpy values as Python ones, unknown types as their text."""
+    if hasattr(value, "tolist"):
+        plain = value.tolist()
+        return str(value) if type(plain) is type(value) else to_plain(plain)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_plain(item) for item in value]
+    return str(value)
+
+
+def rendering_to_text(rendering: Any) -> str:
+    """Return an `ansi` rendering without terminal codes; coloured text is put into brackets: `[P]`."""
+    marked = re.sub(r"\x1b\[(?=[0;]*[1-9])[\d;]*+m([^\x1b]*+)\x1b\[0?m", r"[\1]", str(rendering))
+    return re.sub(r"\x1b\[[\d;]*m", "", marked)
+
+
+def observation_to_text(observation: Any) -> str:
+    """Return text unchanged, and everything else as JSON."""
+    return observation if isinstance(observation, str) else json.dumps(to_plain(observation), ensure_ascii=False)
+
+
+def parse_action(text: str, action_space: Any, labels: Sequence[str] = ()) -> Any:
+    """Return the last action of this space in the text.
+
+    A Discrete action is an integer, or one of `labels`, the names of the space's actions in order, in any letter
+    case. An action of any other space is JSON: a list for Box, MultiDiscrete, MultiBinary and Tuple, an object for
+    Dict.
+
+    Raises:
+        ValueError: if the text has no action, or one that is not in the space.
+    """
+    spaces = _spaces()
+    tail = text[-MAX_ACTION_CHARS:]
+    action: Any
+    if isinstance(action_space, spaces.Discrete):
+        action = _last_discrete(tail, action_space, labels)
+    elif isinstance(action_space, spaces.Text):
+        action = text.strip()
+    else:
+        action = _of_space(_last_json(tail), action_space)
+    if not action_space.contains(action):
+        raise ValueError(f"{str(to_plain(action))[:200]} is not among the legal actions")
+    return action
+
+
+def legal_actions(action_space: Any, labels: Sequence[str] = ()) -> str:
+    """Describe the legal actions: `0 (left), 1 (right)`, or the space as Gymnasium prints it."""
+    if not isinstance(action_space, _spaces().Discrete):
+        return f"JSON of {action_space}"
+    if not labels and action_space.n > 20:
+        return f"an integer from {action_space.start} to {action_space.start + action_space.n - 1}"
+    names = [f" ({label})" for label in labels] or [""] * int(action_space.n)
+    return ", ".join(f"{action_space.start + index}{name}" for index, name in enumerate(names))
+
+
+def _last_discrete(text: str, space: Any, labels: Sequence[str]) -> int:
+    actions = {label.lower(): int(space.start) + index for index, label in enumerate(labels)}
+    words = "|".join(re.escape(label) for label in sorted(actions, key=len, reverse=True))
+    number = r"(?<![\w.+-])-?\d{1,18}(?!\.?\w)"  # not a part of a word or of a decimal number
+    pattern = rf"(?<!\w)(?:{words})(?!\w)|{number}" if words else number
+    found = re.findall(pattern, text.lower())
+    if not found:
+        raise ValueError("the answer names no action")
+    return actions[found[-1]] if found[-1] in actions else int(found[-1])
+
+
+def _last_json(text: str) -> Any:
+    values = list(_json_values(text))
+    if not values:
+        raise ValueError("the answer holds no JSON")
+    return values[-1]
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    """Yield each outermost list and object in the text, or the text itself if it is a number."""
+    try:
+        yield json.loads(text)
+    except (ValueError, RecursionError):
+        decoder, position = json.JSONDecoder(), 0
+        while begin := re.compile(r"[\[{]").search(text, position):
+            try:
+                value, position = decoder.raw_decode(text, begin.start())
+                yield value
+            except ValueError:
+                position = begin.end()
+            except RecursionError:  # thousands of brackets: the rest is not an action either
+                return
+
+
+def _of_space(value: Any, space: Any) -> Any:
+    """Convert a JSON value to the types of this space's actions."""
+    import numpy as np
+
+    spaces = _spaces()
+    if isinstance(space, spaces.Dict) and isinstance(value, dict):
+        return {key: _of_space(item, space[key]) if key in space.spaces else item for key, item in value.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(value, list) and len(value) == len(space.spaces):
+        return tuple(_of_space(item, part) for item, part in zip(value, space.spaces, strict=True))
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        array = np.asarray(value)
+        if array.dtype.kind not in "iufb" or (array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f"):
+            raise ValueError(f"{str(value)[:200]} does not hold numbers of the type {space.dtype}")
+        action = array.astype(space.dtype)
+        if action.dtype.kind != "f" and not np.array_equal(action, array):  # 257 as a byte is 1
+            raise ValueError(f"{str(value)[:200]} does not fit in {space.dtype}")
+        return action
+    return value
+
+
+def _spaces() -> Any:
+    try:
+        from gymnasium import spaces
+    except ImportError as error:
+        raise MissingDependencyError.of("gymnasium", "gym", "a Gymnasium environment") from error
+    return spaces

@@ -17,12 +17,10 @@ import logging
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
-from rllm._runtime.threads import in_thread
+from rllm._runtime.threads import in_thread, run_in_own_loop
 from rllm.errors import ConfigError, shown
 from rllm.parser.tool_call import ToolCall
 from rllm.telemetry import Span, tool_span
@@ -139,7 +137,7 @@ class Tool:
         try:
             args, kwargs = self._arguments.check(args, kwargs)
             returned = (self._blocking or self._awaitable)(*args, **kwargs)  # type: ignore[misc]
-            return self._output(_run_in_a_loop(returned) if inspect.isawaitable(returned) else returned)
+            return self._output(run_in_own_loop(returned) if inspect.isawaitable(returned) else returned)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             return self._failure(error)
 
@@ -217,17 +215,3 @@ def _cut(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut: {len(text) - max_chars} of {len(text)} characters are left out]"
-
-
-def _run_in_a_loop(returned: Awaitable[Any]) -> Any:
-    """The result of a coroutine, in a loop of its own, and in a thread of its own where this thread has a loop already."""
-
-    async def work() -> Any:
-        return await returned
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(copy_context().run, asyncio.run, work()).result()

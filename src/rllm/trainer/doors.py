@@ -22,10 +22,7 @@ from rllm.engine.recorded import RecordedEngine
 from rllm.engine.returned import check_promise
 from rllm.engine.runner import Rollout
 from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
-from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import own_arguments
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.environments.tools.tool_env import ToolEnvironment
+from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_args
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
@@ -114,9 +111,8 @@ class AgentEnvDoor(Door):
     env_args: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, data: Dataset) -> None:
-        """What an environment needs of a task it says itself, when it is made: ours, which cost nothing, of the first task."""
-        if self.env_class in (SingleTurnEnvironment, ToolEnvironment):
-            self.env_class.from_dict({**data[0], **own_arguments(self.env_class, self.env_args)})
+        """Let the environment class check the first task."""
+        check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
 
     def open(self, around: Surroundings) -> RunningRollout:
         steps: dict[str, Any] = {} if around.rollout.max_steps is None else {"max_steps": around.rollout.max_steps}

@@ -12,8 +12,7 @@ import orjson
 from rllm.agents.agent import BaseAgent
 from rllm.capture.snapshot import snapshot
 from rllm.config.sampling import with_fixed_sampling
-from rllm.environments.base.action import unwrapped
-from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.base.base_env import BaseEnv, step_method, unwrapped
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
@@ -216,7 +215,8 @@ class Interaction:
     async def _env(self, method: str, *args: Any) -> Any:
         started = time.perf_counter()
         with boundary(EnvError, f"{self._env_name}.{method}"):
-            returned = await self.calls.call(getattr(self.env, method), *args, name=f"{self._env_name}.{method}")
+            function = step_method(self.env) if method == "step" else getattr(self.env, method)
+            returned = await self.calls.call(function, *args, name=f"{self._env_name}.{method}")
         self.seconds["env"] += time.perf_counter() - started
         return returned
 

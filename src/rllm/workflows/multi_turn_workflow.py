@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.agent import BaseAgent
-from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import own_arguments
+from rllm.environments.base.base_env import BaseEnv, prepared_args
 from rllm.errors import ConfigError, shown
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, TerminationReason
@@ -48,7 +47,7 @@ class MultiTurnWorkflow(Workflow):
                     f"{name}={shown(kind)}: give the class itself; rllm.trainer.env_agent_mappings has those with short names"
                 )
         self.agent = agent_cls(**dict(agent_args or {}))
-        self.env_cls, self.env_args = env_cls, own_arguments(env_cls, env_args)
+        self.env_cls, self.env_args = env_cls, prepared_args(env_cls, env_args)
         self.sampling_params = dict(sampling_params or {})
         self.limits = Limits(
             max_steps=max_steps, max_prompt_length=max_prompt_length, max_response_length=max_response_length

@@ -1,1 +1,1 @@
-"""What an environment is, and the two usual shapes of one."""
+"""The environment protocol, and its two usual shapes."""

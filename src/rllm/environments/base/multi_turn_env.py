@@ -5,20 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from rllm.environments.base.action import unwrapped
-from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.base.base_env import BaseEnv, unwrapped
 from rllm.errors import ConfigError, EnvError
 
 
 class MultiTurnEnvironment(BaseEnv):
-    """Shows the task first, then whatever `get_reward_and_next_obs` makes of each action.
+    """Shows the task first, then the observation that `get_reward_and_next_obs` returns for each action.
 
-    It ends with turn `max_turns`, or earlier where a subclass sets `self.done`. There is nothing to observe after the
-    end: the last observation is `{}`.
+    The rollout ends with turn `max_turns`, or earlier if a subclass sets `self.done`. The last observation is `{}`.
     """
 
     def __init__(self, task: Any = None, max_turns: int = 3) -> None:
-        """
+        """Start no rollout yet; call `reset`.
+
         Raises:
             ConfigError: if `max_turns` is less than 1.
         """
@@ -27,13 +26,13 @@ class MultiTurnEnvironment(BaseEnv):
         self.task = task
         self.max_turns = max_turns
         self.current_turn = 0
-        """Turns that are over."""
+        """Number of turns played."""
         self.done = False
         self.history: list[Any] = []
-        """What the agent has done, turn by turn."""
+        """Actions so far."""
 
     def reset(self, task: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin with the first turn, of another task if one is given; the observation is the task."""
+        """Start a new rollout, of another task if one is given; the observation is the task."""
         self.task = self.task if task is None else task
         self.current_turn = 0
         self.done = False
@@ -44,7 +43,7 @@ class MultiTurnEnvironment(BaseEnv):
         """Play one turn.
 
         Raises:
-            EnvError: if the rollout is over, or `get_reward_and_next_obs` returns something else than two values.
+            EnvError: if the rollout is over, or `get_reward_and_next_obs` does not return two values.
         """
         if self.done:
             raise EnvError(
@@ -55,7 +54,7 @@ class MultiTurnEnvironment(BaseEnv):
         returned = self.get_reward_and_next_obs(self.task, action)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise EnvError(
-                f"{type(self).__name__}.get_reward_and_next_obs returned {returned!r}: return (reward, next_observation)"
+                f"{type(self).__name__}.get_reward_and_next_obs returned {returned!r}: return (reward, observation)"
             )
         reward, observation = returned
         self.current_turn += 1
@@ -64,4 +63,4 @@ class MultiTurnEnvironment(BaseEnv):
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: Any, action: Any) -> tuple[float | None, Any]:
-        """What this turn's action earns, and what the agent sees next. A reward of `None` is unscored."""
+        """Return the reward of this turn's action and the next observation. A reward of `None` is unscored."""

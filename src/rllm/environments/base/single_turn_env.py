@@ -1,29 +1,32 @@
-"""`SingleTurnEnvironment`: a task, one answer, and a function that says what it is worth."""
+"""`SingleTurnEnvironment`: a task, one answer, and a function that scores it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from rllm.environments.base.from_task import check_reward_fn, named_code, split_row
+from rllm.environments.base.base_env import check_reward_fn, load_named_code, split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
 from rllm.rewards.scoring import as_reward_output
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """Ends with the first answer. The step's info has `is_correct` and `reward_metadata`, as the reward function gave them."""
+    """Ends with the first answer.
+
+    The step's info has `is_correct` and `reward_metadata` from the reward function.
+    """
 
     def __init__(self, task: Any = None, reward_fn: Callable[[Any, Any], Any] | None = None) -> None:
-        """`reward_fn(task, action)` scores the answer; without one, it stays unscored."""
+        """Score the answer with `reward_fn(task, action)`; without it, the answer stays unscored."""
         super().__init__(task, max_turns=1)
         self.reward_fn = reward_fn
         self._reward_info: dict[str, Any] = {}
 
-    prepare_args = staticmethod(named_code)
+    prepare_args = staticmethod(load_named_code)
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """Return the environment of a row: its `reward_fn`, a function, and its `task` or else all the rest of it.
+        """Return the environment of a row: its `reward_fn`, and its `task` or else the rest of the row.
 
         Raises:
             ConfigError: if there is no `reward_fn`.
@@ -34,11 +37,16 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
             check_reward_fn(env)
         return env
 
+    @classmethod
+    def check_task(cls, task: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if the task has no usable `reward_fn`."""
+        cls.from_dict(task)
+
     def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
         """Score the answer.
 
         Raises:
-            RewardError: naming the reward function, if it raises or returns what is no reward.
+            RewardError: naming the reward function, if it raises or does not return a reward.
         """
         observation, reward, done, info = super().step(action)
         return observation, reward, done, info | self._reward_info

@@ -1,1 +1,1 @@
-"""Environments in which the agent acts by calling tools."""
+"""Environment in which the agent acts by calling tools."""

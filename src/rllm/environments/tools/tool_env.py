@@ -1,34 +1,42 @@
-"""`ToolEnvironment`: a task that is solved by calling tools, until the agent answers."""
+"""`ToolEnvironment`: a task that is solved by calling tools until the agent answers."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
-from rllm._runtime.threads import in_thread
-from rllm.environments.base.action import unwrapped
-from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.from_task import check_reward_fn, named_code, refuse_code, split_row
-from rllm.environments.tools.calls import final_answer, read_calls
-from rllm.errors import ConfigError, EnvError
+from rllm._runtime.threads import in_thread, run_in_own_loop
+from rllm.environments.base.base_env import (
+    BaseEnv,
+    check_reward_fn,
+    load_named_code,
+    refuse_code,
+    split_row,
+    unwrapped,
+)
+from rllm.errors import AgentError, ConfigError, EnvError
 from rllm.rewards.scoring import as_reward_output
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
 
 logger = logging.getLogger(__name__)
 
+FINISH = "finish"
+"""Name of the call that ends the rollout; its argument `response` is the answer."""
 _SETTINGS = ("tools", "tool_map", "max_steps", "tool_timeout_s")
 
 
 class ToolEnvironment(BaseEnv):
-    """Runs the calls of a turn at the same time; a text, or a call of `finish`, is the answer and ends the rollout.
+    """Runs the calls of a turn concurrently; a text, or a call of `finish`, is the answer and ends the rollout.
 
-    The observation is `{"tool_outputs": {call_id: text}}`. A call that fails, or is not over by its deadline, is answered
-    with an error that names the tool; `info["tool_errors"]` has these too. Turns before the last are unscored. Step
-    `max_steps` ends the rollout (`info["truncated"]`), and its calls are not made: nobody would read what they return.
+    The observation is `{"tool_outputs": {call_id: text}}`. A call that fails or exceeds its time limit is answered with
+    an error that names the tool; `info["tool_errors"]` has these too. Only the last turn is scored. Step `max_steps`
+    ends the rollout (`info["truncated"]`) without making its calls, whose results would not be read.
     """
 
     def __init__(
@@ -41,18 +49,19 @@ class ToolEnvironment(BaseEnv):
         *,
         tool_timeout_s: float = 60.0,
     ) -> None:
-        """Make the tools.
+        """Create the tools.
 
         Args:
-            task: the first observation, and what the reward function is given.
-            tools: each a tool, a function or a name, as `MultiTool` takes them.
-            tool_map: names to tool classes, in place of `tools`.
-            reward_fn: `reward_fn(task, answer)` scores the answer, `""` if there was none; without it, it stays unscored.
+            task: the first observation, and the first argument of the reward function.
+            tools: tools, functions or names, as `MultiTool` takes them.
+            tool_map: names to tool classes, instead of `tools`.
+            reward_fn: scores the answer as `reward_fn(task, answer)`, with `""` if there was none; without it, the
+                rollout stays unscored.
             max_steps: turns, the one with the answer included.
             tool_timeout_s: seconds that each call may take.
 
         Raises:
-            ConfigError: if both `tools` and `tool_map` are given, a tool cannot be made, or a limit is not above 0.
+            ConfigError: if both `tools` and `tool_map` are given, a tool cannot be created, or a limit is not positive.
         """
         if max_steps < 1:
             raise ConfigError(f"max_steps={max_steps!r}: use at least 1")
@@ -66,13 +75,13 @@ class ToolEnvironment(BaseEnv):
         self.num_steps = 0
         self.done = False
 
-    prepare_args = staticmethod(named_code)
+    prepare_args = staticmethod(load_named_code)
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
-        """Return the environment of a row: its settings by their names, and its `task` or else all the rest of it.
+        """Return the environment of a row: its settings by name, and its `task` or else the rest of the row.
 
-        `tools` of a row are short names of registered tools, or tools and functions that Python code put there.
+        `tools` of a row are names of registered tools, or tools and functions that Python code put there.
 
         Raises:
             ConfigError: if there is no `reward_fn`, or for what the constructor refuses.
@@ -82,30 +91,42 @@ class ToolEnvironment(BaseEnv):
             if isinstance(tool, str) and ":" in tool:
                 refuse_code("tools", tool)
         rest = {key: value for key, value in info.items() if key not in _SETTINGS}
-        task, judge = split_row(rest)
-        env = cls(task, **judge, **settings)
+        task, reward = split_row(rest)
+        env = cls(task, **reward, **settings)
         check_reward_fn(env)
         return env
 
+    @classmethod
+    def check_task(cls, task: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if the task has no usable `reward_fn`, or its settings are refused."""
+        cls.from_dict(task)
+
     def reset(self) -> tuple[Any, dict[str, Any]]:
-        """Begin anew; the observation is the task."""
+        """Start a new rollout; the observation is the task."""
         self.num_steps = 0
         self.done = False
         return (self.task if self.task is not None else {}), {}
 
-    async def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:  # type: ignore[override]
+    def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+        """Make the calls, or score the answer, and wait for it; see `async_step`.
+
+        Each step runs in an event loop of its own, also if the calling thread has one already.
+        """
+        return run_in_own_loop(self.async_step(action))
+
+    async def async_step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
         """Make the calls, or score the answer.
 
         Raises:
             AgentError: if the action is neither text nor tool calls.
             EnvError: if the rollout is over.
-            RewardError: naming the reward function, if it raises or returns what is no reward.
+            RewardError: naming the reward function, if it raises or does not return a reward.
         """
         if self.done:
             raise EnvError(f"ToolEnvironment.step: the rollout was over after step {self.num_steps}; call reset")
         action = unwrapped(action)
-        calls = {} if isinstance(action, str) else read_calls(action)
-        answer = final_answer(calls) if calls else (action or "")
+        calls = {} if isinstance(action, str) else _read_calls(action)
+        answer = _final_answer(calls) if calls else (action or "")
         self.num_steps += 1
         truncated = answer is None and self.num_steps >= self.max_steps
         if answer is not None or truncated:
@@ -135,3 +156,51 @@ class ToolEnvironment(BaseEnv):
         score = partial(as_reward_output, self.reward_fn, self.task, answer)
         verdict = await in_thread(score, name=f"reward function {self.reward_fn!r}")
         return {}, verdict.reward, True, info | {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata}
+
+
+def _read_calls(action: Any) -> dict[str, ToolCall | ToolOutput]:
+    """Return each call by its id; what cannot be read as a call becomes the error output that answers it.
+
+    `action` is a list, or one item of it: OpenAI tool calls, mappings of `name` and `arguments`, or `ToolCall`s.
+    Arguments may be JSON text. Calls without an id, or with one that is taken, get a new one.
+    """
+    items = [action] if isinstance(action, Mapping | ToolCall) else action
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise AgentError(
+            f"the agent's action is {action!r:.200}: a ToolEnvironment takes the final answer as text, or a "
+            "list of tool calls"
+        )
+    given = [str(item.get("id") or "") if isinstance(item, Mapping) else "" for item in items]
+    calls: dict[str, ToolCall | ToolOutput] = {}
+    for index, (call_id, item) in enumerate(zip(given, items, strict=True)):
+        if not call_id or call_id in calls:
+            numbered = (f"call_{number}" for number in itertools.count(index))
+            call_id = next(new_id for new_id in numbered if new_id not in calls and new_id not in given)
+        calls[call_id] = _read_call(item)
+    return calls
+
+
+def _read_call(item: Any) -> ToolCall | ToolOutput:
+    if isinstance(item, ToolCall):
+        return item
+    function = item.get("function", item) if isinstance(item, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        return ToolOutput(name="", error=f"{item!r:.200} is not a tool call: it needs a name and arguments")
+    arguments = function.get("arguments") or {}
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError) as error:
+        return ToolOutput(name=name, error=f"the arguments of tool {name!r} are not JSON ({error}): {arguments[:200]}")
+    if not isinstance(parsed, Mapping):
+        return ToolOutput(name=name, error=f"the arguments of tool {name!r} are not a JSON object: {parsed!r:.200}")
+    return ToolCall(name, dict(parsed))
+
+
+def _final_answer(calls: Mapping[str, ToolCall | ToolOutput]) -> Any:
+    """Return the `response` of a call of `finish`, or else all of its arguments; `None` without such a call."""
+    for call in calls.values():
+        if isinstance(call, ToolCall) and call.name == FINISH:
+            answer = call.arguments.get("response", call.arguments)
+            return "" if answer is None else answer
+    return None

@@ -57,7 +57,7 @@ def test_a_subclass_ends_early():
     env = Guess(TASK)
     env.reset()
     assert env.step("3") == ({}, 1.0, True, {})
-    with pytest.raises(EnvError, match=r"Guess\.step: the rollout was over after turn 1; call reset"):
+    with pytest.raises(EnvError, match="reset"):
         env.step("3")
     env.reset()
     assert env.step("4")[2] is False
@@ -66,12 +66,12 @@ def test_a_subclass_ends_early():
 def test_a_return_of_the_wrong_arity_is_named():
     env = Careless(TASK)
     env.reset()
-    with pytest.raises(EnvError, match=r"Careless\.get_reward_and_next_obs returned 1\.0: return \(reward, next_obs"):
+    with pytest.raises(EnvError, match="get_reward_and_next_obs"):
         env.step("3")
 
 
 def test_no_turns_are_refused():
-    with pytest.raises(ConfigError, match="max_turns=0: use at least 1"):
+    with pytest.raises(ConfigError, match="max_turns=0"):
         Guess(TASK, max_turns=0)
 
 
@@ -106,9 +106,9 @@ def test_none_is_unscored():
 @pytest.mark.parametrize(
     ("reward_fn", "message"),
     [
-        (None, r"SingleTurnEnvironment: the task has no reward_fn: give env_args\.reward_fn"),
-        (3, "reward_fn=3: use a function"),
-        ("no.such:thing", "reward_fn='no.such:thing' in a task: tasks are data"),
+        (None, "reward_fn"),
+        (3, "reward_fn=3"),
+        ("no.such:thing", "no.such:thing"),
     ],
 )
 def test_a_missing_or_wrong_reward_function_is_refused_at_once(reward_fn: object, message: str):
@@ -120,7 +120,7 @@ def test_a_reward_that_raises_or_returns_no_number_is_named():
     def broken(task, action):
         raise KeyError("ground_truth")
 
-    with pytest.raises(RewardError, match="broken raised KeyError"):
+    with pytest.raises(RewardError, match="broken"):
         SingleTurnEnvironment(TASK, broken).step("3")
-    with pytest.raises(RewardError, match="return a number"):
+    with pytest.raises(RewardError):
         SingleTurnEnvironment(TASK, lambda task, action: "good").step("3")
