@@ -14,8 +14,7 @@ from pathlib import Path
 
 from agent import Walker
 
-from rllm.environments.grid_world import GridWorldEnv, num_moves
-from rllm.environments.grid_world import MOVES
+from rllm.environments.grid_world import MOVES, GridWorldEnv, num_moves
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.types import Message, Task
 
