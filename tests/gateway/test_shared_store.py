@@ -8,7 +8,7 @@ import pytest
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.sessions import Sessions
 from rllm.store import open_store
-from rllm.store.retention import Retention, prune
+from rllm.store.maintenance import Retention, prune
 from rllm.testing.scripted import ScriptedEngine
 
 from ..store.conftest import REQUIRED, postgres, postgres_url  # noqa: F401  # Fixtures.

@@ -5,7 +5,7 @@ import pytest
 
 from rllm.errors import StoreError
 from rllm.store import TraceStore, open_store
-from rllm.store.copying import Copied, copy_store
+from rllm.store.maintenance import CopyProgress, copy_store
 from rllm.types import StepCredit
 
 from .sample_traces import trace_of, turn_of
@@ -49,19 +49,19 @@ def everything(store: TraceStore) -> list[object]:
 
 
 def test_everything_is_copied_and_a_second_copy_does_nothing(source: TraceStore, target: TraceStore):
-    progress: list[Copied] = []
+    progress: list[CopyProgress] = []
     copied = copy_store(source, target, progress.append)
-    assert copied == progress[-1] == Copied(num_sessions=70, num_traces=79)
+    assert copied == progress[-1] == CopyProgress(num_sessions=70, num_traces=79)
     assert [step.num_sessions for step in progress] == [64, 70]
     assert everything(target) == everything(source)
-    assert copy_store(source, target, progress.append) == Copied(num_skipped=70)
+    assert copy_store(source, target, progress.append) == CopyProgress(num_skipped=70)
 
 
 def test_a_copy_that_was_interrupted_goes_on(source: TraceStore, target: TraceStore):
     class Interrupted(Exception):
         pass
 
-    def interrupt(_: Copied) -> None:
+    def interrupt(_: CopyProgress) -> None:
         raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -70,7 +70,7 @@ def test_a_copy_that_was_interrupted_goes_on(source: TraceStore, target: TraceSt
     assert talk is not None
     target.open_session("talk", {}, created_at=talk.created_at)
     target.add(source.by_session("talk")[:4]).result()  # and half of a session
-    assert copy_store(source, target, lambda _: None) == Copied(num_sessions=6, num_traces=15, num_skipped=64)
+    assert copy_store(source, target, lambda _: None) == CopyProgress(num_sessions=6, num_traces=15, num_skipped=64)
     assert sorted(map(repr, everything(target))) == sorted(map(repr, everything(source)))
 
 
@@ -91,7 +91,7 @@ def test_a_text_that_not_every_database_can_hold_stops_no_copy(source: TraceStor
     ).result()
     copied = copy_store(source, target, lambda _: None)
     assert copied.num_traces == 80
-    assert copy_store(source, target, lambda _: None) == Copied(num_skipped=70)
+    assert copy_store(source, target, lambda _: None) == CopyProgress(num_skipped=70)
     assert target.by_session("s5")[1].model in ("m\0", "m\\x00")
 
 
@@ -110,7 +110,7 @@ def test_numbers_that_are_none_stop_no_copy(source: TraceStore, target: TraceSto
     credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": math.nan, "trainer_logprobs": [math.nan, -1.0]}
     source.annotate([StepCredit(trace_id="odd", training_step=1, session_id="s5", **credit)]).result()
     assert copy_store(source, target, lambda _: None).num_traces == 80
-    assert copy_store(source, target, lambda _: None) == Copied(num_skipped=70)
+    assert copy_store(source, target, lambda _: None) == CopyProgress(num_skipped=70)
     assert math.isnan(target.by_session("s5")[1].logprobs[0])
 
 
@@ -130,5 +130,5 @@ def test_a_trace_that_was_replaced_since_is_copied_again(source: TraceStore, tar
     copy_store(source, target, lambda _: None)
     again = trace_of("a", "s5", response_ids=[9], logprobs=[-9.0])
     source.add([again]).result()
-    assert copy_store(source, target, lambda _: None) == Copied(num_sessions=1, num_traces=1, num_skipped=69)
+    assert copy_store(source, target, lambda _: None) == CopyProgress(num_sessions=1, num_traces=1, num_skipped=69)
     assert target.by_session("s5") == [again]

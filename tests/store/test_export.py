@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rllm.errors import ConfigError, MissingDependencyError, StoreError
-from rllm.store.export import export_traces
+from rllm.store.maintenance import export_traces
 from rllm.types import Trace
 
 from .sample_traces import trace_of, turn_of

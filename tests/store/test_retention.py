@@ -7,7 +7,7 @@ import pytest
 
 from rllm.errors import ConfigError, StoreError
 from rllm.store import TraceStore, open_store
-from rllm.store.retention import Pruned, Retention, prune, pruning
+from rllm.store.maintenance import Pruned, Retention, prune, pruning
 
 from .sample_traces import trace_of
 

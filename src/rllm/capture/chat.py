@@ -77,7 +77,8 @@ def traces_from_chat(
         weight_version: Weights that sampled the answer, or its beginning.
         weight_updates: Updates of the weights during each choice; see `Trace`. Empty for none.
         template_hash: Hash of the chat template.
-        requested_sampling: Sampling parameters that the agent asked for (or its whole request); stored where they differ.
+        requested_sampling: Sampling parameters that the agent asked for (or its whole request); stored where they
+            differ.
         logprobs_kind: Distribution of the log-probabilities.
         require_tokens: Raise if a trace would have no usable tokens, instead of storing the reason in it.
         parent_id: The call that the prompt continues.

@@ -1,19 +1,21 @@
 """Recognition of a session's earlier answers in the messages of a request, and the exact tokens that led to them.
 
 An agent sends its conversation back as messages. Rendered again, they often give other tokens than those that were
-sampled: arguments are serialised differently, reasoning is dropped, white space is stripped. So an answer is recognised by
-its content, and the next prompt is made of the known tokens and of the new messages.
+sampled: arguments are serialised differently, reasoning is dropped, white space is stripped. So an answer is recognised
+by its content, and the next prompt is made of the known tokens and of the new messages.
 
-Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is `7.0`;
-arguments that were never JSON come back in any form, if no other answer can be meant), and if their content is the same but
-for white space around it. Content may be left out beside tool calls, and LiteLLM sends a remark where there was none.
-Reasoning distinguishes two such answers if a client sends it back; otherwise it is ignored, as is everything else that
-clients add or leave out. All other messages must be equal word for word, and so must the tools.
+Two answers count as the same if their tool calls have the same names and ids, and the same arguments as JSON (`7` is
+`7.0`; arguments that were never JSON come back in any form, if no other answer can be meant), and if their content is
+the same but for white space around it. Content may be left out beside tool calls, and LiteLLM sends a remark where
+there was none. Reasoning distinguishes two such answers if a client sends it back; otherwise it is ignored, as is
+everything else that clients add or leave out. All other messages must be equal word for word, and so must the tools.
 
-Ids alone do not identify an answer: some servers give the first call of a tool the same id in every answer. So arguments are
-part of a digest, and an answer whose arguments come back in another form is looked up in the form it was written in.
+Ids alone do not identify an answer: some servers give the first call of a tool the same id in every answer. So
+arguments are part of a digest, and an answer whose arguments come back in another form is looked up in the form it was
+written in.
 
-Text may be appended to an answer that a stop string ended: agents that call tools by text put the results right after it.
+Text may be appended to an answer that a stop string ended: agents that call tools by text put the results right after
+it.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ from rllm.capture.session_tree import TokenIds, begins_with
 from rllm.types import Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
-"""Reason why a prompt does not begin with the tokens of the answer that it follows. `edited`: the agent changed the history;
-`reasoning`: the template or the agent left out the reasoning; `tool_json`: the arguments of a tool call were written
-differently; `template`: the template prints earlier turns, or their white space, differently."""
+"""Reason why a prompt does not begin with the tokens of the answer that it follows. `edited`: the agent changed the
+history; `reasoning`: the template or the agent left out the reasoning; `tool_json`: the arguments of a tool call were
+written differently; `template`: the template prints earlier turns, or their white space, differently."""
 
 TurnKey: TypeAlias = int
-"""Hash of the tools, of an answer in any form, and of one of two contexts: the one message before it, or the beginning of the
-conversation with the answers before it."""
+"""Hash of the tools, of an answer in any form, and of one of two contexts: the one message before it, or the beginning
+of the conversation with the answers before it."""
 
 _BYTES_PER_CALL = 750
 """Memory of a call beside its tokens and its arguments."""
@@ -76,7 +78,8 @@ class MessageDigests:
 
     messages: Sequence[Message]
     digests: list[int]
-    """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written in."""
+    """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written
+    in."""
     num_before_answers: int
     """Number of messages before the first answer."""
     turns: list[TurnKey]
@@ -133,8 +136,8 @@ class _Call:
     trace_id: str
     before: _Call | None
     added_ids: array[int] | None
-    """Four bytes each, since a gateway keeps those of thousands of sessions. `None` until the call is first continued: most
-    first calls have no second one."""
+    """Four bytes each, since a gateway keeps those of thousands of sessions. `None` until the call is first continued:
+    most first calls have no second one."""
     arguments: list[str]
     """Arguments of each tool call, as written."""
     has_reasoning: bool
@@ -209,8 +212,8 @@ class Conversations:
     """The answers of one session."""
 
     match_reasoning: bool = False
-    """Treat an answer without its reasoning (or without its text beside tool calls) as another answer, because the agent
-    leaves it out on purpose."""
+    """Treat an answer without its reasoning (or without its text beside tool calls) as another answer, because the
+    agent leaves it out on purpose."""
     num_bytes: int = 0
     """Approximate size in memory."""
     _calls: dict[int, _Call] = field(default_factory=dict)
@@ -226,8 +229,8 @@ class Conversations:
     def as_written(self, before: int, digest: int, answer: Message) -> int:
         """Return the digest of the known answer that a message repeats, or `digest` if there is none.
 
-        Of several candidates, the one with exactly these arguments is meant, or else the latest with the same as JSON, or
-        else the only one whose arguments were not JSON and may have come back in this form.
+        Of several candidates, the one with exactly these arguments is meant, or else the latest with the same as JSON,
+        or else the only one whose arguments were not JSON and may have come back in this form.
 
         Args:
             before: Digest of the messages before the answer.
@@ -305,8 +308,8 @@ class Conversations:
     def prepare(self, asked: MessageDigests, trace: Trace) -> NewAnswer | None:
         """Return an answer to add once it is stored.
 
-        `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a call
-        that continues another one; those of a first call are asked for when they are needed.
+        `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a
+        call that continues another one; those of a first call are asked for when they are needed.
         """
         if not trace.response_ids or not asked.messages:
             return None
@@ -383,8 +386,8 @@ class Conversations:
     def _are_edited(self, asked: MessageDigests, start: int) -> bool:
         """Return True if messages after the first `start` are from an edited conversation of this session.
 
-        Either another answer stands where one was given, or a given one is there without what preceded it. Examples that an
-        agent shows are neither.
+        Either another answer stands where one was given, or a given one is there without what preceded it. Examples
+        that an agent shows are neither.
         """
         return any(
             before in self._answered or not self._turns.isdisjoint(turns)
@@ -392,7 +395,7 @@ class Conversations:
         )
 
     def _call_at(self, asked: MessageDigests, place: int) -> _Call | None:
-        """Return the answer that ends the first messages: of equal ones, the one with this reasoning, or else the latest."""
+        """Return the answer that ends the first messages: with this reasoning if there are several, or else the latest."""
         digest, answer = asked.digests[place], asked.messages[place - 1]
         reasoning = reasoning_of(answer) if is_answer(answer) else ""
         return (self._calls.get(hash((digest, reasoning))) if reasoning else None) or self._calls.get(digest)

@@ -1,8 +1,8 @@
 """The calls of a session as a tree: which earlier call a prompt continues.
 
 A call continues an earlier one if its prompt begins with all tokens of that call, prompt and answer. The longest such
-call is its parent; of equally long ones, the latest. `Trace.parent_id` records the parent when the call is captured, and
-everything that reads traces later follows it.
+call is its parent; of equally long ones, the latest. `Trace.parent_id` records the parent when the call is captured,
+and everything that reads traces later follows it.
 
 * `ParentIndex` finds parents while calls are captured; it keeps hashes instead of tokens.
 * `parent_of` and `continues` compare tokens that are at hand.

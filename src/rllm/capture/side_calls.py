@@ -1,26 +1,27 @@
 """Calls that an agent's program makes beside its task, such as a request for a title.
 
 Programs do not declare them. A call is a candidate if it asks for a title and nothing else, or if it has no tools and
-begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a call of
-the task continues its tokens, or quotes its answer in a message: a summary that replaces the history, a sub-agent's result,
-a plan. An answer that is quoted only in the messages of side calls belongs to those. A call that no call of the task
-follows belongs to the task, too, if its messages quote an answer of the task or a result of its tools: the program sums up
-its findings. A title of the whole conversation cannot be distinguished from that, and does no harm: its tokens have no part
-in the reward.
+begins a conversation of its own while other calls of the session have tools. It belongs to the task after all if a call
+of the task continues its tokens, or quotes its answer in a message: a summary that replaces the history, a sub-agent's
+result, a plan. An answer that is quoted only in the messages of side calls belongs to those. A call that no call of the
+task follows belongs to the task, too, if its messages quote an answer of the task or a result of its tools: the program
+sums up its findings. A title of the whole conversation cannot be distinguished from that, and does no harm: its tokens
+have no part in the reward.
 
-Calls of the author's own code, in this process or in one that knows its session, belong to the task, with tools or without:
-a tool may well ask the model something.
+Calls of the author's own code, in this process or in one that knows its session, belong to the task, with tools or
+without: a tool may well ask the model something.
 
-Quotations are found by letters and digits alone (`LaterMessages`). White space, line breaks, punctuation, Markdown, tags,
-and the escapes of JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
+Quotations are found by letters and digits alone (`LaterMessages`). White space, line breaks, punctuation, Markdown,
+tags, and the escapes of JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
 
-- A text of `QUOTE` letters or more is quoted where a message has a run of that many of them, so a quotation that was cut
-  short, wrapped, indented or put into a longer text is found.
-- A shorter one of `LINE` letters or more is quoted as lines, as strings in quotation marks, or after a label such as "Plan:".
+- A text of `QUOTE` letters or more is quoted where a message has a run of that many of them, so a quotation that was
+  cut short, wrapped, indented or put into a longer text is found.
+- A shorter one of `LINE` letters or more is quoted as lines, as strings in quotation marks, or after a label such as
+  "Plan:".
 - A still shorter one ("4", "yes") is quoted as a whole message or part of one.
 
-Texts that the call's own prompt contains are not evidence: a title repeats the question, and so do later messages. Neither
-are messages that an earlier call had already, or text inside the model's other answers.
+Texts that the call's own prompt contains are not evidence: a title repeats the question, and so do later messages.
+Neither are messages that an earlier call had already, or text inside the model's other answers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ LINE = 12
 _BLOCK = QUOTE // 2
 """Letters of a block. Messages are indexed by adjacent blocks: each run of `QUOTE` letters contains a whole one."""
 _LONGEST_RUN = 4 * QUOTE
-"""Limit for the letters of a quotation that are compared with the call's own prompt, and for the characters of a line."""
+"""Limit for the letters of a quotation that are compared with the call's own prompt, and for the characters of a
+line."""
 
 _WORD = re.compile(r"[^\W_]+")
 _ESCAPE = re.compile(r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|([nrt\"'/]))")
@@ -138,7 +140,7 @@ def asks_for_title(response_format: Any) -> bool:
 
 
 class LaterMessages:
-    """Messages of a session's calls, added from the last call backwards, in which answers of earlier calls are searched.
+    """Messages of a session's calls, added from the last call backwards, to search for answers of earlier calls.
 
     Each distinct text is read once, so the cost grows with the characters of the session and not with their square.
     """

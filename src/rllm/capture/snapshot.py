@@ -9,8 +9,10 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of the dicts, lists, tuples, sets and NumPy arrays that a value is made of; all else in it, such as texts and
-    clients, is shared."""
+    """Copy the dicts, lists, tuples, sets and NumPy arrays that a value consists of.
+
+    Everything else in it, such as texts and clients, is shared.
+    """
     if type(value) in _ATOMS:
         return value
     if isinstance(value, dict):
@@ -25,5 +27,5 @@ def snapshot(value: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is one that copies itself: not a tensor, nor what only reads an array from a file."""
+    """Return True for an array that can copy itself: not a tensor, nor a lazily read file."""
     return hasattr(type(value), "__array__") and hasattr(type(value), "__copy__")

@@ -1,10 +1,10 @@
 """The tokens of one sampled answer, taken from the wire and checked against each other.
 
-Nothing is ever guessed here: a field that the server left out is named, and never filled with zeros (a log-probability of
-zero would claim certainty).
+Nothing is ever guessed here: a field that the server left out is named, and never filled with zeros (a log-probability
+of zero would claim certainty).
 
-Where a thousand objects would cost more than all else, tokens come as arrays, which were checked while they were read, and stand
-for lists until somebody may want one: see `with_lists`.
+Where a thousand objects would cost more than all else, tokens come as arrays, which were checked while they were read,
+and stand for lists until somebody may want one: see `with_lists`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rllm.errors import TokenMismatchError
 from rllm.types import Trace
 
 TOKEN_ID_PREFIX = "token_id:"
-"""What a token's text looks like in `logprobs` when the request said `return_tokens_as_token_ids: true`."""
+"""Prefix of a token's text in `logprobs` if the request had `return_tokens_as_token_ids: true`."""
 
 LOGPROB_TOLERANCE = 1e-4
-"""How far above 0 a log-probability may lie; rounding in the server's log-softmax puts certain tokens there."""
+"""Largest log-probability above 0 that is accepted: rounding in the server's log-softmax causes it for certain tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class AnswerTokens:
     response_ids: list[int]
     logprobs: list[float]
     problem: str | None
-    """Why these cannot be trained on; `None` where they can."""
+    """Reason why these cannot be trained on; `None` if they can."""
 
 
 def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], index: int) -> AnswerTokens:
-    """The tokens of one choice of a chat completion, in the shape that vLLM gives them, or SGLang.
+    """Return the tokens of one choice of a chat completion, in the form of vLLM or SGLang.
 
-    Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in SGLang's
-    answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries of
-    `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`.
+    Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
+    SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries
+    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`.
 
     Raises:
-        TokenMismatchError: if what is there contradicts itself. What is not there makes a `problem` instead.
+        TokenMismatchError: if the fields contradict each other. Missing fields are a `problem` instead.
     """
     where = f"choices[{index}]"
     logprobs = choice.get("logprobs") or {}
@@ -80,19 +80,19 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     if response_ids is not None and numbers is not None and len(tokens.response_ids) != len(tokens.logprobs):
         raise TokenMismatchError(
             f"{where}.token_ids has {len(tokens.response_ids)} ids ({_start_of(tokens.response_ids)}) and "
-            f"{where}.logprobs.content has {len(tokens.logprobs)} entries ({_start_of(tokens.logprobs)}): every sampled "
-            "id needs one log-probability; use a server that returns both for the same tokens (vLLM >= 0.10.2)"
+            f"{where}.logprobs.content has {len(tokens.logprobs)} entries ({_start_of(tokens.logprobs)}): every "
+            "sampled id needs one log-probability; use a server that returns both for the same tokens (vLLM >= 0.10.2)"
         )
     return tokens
 
 
 def join_ids(pieces: Sequence[Any]) -> Any:
-    """The ids of an answer that came in pieces: an array, if any of them is one and all are ids; else a list."""
+    """Join the ids of a streamed answer: to an array if any piece is one and all are ids, otherwise to a list."""
     return _joined(pieces, "I", _checked_ids)
 
 
 def join_logprobs(pieces: Sequence[Any]) -> Any:
-    """Likewise log-probabilities, or entries with them."""
+    """Join the log-probabilities of a streamed answer, or entries with them, like `join_ids`."""
     return _joined(pieces, "d", _checked_logprobs)
 
 
@@ -102,7 +102,7 @@ def _joined(pieces: Sequence[Any], typecode: str, check: Callable[[Any, str], An
         try:
             for piece in pieces:
                 joined.extend(check(piece, ""))
-        except TokenMismatchError:  # it is told with its place in the answer, later
+        except TokenMismatchError:  # reported later, with its place in the answer
             pass
         else:
             return joined
@@ -110,14 +110,14 @@ def _joined(pieces: Sequence[Any], typecode: str, check: Callable[[Any, str], An
 
 
 def with_lists(trace: Trace) -> Trace:
-    """The trace with lists where its tokens are arrays."""
+    """Return the trace with lists instead of arrays."""
     tokens = {name: getattr(trace, name) for name in ("prompt_ids", "response_ids", "logprobs")}
     lists: dict[str, Any] = {name: values.tolist() for name, values in tokens.items() if isinstance(values, array)}
     return replace(trace, **lists) if lists else trace
 
 
 def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[float], *, where: str) -> str | None:
-    """Why these tokens of one answer cannot be trained on; `None` where they can.
+    """Return the reason why the tokens of an answer cannot be trained on; `None` if they can.
 
     Raises:
         TokenMismatchError: if they contradict each other or themselves.
@@ -128,7 +128,7 @@ def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[
     if not (prompt_ids and response_ids and logprobs):
         given = {"prompt_ids": prompt_ids, "completion_ids": response_ids, "logprobs": logprobs}
         missing = [name for name, values in given.items() if not values]
-        return f"{where}: the engine gave no {' and no '.join(missing)}"
+        return f"{where}: the engine returned no {' and no '.join(missing)}"
     if len(response_ids) != len(logprobs):
         raise TokenMismatchError(
             f"{where}: {len(response_ids)} sampled ids but {len(logprobs)} log-probabilities: every id needs one"
@@ -137,13 +137,13 @@ def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[
 
 
 def has_labels(content: Sequence[Any]) -> bool:
-    """Whether the entries of `logprobs.content` carry ids in the place of texts."""
+    """Return True if the entries of `logprobs.content` have ids instead of texts."""
     first = content[0] if content else None
     return isinstance(first, Mapping) and str(first.get("token", "")).startswith(TOKEN_ID_PREFIX)
 
 
 def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> list[int] | None:
-    """The ids written as `"token_id:123"`, or `None` where the entries carry text."""
+    """Return the ids written as `"token_id:123"`, or `None` if the entries have texts."""
     if not content or not has_labels(content):
         return None
     labels = [str(entry.get("token", "")) for entry in content]
@@ -163,7 +163,7 @@ def _checked_ids(ids: Any, field: str) -> list[int]:
     if not isinstance(ids, list):
         raise TokenMismatchError(f"{field}={ids!r}: expected a list of token ids")
     try:
-        array("I", ids)  # the cheapest check of a thousand ids; it also takes `True`, which no server sends
+        array("I", ids)  # the cheapest check of a thousand ids; it also accepts `True`, which no server sends
     except (TypeError, OverflowError):
         position, bad = next((k, i) for k, i in enumerate(ids) if not (isinstance(i, int) and 0 <= i < 2**32))
         raise TokenMismatchError(
@@ -188,7 +188,7 @@ def _checked_logprobs(values: Any, field: str) -> list[float]:
     if not types <= {float, int}:
         position, bad = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
         raise TokenMismatchError(f"{field}[{position}].logprob={bad!r}: expected a number")
-    # The sum is infinite or no number if any of them is, and is the cheapest way to see that none is.
+    # The sum is infinite or NaN if any value is, and is the cheapest check that none is.
     if not (math.isfinite(sum(values)) and max(values) <= LOGPROB_TOLERANCE):
         for position, value in enumerate(values):
             if not -math.inf < value <= LOGPROB_TOLERANCE:
@@ -199,7 +199,7 @@ def _checked_logprobs(values: Any, field: str) -> list[float]:
 
 
 def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: str) -> str | None:
-    missing = [] if prompt_ids else ["prompt_token_ids"]  # there is no prompt without a token
+    missing = [] if prompt_ids else ["prompt_token_ids"]  # every prompt has tokens
     if response_ids is None:
         missing.append(f"{where}.token_ids")
     remedies = ["return_token_ids: true (vLLM >= 0.10.2)"] if missing else []
@@ -209,7 +209,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
     if missing:
         return (
             f"the server's chat completion (OpenAI format) lacks {' and '.join(missing)}: "
-            f"send {' and '.join(remedies)} to a server that honours it; the calls of others can be evaluated, not trained on"
+            f"send {' and '.join(remedies)} to a server that honours it; calls without it can be evaluated, not trained on"
         )
     if not response_ids:
         return f"{where} holds no sampled token"
@@ -217,7 +217,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
 
 
 def _start_of(values: Any) -> str:
-    """The first few values, short enough for an error message."""
+    """Return the first few values, short enough for an error message."""
     if isinstance(values, array):
         values = values[:5].tolist()
     if not isinstance(values, list):

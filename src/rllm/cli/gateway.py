@@ -117,7 +117,7 @@ def gateway(
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
     from rllm.store import open_store
-    from rllm.store.retention import Retention, pruning
+    from rllm.store.maintenance import Retention, pruning
 
     config = GatewayConfig(
         host=host,

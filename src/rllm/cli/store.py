@@ -48,7 +48,7 @@ def migrate(
 
     from rllm.store import open_store
     from rllm.store.base import every_session
-    from rllm.store.copying import Copied, copy_store
+    from rllm.store.maintenance import CopyProgress, copy_store
 
     if source == target:
         raise ConfigError(f"SRC and DST are both {source!r}: name two stores")
@@ -61,7 +61,7 @@ def migrate(
     ):
         task = bar.add_task("copying", total=sum(1 for _ in every_session(read, oldest_first=True)))
 
-        def show(copied: Copied) -> None:
+        def show(copied: CopyProgress) -> None:
             bar.update(task, completed=copied.num_sessions + copied.num_skipped)
 
         copied = copy_store(read, written, show)
@@ -78,8 +78,8 @@ def prune(
     max_gb: MaxGb = None,
 ) -> None:
     """Delete old sessions, by age, by size, or both."""
-    from rllm.store.retention import Retention
-    from rllm.store.retention import prune as delete_old
+    from rllm.store.maintenance import Retention
+    from rllm.store.maintenance import prune as delete_old
 
     retention = Retention(keep_days=keep_days, max_gb=max_gb)
     if not retention:

@@ -100,7 +100,7 @@ def export(
     ] = None,
 ) -> None:
     """Write traces to a file: one JSON object a line, or Parquet."""
-    from rllm.store.export import export_traces
+    from rllm.store.maintenance import export_traces
 
     suffix = path.suffix.removeprefix(".")
     chosen = kind or suffix
@@ -118,7 +118,7 @@ def delete(
     url: Store = DEFAULT_STORE,
 ) -> None:
     """Delete sessions with their traces. By age or size: `rllm store prune`."""
-    from rllm.store.retention import delete_sessions
+    from rllm.store.maintenance import delete_sessions
 
     with open_existing(url, read_only=False) as store:
         known = [_known(store, name).id for name in dict.fromkeys(session)]  # all of them, before anything is deleted

@@ -24,8 +24,8 @@ _ROUNDING = 1e-9
 class Dataset(Sequence[Task]):
     """Tasks in a fixed order. Each is a plain dict; its fields become the arguments of the agent function.
 
-    Datasets made from another one (`repeat`, `shuffle`, `select`, `split_into`) have copies of its rows, which keep their
-    task ids: copies of a task count as one task, and a task has the same id in every part.
+    Datasets made from another one (`repeat`, `shuffle`, `select`, `split_into`) have copies of its rows, which keep
+    their task ids: copies of a task count as one task, and a task has the same id in every part.
     """
 
     stored_at: Path | None = None
@@ -60,7 +60,8 @@ class Dataset(Sequence[Task]):
     ) -> Dataset:
         """Read a file, a folder or id of Hugging Face datasets, or a function.
 
-        * `tasks.jsonl` (one object a line), `.json` (a list of objects), `.csv` (all values are text), `.parquet`, `.arrow`;
+        * `tasks.jsonl` (one object a line), `.json` (a list of objects), `.csv` (all values are text), `.parquet`,
+          `.arrow`;
         * `hf:org/name`, `org/name`, or a folder that `datasets` saved or can read, with `split` and `subset` where it
           has several;
         * a function that returns rows, or its `package.module:function`. It is called once.
@@ -141,7 +142,7 @@ class Dataset(Sequence[Task]):
         return None if self.stored_at is None else str(self.stored_at)
 
     def get_verl_data_path(self) -> str | None:
-        """Write these rows as a Parquet file for verl, next to the registry's; return `None` if they are not registered.
+        """Write these rows as a Parquet file for verl and return its path; `None` if they are not registered.
 
         Raises:
             ConfigError: if a field has values of several types, which Parquet cannot hold.

@@ -19,7 +19,8 @@ Located: TypeAlias = tuple[str, Any]
 _LONGEST_CELL = 2**31 - 1
 _MANY_ROWS = 1_000_000
 _MUCH_DATA, _MOST_PACKED = 1024 * 1024 * 1024, 100
-"""Bytes in memory that any table may take, and a multiple of the file's size for larger ones: text seldom packs to a tenth."""
+"""Bytes in memory that any table may take, and a multiple of the file's size for larger ones: text seldom packs to a
+tenth."""
 _ROWS_AT_ONCE = 256
 
 
@@ -43,7 +44,7 @@ def read_file(path: Path) -> list[Task]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield lines with their places. Only a newline ends one: strings may contain the other separators of `splitlines`."""
+    """Yield lines with their places. Only a newline ends one: strings may contain other separators."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"

@@ -43,8 +43,8 @@ PLACEHOLDER = [{"role": "user", "content": "The agent writes the prompt."}]
 class DatasetRegistry:
     """Keeps each split as `datasets/<name>/<split>.jsonl` under `$RLLM_HOME`, or else `~/.rllm`.
 
-    Processes may register a split at the same time; it then has the rows of one of them. Names consist of letters, digits
-    and any of `_.+-`; every method raises `ConfigError` for other names.
+    Processes may register a split at the same time; it then has the rows of one of them. Names consist of letters,
+    digits and any of `_.+-`; every method raises `ConfigError` for other names.
     """
 
     @classmethod
@@ -173,8 +173,8 @@ def file_of(name: str, split: str) -> Path:
 def _check_name(name: str, kind: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         raise ConfigError(
-            f"{kind}={name!r} cannot be the name of a file: use letters and digits, after the first also any of '_.+-', "
-            f"at most {_LONGEST_NAME} bytes"
+            f"{kind}={name!r} cannot be the name of a file: use letters and digits, after the first also any of "
+            f"'_.+-', at most {_LONGEST_NAME} bytes"
         )
     return name
 
@@ -192,7 +192,7 @@ def writing() -> Iterator[None]:
         held = (folder / ".lock").open("w")
     except OSError as error:
         raise ConfigError(
-            f"datasets cannot be stored in {str(folder)!r}: {error.strerror}; set RLLM_HOME to a folder that can be written"
+            f"datasets cannot be stored in {str(folder)!r}: {error.strerror}; set RLLM_HOME to a writable folder"
         ) from error
     with held:
         lock(held, wait=True)
@@ -215,8 +215,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -> None:
     """Write the Parquet file that verl's data loader reads.
 
-    `prompt` is a placeholder, `data_source` is the row's own or else this one, and `extra_info` is the row. Parquet gives
-    all rows the same fields; a missing one is null.
+    `prompt` is a placeholder, `data_source` is the row's own or else this one, and `extra_info` is the row. Parquet
+    gives all rows the same fields; a missing one is null.
 
     Raises:
         ConfigError: if a field has values of several types, or of one that parquet cannot hold.

@@ -1,9 +1,9 @@
 """Rows of tasks: from Python objects and Arrow tables to plain dicts, and to the types of JSON.
 
 A table (Parquet, Hugging Face `datasets`, pandas, pyarrow) gives all structs of a column the same fields; fields that a
-struct did not have are null. In chats the policy would read them: a call of `{"city": "Bern"}` would have the arguments of
-all other tools, too. So nulls are left out of messages, tools and calls, wherever they are in a row. A task's own fields keep
-theirs, because an agent that reads a null field would fail if it were missing. The content of a JSON column
+struct did not have are null. In chats the policy would read them: a call of `{"city": "Bern"}` would have the arguments
+of all other tools, too. So nulls are left out of messages, tools and calls, wherever they are in a row. A task's own
+fields keep theirs, because an agent that reads a null field would fail if it were missing. The content of a JSON column
 (`datasets.Json`) is kept as it was written.
 """
 
@@ -73,8 +73,8 @@ def tasks_of(data: Iterable[Any], where: str) -> Iterator[Task]:
 def given_task(row: Any, where: str, *, is_read: bool = False) -> Task:
     """Return a row of a user's program as a task.
 
-    Rows taken from a table still have its nulls. They are left out if the row shows that it came from a table: all messages
-    of a chat have the same fields, some of them null; or a tool has a null that its JSON schema cannot have.
+    Rows taken from a table still have its nulls. They are left out if the row shows that it came from a table: all
+    messages of a chat have the same fields, some of them null; or a tool has a null that its JSON schema cannot have.
     """
     if isinstance(row, Mapping):
         row = {field: _plain(value) if field in CHAT_FIELDS else value for field, value in row.items()}

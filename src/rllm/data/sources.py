@@ -132,8 +132,8 @@ def _load(source: str, split: str | None, subset: str | None) -> Any:
         raise
     except ConnectionError as error:
         raise ConfigError(
-            f"Hugging Face dataset {source!r} cannot be reached: {error}. Connect to the network (without HF_HUB_OFFLINE) "
-            "and load it once, which keeps it in the cache; or name a local file or folder"
+            f"Hugging Face dataset {source!r} cannot be reached: {error}. Connect to the network (without "
+            "HF_HUB_OFFLINE) and load it once, which keeps it in the cache; or name a local file or folder"
         ) from error
     except Exception as error:  # each reader of the library raises its own kinds
         raise ConfigError(
@@ -161,8 +161,8 @@ def _check_files(source: str, files: Iterable[str]) -> None:
         is_own = Path(os.path.realpath(file)).is_relative_to(folder) if folder.is_dir() else file.startswith(own)
         if not is_own:
             raise ConfigError(
-                f"dataset={source!r}: its description names {file!r}, which is not part of it: if you trust that, name the "
-                "file itself"
+                f"dataset={source!r}: its description names {file!r}, which is not part of it: if you trust it, "
+                "name the file itself"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a trace store does: keep every captured call durably, and hand a session's calls back in call order."""
+"""Protocol of trace stores: they keep every captured call durably, and return the calls of a session in call order."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class SessionInfo:
     num_traces: int
     metadata: dict[str, Any] = field(default_factory=dict)
     number: int | None = field(default=None, compare=False, repr=False)
-    """This store gives it to no other session, not even to a later one of the same id."""
+    """Unique in this store, also among deleted sessions of the same id."""
 
 
 @dataclass(slots=True)
 class SessionRef:
-    """Which session of an id is meant, by whoever adds to it call by call: another may have the id once it is deleted.
+    """Reference to one session, for a client that adds to it call by call: after a deletion another may have its id.
 
     A store fills it in.
     """
 
     number: int | None = None
-    """`SessionInfo.number`; `None` until it is known."""
+    """`SessionInfo.number`, once it is known."""
     is_gone: bool = False
-    """Whether something was not added, because the session was deleted."""
+    """True if a write was refused because the session was deleted."""
 
     def learn(self, write: Future[Any]) -> None:
-        """Take over the number that a write gives, once it is durable."""
+        """Take the number from a completed write."""
         if self.number is None and write.exception() is None:
             self.number = write.result()
 
     def refusal(self, session_id: str, number: int | None) -> SessionDeletedError | None:
-        """Why nothing is added where the session of this id has this number by now, or is not there; `None` if it is this one."""
+        """Return the error for a write if another session has this id now, or none (`number` is `None`)."""
         if self.number in (None, number):
             return None
         self.is_gone = True
-        return SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: nothing more is added to it")
+        return SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: no more traces are added to it")
 
 
 class TraceStore(Protocol):
@@ -59,14 +59,15 @@ class TraceStore(Protocol):
     """
 
     is_local: bool
-    """Whether one row is read within microseconds, so that an event loop may wait for it; false across a network."""
+    """True if a row is read within microseconds, so that an event loop may wait for it; False across a network."""
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
-        """Append traces, in call order. A session that does not exist yet is created; an id that is already stored is
-        replaced in place, keeping its order (a client's retry must not count twice).
+        """Append traces, in call order.
 
-        With `session` all traces are of that very session: where anybody has deleted it, nothing is added, and the future
-        raises `SessionDeletedError`."""
+        A session that does not exist is created. A trace whose id is stored already replaces the stored one and keeps
+        its order: a client's retry must not count twice. With `session`, all traces must be of that session; if it was
+        deleted, nothing is added, and the future raises `SessionDeletedError`.
+        """
         ...
 
     def open_session(
@@ -77,12 +78,18 @@ class TraceStore(Protocol):
         created_at: float | None = None,
         session: SessionRef | None = None,
     ) -> Future[None]:
-        """Create a session with metadata, or merge metadata into an existing one; `created_at` (Unix seconds) says when
-        one began that is copied from another store, and `session` is told which one it is."""
+        """Create a session with metadata, or merge metadata into an existing one.
+
+        Args:
+            session_id: Id of the session.
+            metadata: Values for its metadata.
+            created_at: Unix seconds of its creation, for a session that is copied from another store.
+            session: Reference that learns which session it is.
+        """
         ...
 
     def session(self, session_id: str) -> SessionInfo | None:
-        """The session, or `None` if it is unknown."""
+        """Return the session, or `None` if it does not exist."""
         ...
 
     def sessions(
@@ -94,52 +101,58 @@ class TraceStore(Protocol):
         beyond: int | None = None,
         created_before: float | None = None,
     ) -> list[SessionInfo]:
-        """Sessions in the order in which they came into the store, newest first unless told otherwise.
+        """Return sessions in the order in which they entered the store, newest first by default.
 
         Args:
-            limit, offset: how many, and how many are passed over.
-            oldest_first: the other way round.
-            beyond: those behind the session of this number, which need not be there any more.
-            created_before: those that began before then, in Unix seconds; copied ones came later than they began.
+            limit: Maximum number of sessions.
+            offset: Number of sessions to skip.
+            oldest_first: Reverse the order.
+            beyond: Return only those after the session of this number, which may have been deleted.
+            created_before: Return only those created before this time, in Unix seconds. Copied sessions enter a store
+                later than they were created.
         """
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:
-        """The traces of a session, oldest first; an empty list if it is unknown. They may share what they have in common,
-        so change none of them."""
+        """Return the traces of a session, oldest first; an empty list if it does not exist.
+
+        Traces may share objects, so do not change them.
+        """
         ...
 
     def trace(self, session_id: str, trace_id: str) -> Trace | None:
-        """One trace of a session, or `None` if it is unknown; the others are not read."""
+        """Return one trace of a session without reading all others, or `None` if it does not exist."""
         ...
 
     def last_call_at(self, session_id: str) -> float | None:
-        """When the latest call of a session began, in Unix seconds, or `None` if it has none; no trace is read for that."""
+        """Return the start of a session's latest call in Unix seconds, or `None` without calls. No trace is read."""
         ...
 
     def session_of(self, trace_id: str) -> str | None:
-        """A session that has a trace of this id; it is looked for among all of them."""
+        """Search all sessions for a trace id, and return the id of a session that has it."""
         ...
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        """Keep what the trainer decided about steps; the last word on a trace in a training step and a trajectory stands. What
-        is said of a session that is not there, because it was deleted, is passed over."""
+        """Store the trainer's decisions about steps.
+
+        The latest one for a trace, a training step and a trajectory counts. Those for deleted sessions are ignored.
+        """
         ...
 
     def credits(self, session_id: str) -> list[StepCredit]:
-        """What the trainer decided about this session's steps, in call order."""
+        """Return the trainer's decisions about the steps of a session, in call order."""
         ...
 
     def delete(self, session_id: str) -> int:
-        """Remove a session, its traces and their credits; returns how many traces went."""
+        """Delete a session with its traces and their credits, and return the number of traces."""
         ...
 
     def num_bytes(self) -> int:
-        """How much room the sessions take where they are kept."""
+        """Return the size of the stored sessions in bytes."""
         ...
 
     def close(self) -> None:
-        """Finish pending writes and release the storage. Closing twice is allowed."""
+        """Finish pending writes and release the storage. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -153,14 +166,16 @@ _PAGE = 256
 
 
 def every_session(store: TraceStore, *, oldest_first: bool = False, run_id: str | None = None) -> Iterator[SessionInfo]:
-    """All sessions, whatever begins or is deleted meanwhile; they are read a page at a time. With `run_id` those of other
-    training runs are left out."""
+    """Yield all sessions, read a page at a time, while others may be created or deleted.
+
+    With `run_id`, those of other training runs are left out.
+    """
     for page in session_pages(store, oldest_first=oldest_first):
         yield from (info for info in page if may_be_of(info.metadata, run_id))
 
 
 def may_be_of(metadata: Mapping[str, Any], run_id: str | None) -> bool:
-    """Whether a session is of this training run, or of none that it names; `None` is any run."""
+    """Return True if a session is of this training run or names none; `None` means any run."""
     return run_id is None or metadata.get("run_id") in (None, run_id)
 
 
@@ -171,7 +186,7 @@ def session_pages(
     page_size: int = _PAGE,
     created_before: float | None = None,
 ) -> Iterator[list[SessionInfo]]:
-    """`every_session`, by pages; `created_before` as for `TraceStore.sessions`."""
+    """Yield all sessions in pages; `created_before` is that of `TraceStore.sessions`."""
     last: int | None = None
     while page := store.sessions(
         limit=page_size, oldest_first=oldest_first, beyond=last, created_before=created_before

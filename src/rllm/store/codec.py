@@ -1,7 +1,7 @@
 """Values to bytes and back: token ids, floats and JSON documents, exact and compressed with Zstandard.
 
-A blob is one byte for its kind, then its content. Numbers are little-endian and stored by planes: the lowest bytes of all
-numbers, then the next ones, and so on, because bytes of the same significance compress well together.
+A blob is one byte for its kind, then its content. Numbers are little-endian and stored by planes: the lowest bytes of
+all numbers, then the next ones, and so on, because bytes of the same significance compress well together.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def pack_json(text: bytes) -> bytes:
 def pack_document(value: Any) -> bytes:
     """Return a blob of any value, as JSON.
 
-    Values without a JSON form are kept as near as possible: sets and arrays as lists, scalars of numpy as numbers, models
-    as their fields, and everything else as text. Nothing that a user puts into metadata makes this fail.
+    Values without a JSON form are kept as near as possible: sets and arrays as lists, scalars of numpy as numbers,
+    models as their fields, and everything else as text. Nothing that a user puts into metadata makes this fail.
     """
     try:
         return pack_json(to_json(value))

@@ -1,10 +1,10 @@
 """Traces as bytes, without the part that they share with an earlier trace of their session.
 
 The prompt of a conversation's turn begins with the prompt and the answer of the turn before, so that without deltas a
-session of n turns would take room in proportion to n squared. A trace that has a *base* is stored as "the first k ids and
-m messages of the base, and these fields of it", followed by its own. Only content that is equal is left out, and only if
-the writing transaction finds the base stored with exactly that content. Written traces are remembered by hashes alone, so
-that a process that runs for weeks stays small.
+session of n turns would take room in proportion to n squared. A trace that has a *base* is stored as "the first k ids
+and m messages of the base, and these fields of it", followed by its own. Only content that is equal is left out, and
+only if the writing transaction finds the base stored with exactly that content. Written traces are remembered by hashes
+alone, so that a process that runs for weeks stays small.
 
 `rllm.types.Trace` declares how each field is stored; everything here follows it.
 """
@@ -35,7 +35,8 @@ _KINDS: dict[object, ColumnKind] = {
     Sequence[float]: "floats",
 }
 _DELTA = "shared"
-"""Key of the document under which a trace lists what it takes from its base: numbers of ids and messages, and fields."""
+"""Key of the document under which a trace lists what it takes from its base: numbers of ids and messages, and
+fields."""
 _HASH_BYTES = 8
 _MAX_SESSIONS = 4096
 _MAX_TRACES = 8

@@ -75,7 +75,8 @@ class PostgresTraceStore(SqlTraceStore):
         self._writer = None
         if not read_only:
             self._writer = GroupCommitWriter(_WritableServer(self.server), timeout_s=timeout_s)
-            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either way.
+            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either
+            # way.
             weakref.finalize(self, self._writer.close)
         self._idle_readers: list[psycopg.Connection[TupleRow]] = [self.server.connect_to_tables()]
         weakref.finalize(self, _close_all, self._idle_readers)
@@ -305,8 +306,9 @@ class PostgresConnection:
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]
         found = self._connection.execute(
-            "SELECT wanted.*, traces.seq FROM unnest(%s::bigint[], %s::text[], %s::bytea[]) AS wanted (session, id, digest) "
-            "JOIN traces ON traces.session = wanted.session AND traces.id = wanted.id AND traces.digest = wanted.digest",
+            "SELECT wanted.*, traces.seq "
+            "FROM unnest(%s::bigint[], %s::text[], %s::bytea[]) AS wanted (session, id, digest) JOIN traces "
+            "ON traces.session = wanted.session AND traces.id = wanted.id AND traces.digest = wanted.digest",
             columns,
             binary=True,
         )

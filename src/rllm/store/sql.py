@@ -1,4 +1,4 @@
-"""Trace store over a SQL database: everything but how to connect and to insert in bulk, which differs between databases."""
+"""Trace store over a SQL database. How to connect and to insert in bulk differs between databases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class SqlConnection(Protocol):
     """A connection inside a transaction; `?` stands for a value in every statement."""
 
     lock: str
-    """Suffix of a SELECT that makes it wait for other writers of the rows, and keeps them away; empty if there are none."""
+    """Suffix of a SELECT that makes it wait for other writers of the rows, and keeps them away; empty if there are
+    none."""
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
 
@@ -50,7 +51,7 @@ class SqlConnection(Protocol):
         ...
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
-        """Return the `seq` of those traces (number of the session, id, digest) that are stored with exactly this content."""
+        """Return the `seq` of those traces (session's number, id, digest) that are stored with exactly this content."""
         ...
 
     def insert_traces(self, values: Sequence[Row]) -> bool:
@@ -61,7 +62,8 @@ class SqlConnection(Protocol):
 class SqlTraceStore(ABC):
     """The `TraceStore` protocol over SQL: one writer with group commit, and any number of readers.
 
-    Traces are turned into bytes before `add` returns. Values without a JSON form come back as the nearest one that has one.
+    Traces are turned into bytes before `add` returns. Values without a JSON form come back as the nearest one that has
+    one.
     """
 
     _name: str
@@ -85,7 +87,7 @@ class SqlTraceStore(ABC):
 
     @property
     def takes_arrays(self) -> bool:
-        """True if traces may hold arrays of tokens instead of lists, which a subclass with its own `add` might not expect."""
+        """Accept arrays of tokens instead of lists, which a subclass with its own `add` might not expect."""
         return type(self).add is SqlTraceStore.add
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
@@ -175,13 +177,14 @@ class SqlTraceStore(ABC):
             yield
         except UNREADABLE as error:
             raise StoreError(
-                f"trace store {self._name}, session {session_id!r}: {error}: it was changed by hand, or damaged: restore a copy"
+                f"trace store {self._name}, session {session_id!r}: {error}: it was edited or damaged: restore a copy"
             ) from error
 
     def close(self) -> None:
         self._closed = True
         self._close_readers()
-        # Last, because only the last connection that may write moves the content of SQLite's -wal file into the store's.
+        # Last, because only the last connection that may write moves the content of SQLite's -wal file into the
+        # store's.
         if self._writer is not None:
             self._writer.close()
 
@@ -263,7 +266,7 @@ def _sessions_of(batches: Sequence[_Batch]) -> dict[str, float | None]:
 def _number_or_refusal(
     batch: list[EncodedTrace], session: SessionRef | None, seqs: Mapping[str, int]
 ) -> int | StoreError | None:
-    """Return the number of the session that traces are added to (`None` without traces), or the error that prevents it."""
+    """Return the number of the session that traces are added to (`None` without traces), or an error."""
     if not batch:
         return None
     session_id = batch[0].session_id

@@ -53,10 +53,10 @@ _REMEDIES = {
     "SQLITE_CANTOPEN": "choose a path in a folder that exists and that you may write to",
     "SQLITE_CORRUPT": "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`",
     "SQLITE_FULL": "free some space on its disk",
-    "SQLITE_INTERRUPT": "reading it does not end: the file is damaged, or was changed by hand: restore a copy",
+    "SQLITE_INTERRUPT": "reading it does not end: the file was edited or damaged: restore a copy",
     "SQLITE_IOERR": "check that its disk is healthy, mounted and not full",
     "SQLITE_NOTADB": "this file was not written by SQLite: choose another path",
-    "SQLITE_READONLY": "the file or its folder cannot be written to: choose another path, or open it with read_only=True",
+    "SQLITE_READONLY": "the file or its folder is not writable: choose another path, or open it with read_only=True",
 }
 
 
@@ -69,7 +69,8 @@ class SqliteTraceStore(SqlTraceStore):
         """Open the file, or create it with its folders.
 
         Args:
-            path: The SQLite file; `~` is the user's home. SQLite keeps `-wal` and `-shm` files next to it while it is open.
+            path: The SQLite file; `~` is the user's home. SQLite keeps `-wal` and `-shm` files next to it while it is
+                open.
             read_only: Never write; for looking into a run in progress.
             timeout_s: Seconds to wait for another process's write lock, or for room in the queue.
 
@@ -84,7 +85,8 @@ class SqliteTraceStore(SqlTraceStore):
         self._writer = None
         if not read_only:
             self._writer = GroupCommitWriter(_WritableFile(self.path, timeout_s), timeout_s=timeout_s)
-            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either way.
+            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either
+            # way.
             weakref.finalize(self, self._writer.close)
         self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
         self._file = _identity(self.path)
@@ -106,8 +108,8 @@ class SqliteTraceStore(SqlTraceStore):
                 taken += sum(_ROW_BYTES + sum(len(v) for v in row if isinstance(v, bytes | str)) for row in rows_read)
                 if taken > _MAX_READ_BYTES:
                     raise StoreError(
-                        f"trace store {self._name}: one query has more than {_MAX_READ_BYTES:,} bytes: it was changed by "
-                        "hand, or damaged: restore a copy"
+                        f"trace store {self._name}: one query has more than {_MAX_READ_BYTES:,} bytes: it was "
+                        "edited or damaged: restore a copy"
                     )
             return found
 
@@ -171,8 +173,8 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
         if _identity(path) == file:
             return
     raise StoreError(
-        f"trace store {str(path)!r} was deleted, moved or replaced while it was in use: what is written to it now would be "
-        "lost: put it back, or start with a new one"
+        f"trace store {str(path)!r} was deleted, moved or replaced while in use: what is written to it now would be lost: "
+        "put it back, or start with a new one"
     )
 
 
@@ -363,8 +365,8 @@ def _refuse_foreign_journal(path: Path) -> None:
         return
     if names_another:
         raise StoreError(
-            f"trace store {str(path)!r}: its journal {path.name}-journal names another file, which opening the store would "
-            "delete: it was not written by rllm"
+            f"trace store {str(path)!r}: its journal {path.name}-journal names another file, which opening the "
+            "store would delete: it was not written by rllm"
         )
 
 
@@ -393,6 +395,6 @@ def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
         odd += [f"{table}.{name}" for _, name, *_, hidden in columns if hidden]
     if odd:
         raise StoreError(
-            f"trace store {str(path)!r} has {odd[0]!r}, which is not a table or index of rllm: delete it with sqlite3, or "
-            "choose another path"
+            f"trace store {str(path)!r} has {odd[0]!r}, which is not a table or index of rllm: delete it with "
+            "sqlite3, or choose another path"
         )

@@ -1,7 +1,7 @@
-"""One thread that owns a database and commits everything that is waiting in one transaction.
+"""Group commit: one thread owns a database and commits all waiting jobs in one transaction.
 
-A durable commit costs a disk flush, however many rows it holds. While one flush runs the next jobs gather, so that the
-cost of each falls as the load rises. Jobs of one kind are handed over together, because every statement gives up the
+A durable commit costs a disk flush, however many rows it has. While one flush runs, the next jobs gather, so that the
+cost of each falls as the load rises. Jobs of one kind are executed together, because every statement releases the
 interpreter's lock and may wait milliseconds for it when another thread is busy.
 """
 
@@ -22,25 +22,25 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[C, list[P]], Sequence[T | StoreError]]
-"""Does several jobs of one kind: a connection and their payloads, to a result for each, or why it was not done."""
+"""Executes several jobs of one kind: takes a connection and their payloads, returns a result or an error for each."""
 
 MAX_WAITING = 16_384
-"""Jobs that may wait before `submit` blocks: the back-pressure that stands in for dropping traces."""
+"""Number of waiting jobs from which `submit` blocks: backpressure instead of dropped traces."""
 
 
 class Database(Protocol[C_co]):
-    """What a writer writes to."""
+    """Storage of a writer."""
 
     def transact(self, body: Callable[[C_co], T]) -> T:
-        """Run this in one transaction; its changes are durable on return, and undone where it raises."""
+        """Run `body` in one transaction. Its changes are durable on return, and rolled back if it raises."""
         ...
 
     def is_at_fault(self, error: Exception) -> bool:
-        """Whether the storage failed, and with it everything in the transaction, rather than one of the jobs."""
+        """Return True if the storage failed, and with it the whole transaction, rather than one of the jobs."""
         ...
 
     def named(self, error: Exception) -> StoreError:
-        """The error with the storage that it concerns and what to do about it."""
+        """Return the error with the name of the storage and a remedy."""
         ...
 
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class _Job:
 
 
 class GroupCommitWriter(Generic[C]):
-    """Runs jobs on a connection in the order they come; each job's future completes when its changes are on disk."""
+    """Runs jobs in the order of their arrival; the future of each completes when its changes are on disk."""
 
     def __init__(self, database: Database[C], *, timeout_s: float) -> None:
         self._database = database
@@ -69,10 +69,10 @@ class GroupCommitWriter(Generic[C]):
         self._thread.start()
 
     def submit(self, work: Work[C, P, T], payload: P) -> Future[T]:
-        """Have the writer thread do this inside its next transaction; waits while `MAX_WAITING` others wait.
+        """Queue a job for the next transaction; block while `MAX_WAITING` others wait.
 
         Raises:
-            StoreError: if the writer is closed, or if no place in the queue came free in time.
+            StoreError: if the writer is closed, or if the queue stayed full for too long.
         """
         job = _Job(work, payload)
         # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
@@ -100,19 +100,19 @@ class GroupCommitWriter(Generic[C]):
     def _may_submit(self) -> bool:
         return self._closed or len(self._waiting) < MAX_WAITING
 
-    def _may_go_on(self) -> bool:
+    def _has_job_or_is_closed(self) -> bool:
         return self._closed or bool(self._waiting)
 
     def _run(self) -> None:
         while batch := self._take_all():
             self._commit(batch)
-            del batch  # while it waits, it keeps nothing alive
+            del batch  # keep no payload alive while waiting
         self._database.close()
 
     def _take_all(self) -> list[_Job]:
-        """Everything that is waiting, at least one job; an empty list once the writer is closed and has finished."""
+        """Return all waiting jobs, at least one; an empty list once the writer is closed and has finished."""
         with self._has_work:
-            self._has_work.wait_for(self._may_go_on)
+            self._has_work.wait_for(self._has_job_or_is_closed)
             batch, self._waiting = self._waiting, []
             self._has_room.notify_all()
         return batch
@@ -122,7 +122,7 @@ class GroupCommitWriter(Generic[C]):
             results = self._database.transact(lambda connection: _do_all(connection, batch))
         except Exception as error:
             if len(batch) > 1 and not self._database.is_at_fault(error):
-                # The storage is well, so one of these jobs is at fault: let it fail alone.
+                # The storage works, so one of these jobs is at fault: let it fail alone.
                 for job in batch:
                     self._commit([job])
                 return

@@ -1,0 +1,318 @@
+"""Work on whole stores: copying sessions to another store, exporting traces to files, and deleting old sessions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from rllm._runtime.files import flush, place_of
+from rllm.errors import ConfigError, MissingDependencyError, RLLMError, StoreError, counted
+from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
+from rllm.store.codec import any_to_json, column_text, pack_floats, plain_text
+from rllm.store.delta import ARRAYS, SCALARS
+from rllm.types import StepCredit, Trace
+
+R = TypeVar("R", Trace, StepCredit)
+ExportFormat: TypeAlias = Literal["jsonl", "parquet"]
+
+logger = logging.getLogger(__name__)
+
+_COPIED_AT_ONCE = 64
+"""Sessions that are copied together, so that they share commits."""
+_FLOATS = ("logprobs", "trainer_logprobs")
+_ROWS_PER_GROUP = 1000
+"""Rows of a Parquet file that are in memory at a time."""
+_DAY_S = 86_400.0
+_GB = 1e9
+_IN_USE_S = 3600.0
+"""Seconds after its last call in which a session is not deleted to make room: its agent may still be running."""
+_PAGE = 256
+
+
+# Copying
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyProgress:
+    """Progress of a copy."""
+
+    num_sessions: int = 0
+    num_traces: int = 0
+    num_skipped: int = 0
+    """Sessions that the target had already, from an interrupted copy."""
+
+
+def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[CopyProgress], None]) -> CopyProgress:
+    """Copy every session with its age, metadata, traces and credits, oldest first, and compare it afterwards.
+
+    Sessions that are equal in the target are skipped, so that an interrupted copy can be started again.
+
+    Raises:
+        StoreError: if the target has other traces in a session of the same id, which stays unchanged; or if a copied
+            session differs.
+    """
+    progress = CopyProgress()
+    for page in session_pages(source, oldest_first=True, page_size=_COPIED_AT_ONCE):
+        missing = [info for info in page if not _is_same(source, target, info)]
+        for info in missing:
+            _refuse_other_traces(source, target, info)
+        _copy_sessions(source, target, missing)
+        for info in missing:
+            # A session that was written to meanwhile is copied by the next run.
+            if not _is_same(source, target, info) and source.session(info.id) == info:
+                raise _differs(info)
+        progress = CopyProgress(
+            num_sessions=progress.num_sessions + len(missing),
+            num_traces=progress.num_traces + sum(info.num_traces for info in missing),
+            num_skipped=progress.num_skipped + len(page) - len(missing),
+        )
+        on_progress(progress)
+    return progress
+
+
+def _is_same(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:
+    found = target.session(info.id)
+    return (
+        found is not None
+        and (found.num_traces, found.metadata) == (info.num_traces, info.metadata)
+        and _comparable(target.credits(info.id)) == _comparable(source.credits(info.id))
+        and _comparable(target.by_session(info.id)) == _comparable(source.by_session(info.id))
+    )
+
+
+def _refuse_other_traces(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
+    """Raise `StoreError` if the target has traces that do not come from an interrupted copy of this session."""
+    if found := target.by_session(info.id):
+        known = {column_text(trace.id) for trace in source.by_session(info.id)}
+        if any(column_text(trace.id) not in known for trace in found):
+            raise _differs(info)
+
+
+def _copy_sessions(source: TraceStore, target: TraceStore, sessions: list[SessionInfo]) -> None:
+    _wait(target.open_session(info.id, info.metadata, created_at=info.created_at) for info in sessions)
+    # Turn by turn, because a turn is stored as what it adds to the turns that are durable.
+    for turn in zip_longest(*(source.by_session(info.id) for info in sessions)):
+        _wait(target.add([trace]) for trace in turn if trace is not None)
+    _wait(target.annotate(source.credits(info.id)) for info in sessions)
+
+
+def _wait(writes: Iterable[Future[None]]) -> None:
+    for write in list(writes):
+        write.result()
+
+
+def _differs(info: SessionInfo) -> StoreError:
+    return StoreError(
+        f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
+        "session before; delete it there (`rllm traces delete`), or copy into an empty store"
+    )
+
+
+def _comparable(records: list[R]) -> list[R]:
+    """Return records in the form in which every database holds them, so that equal ones compare as equal."""
+    return [replace(record, **_held_fields(record)) for record in records]
+
+
+def _held_fields(record: Trace | StepCredit) -> dict[str, Any]:
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    return {name: _held(value) for name, value in values.items() if isinstance(value, str | float) or name in _FLOATS}
+
+
+def _held(value: Any) -> Any:
+    # Text may have characters that PostgreSQL's columns cannot hold; SQLite's cannot hold NaN, which equals nothing.
+    if isinstance(value, str):
+        return column_text(value)
+    if isinstance(value, float):
+        return value if value == value else None
+    return value and pack_floats(value)
+
+
+# Exporting
+
+
+def export_traces(traces: Iterable[Trace], path: Path, kind: ExportFormat) -> int:
+    """Write traces to a file that appears in one step, and return their number.
+
+    JSON lines have one object for each trace, with the fields of `Trace`. A Parquet file has the same as columns, with
+    fields of no fixed form as JSON text.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+        MissingDependencyError: for Parquet without `pyarrow`.
+    """
+    write: Callable[[Iterable[Trace], Path], int] = {"jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
+    try:
+        place = place_of(path)
+        new = place.with_name(f"{place.name}.new")
+        try:
+            count = write(traces, new)
+            flush(new)
+            new.replace(place)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
+        ) from error
+    return count
+
+
+def _write_jsonl(traces: Iterable[Trace], path: Path) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for trace in traces:
+            file.write(any_to_json(trace.to_dict()) + b"\n")
+            count += 1
+    return count
+
+
+def _write_parquet(traces: Iterable[Trace], path: Path) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingDependencyError.of("pyarrow", "data", "writing Parquet") from error
+    types = {
+        "text": pa.string(),
+        "integer": pa.int64(),
+        "real": pa.float64(),
+        "ids": pa.list_(pa.int64()),
+        "floats": pa.list_(pa.float64()),
+    }
+    columns = {"session_id": pa.string()} | {column.name: types[column.kind] for column in (*SCALARS, *ARRAYS)}
+    schema = pa.schema([(item.name, columns.get(item.name, pa.string())) for item in fields(Trace)])
+    count, remaining = 0, iter(traces)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while group := [_parquet_row(trace, columns) for trace in islice(remaining, _ROWS_PER_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            count += len(group)
+    return count
+
+
+def _parquet_row(trace: Trace, columns: dict[str, Any]) -> dict[str, Any]:
+    row = {name: plain_text(value) if isinstance(value, str) else value for name, value in trace.to_dict().items()}
+    return {name: value if name in columns else any_to_json(value).decode() for name, value in row.items()}
+
+
+# Deleting old sessions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """Limits for the traces that are kept; `None` means no limit."""
+
+    keep_days: float | None = None
+    """Days after a session's last call."""
+    max_gb: float | None = None
+    """Size of the traces in 10^9 bytes. A SQLite file never shrinks; freed space is used again."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("keep_days", self.keep_days), ("max_gb", self.max_gb)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}={value}: use a number above 0, or leave it out to keep everything")
+
+    def __bool__(self) -> bool:
+        return self.keep_days is not None or self.max_gb is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruned:
+    """Numbers of deleted sessions and traces."""
+
+    num_sessions: int = 0
+    num_traces: int = 0
+
+    def __str__(self) -> str:
+        return f"{counted(self.num_sessions, 'session')} with {counted(self.num_traces, 'trace')}"
+
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(
+            num_sessions=self.num_sessions + other.num_sessions, num_traces=self.num_traces + other.num_traces
+        )
+
+
+def prune(store: TraceStore, retention: Retention, *, is_over: Callable[[], bool] = lambda: False) -> Pruned:
+    """Delete the sessions that are too old, then the oldest ones while the rest is too large.
+
+    `is_over` is called after every few hundred sessions; once it returns true, the work ends early.
+    """
+    pruned = Pruned()
+    if retention.keep_days is not None:
+        pruned += _delete_unused_since(store, time.time() - retention.keep_days * _DAY_S, is_over)
+    if retention.max_gb is not None:
+        pruned += _make_room(store, int(retention.max_gb * _GB), is_over)
+    if pruned.num_sessions:
+        logger.info("deleted %s: %s", pruned, retention)
+    return pruned
+
+
+@contextmanager
+def pruning(store: TraceStore, retention: Retention, *, every_s: float = 600.0) -> Iterator[None]:
+    """Prune periodically in a thread while the block runs."""
+    if not retention:
+        yield
+        return
+    done = threading.Event()
+
+    def run() -> None:
+        while True:
+            try:
+                prune(store, retention, is_over=done.is_set)
+            except RLLMError as error:
+                logger.warning("old traces could not be deleted, trying again later: %s", error)
+            if done.wait(every_s):
+                return
+
+    thread = threading.Thread(target=run, name="rllm-retention", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def delete_sessions(store: TraceStore, session_ids: Sequence[str]) -> Pruned:
+    """Delete sessions; several at once share a commit."""
+    with ThreadPoolExecutor(16) as pool:
+        return Pruned(num_sessions=len(session_ids), num_traces=sum(pool.map(store.delete, session_ids)))
+
+
+def _unused_since(store: TraceStore, sessions: Sequence[SessionInfo], moment: float) -> list[str]:
+    return [info.id for info in sessions if max(info.created_at, store.last_call_at(info.id) or 0.0) < moment]
+
+
+def _delete_unused_since(store: TraceStore, moment: float, is_over: Callable[[], bool]) -> Pruned:
+    pruned = Pruned()
+    for page in session_pages(store, oldest_first=True, created_before=moment):
+        if is_over():
+            break
+        pruned += delete_sessions(store, _unused_since(store, page, moment))
+    return pruned
+
+
+def _make_room(store: TraceStore, max_bytes: int, is_over: Callable[[], bool]) -> Pruned:
+    used, pruned, num_kept = store.num_bytes(), Pruned(), 0
+    if used <= max_bytes:
+        return pruned
+    num_sessions = sum(1 for _ in every_session(store, oldest_first=True))
+    while used > max_bytes and not is_over():
+        page = store.sessions(limit=_PAGE, offset=num_kept, oldest_first=True)
+        if not page:
+            logger.warning("the store has %d bytes, above the limit of %d: the rest is in use", used, max_bytes)
+            break
+        # As many as needed if all sessions had the same size; then the size is measured again.
+        num_wanted = max(1, round((1 - max_bytes / used) * (num_sessions - pruned.num_sessions)))
+        unused = _unused_since(store, page[:num_wanted], time.time() - _IN_USE_S)
+        pruned += delete_sessions(store, unused)
+        num_kept += len(page[:num_wanted]) - len(unused)
+        used = store.num_bytes()
+    return pruned
