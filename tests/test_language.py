@@ -9,9 +9,9 @@ import pytest
 from .house import MAX_ANY, MAX_COLUMNS, ODD_WORDS, ROOT, House
 
 NOT_YET = {
-    *("_runtime", "agents", "algorithms", "backends", "capture", "cli", "compat", "config", "data", "demo", "engine"),
-    *("environments", "errors", "evaluation", "gateway", "inference", "integrations", "parser", "registry", "rewards"),
-    *("sdk", "store", "telemetry", "testing", "tools", "tracking", "trainer", "types", "viewer", "workflows"),
+    *("_runtime", "agents", "algorithms", "backends", "capture", "cli", "compat", "config", "data", "engine"),
+    *("environments", "errors", "gateway", "inference", "parser", "registry", "rewards"),
+    *("sdk", "store", "testing", "tools", "trainer", "types", "viewer", "workflows"),
 }
 """Packages that are not checked yet. It only shrinks."""
 PAGES_NOT_YET = True

@@ -4,8 +4,7 @@ from rich.console import Console
 
 from rllm.cli.eval_display import EvaluationDisplay, show_report
 from rllm.evaluation.evaluate import Progress
-from rllm.evaluation.outcome import Outcome
-from rllm.evaluation.report import report_on
+from rllm.evaluation.report import Outcome, report_on
 
 
 def console(**options):

@@ -181,10 +181,10 @@ async def test_one_process_at_a_time_writes_into_a_folder(tmp_path):
     assert (await run(Nested(), tmp_path)).num_failed == 0
 
 
-async def test_a_folder_that_does_not_say_what_was_evaluated_is_refused(tmp_path):
+async def test_a_folder_without_an_identity_is_refused(tmp_path):
     await run(Answering(), tmp_path)
     (tmp_path / "evaluation.json").unlink()
-    with pytest.raises(ConfigError, match=r"does not say what was evaluated \(evaluation.json"):
+    with pytest.raises(ConfigError, match=r"does not record .* \(evaluation.json"):
         await run(Answering(), tmp_path)
 
 

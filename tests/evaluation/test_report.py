@@ -3,8 +3,7 @@ import json
 import pytest
 
 from rllm.engine.failures import Reason
-from rllm.evaluation.outcome import Outcome, with_costs
-from rllm.evaluation.report import Cost, TaskReport, report_on
+from rllm.evaluation.report import Cost, Outcome, TaskReport, report_on, with_costs
 from rllm.types import Episode, Step, Trajectory
 
 

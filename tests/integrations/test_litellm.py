@@ -57,8 +57,8 @@ async def test_a_call_is_led_through_a_gateway_that_keeps_the_key_of_the_upstrea
             api_key="upstream's",
             extra_headers={"x-own": "1"},
         )
-        led, again = await detours.lead(call), await detours.lead({**call, "extra_headers": None})
-        assert await detours.lead(led) is led
+        led, again = await detours.redirect(call), await detours.redirect({**call, "extra_headers": None})
+        assert await detours.redirect(led) is led
         headers = {"authorization": f"Bearer {led['api_key']}", **led["extra_headers"]}
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with httpx.AsyncClient(base_url=led["api_base"], timeout=60, verify=False) as client:
@@ -77,8 +77,8 @@ async def test_what_is_no_vllm_passes_by_and_is_named_once(caplog):
     detours = bridge.Detours(MemoryTraceStore())
     call = proxied(model="openai/gpt", api_base="http://127.0.0.1:1/v1")
     with caplog.at_level(logging.WARNING):
-        assert await detours.lead(call) is call
-        assert await detours.lead(call) is call
+        assert await detours.redirect(call) is call
+        assert await detours.redirect(call) is call
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "calls of openai/gpt are not captured"
     ]
@@ -87,14 +87,14 @@ async def test_what_is_no_vllm_passes_by_and_is_named_once(caplog):
 async def test_an_address_that_is_none_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
     with pytest.raises(ConfigError, match="'nowhere' is no address of a server"):
-        await detours.lead(proxied(model="openai/m", api_base="nowhere", model_info={"rllm": True}))
+        await detours.redirect(proxied(model="openai/m", api_base="nowhere", model_info={"rllm": True}))
 
 
 async def test_a_name_that_is_none_of_a_session_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
     call = proxied({"x-rllm-session": "a/b"}, model="hosted_vllm/m", api_base="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="session id 'a/b'"):
-        await detours.lead(call)
+        await detours.redirect(call)
     detours.close()
 
 

@@ -458,7 +458,7 @@ def test_a_session_id_with_a_sign_that_nobody_sees_is_refused(sign: str) -> None
 
 
 def test_names_cannot_turn_the_order_of_a_page_or_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from rllm.tracking.printed import LastingConsole
+    from rllm.tracking.console import LastingConsole
     from rllm.viewer.render import environment
 
     name = "model\u202etxt.exe\u2066"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rllm.tracking.base import Trackers
-from rllm.tracking.console import ConsoleTracker, folded
-from rllm.tracking.printed import LastingConsole
+from rllm.tracking.console import ConsoleTracker, LastingConsole, folded
 from rllm.types import Episode, Step, Trajectory
 
 STEP = {"rollout/reward": 0.5, "rollout/accuracy": 0.25}

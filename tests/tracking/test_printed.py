@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.tracking.base import Trackers
-from rllm.tracking.console import ConsoleTracker
-from rllm.tracking.printed import LastingConsole
+from rllm.tracking.console import ConsoleTracker, LastingConsole
 
 
 def test_work_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.evaluation.evaluate import Evaluation
 from rllm.evaluation.folder import EvaluationFolder
-from rllm.evaluation.outcome import Outcome
-from rllm.evaluation.report import report_on
+from rllm.evaluation.report import Outcome, report_on
 from rllm.store import open_store
 from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore

@@ -21,7 +21,7 @@ _WIDTH_ELSEWHERE = 200
 
 def console(*, stderr: bool = False, wide: bool = False) -> Console:
     """Where a command prints: in plain letters where no terminal is or `NO_COLOR` is set; there `wide` tables are not cut."""
-    from rllm.tracking.printed import LastingConsole
+    from rllm.tracking.console import LastingConsole
 
     stream = sys.stderr if stderr else sys.stdout
     found = LastingConsole(stream, color_system=None if os.environ.get("NO_COLOR") else "auto")

@@ -1,1 +1,4 @@
-"""The demo: a shop assistant that learns to look things up instead of guessing."""
+"""Demo: a shop assistant that learns to look things up instead of guessing.
+
+`agent` is the agent as its author would write it, `tasks` its tasks and example conversations, `policy` its tiny model.
+"""

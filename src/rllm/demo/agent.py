@@ -1,4 +1,4 @@
-"""A shop assistant in plain `openai`. It knows nothing of rllm; only OPENAI_BASE_URL says where its model is."""
+"""A shop assistant in plain `openai`, without any rllm code; OPENAI_BASE_URL is the address of its model."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def shop_assistant(question: str, answer: int, prices: dict[str, int], stock: di
 
 
 def look_up(shelves: dict[str, dict[str, int]], tool: str, arguments: str) -> str:
-    """Run one tool call; what the model got wrong comes back to it as text."""
+    """Run one tool call; a mistake of the model is returned to it as text."""
     try:
         return str(shelves[tool][json.loads(arguments)["item"]])
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The demo's model: a tiny policy that can do the task, and has fallen into the habit of guessing."""
+"""The demo's model: a tiny policy that can do the task, but mostly guesses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo_policy(
     *,
     recipe: TinyPolicyRecipe | None = None,
 ) -> Path:
-    """The folder of the demo's model, built on first use; with another recipe, of one of another size."""
+    """Return the folder of the demo's model, which is built on first use; the recipe sets its size."""
     speech = partial(_speech, system=system)
     return tiny_policy(partial(speech, CAREFUL), partial(speech, SLOPPY), tools, recipe=recipe, on_progress=on_progress)
 

@@ -1,4 +1,4 @@
-"""The demo's tasks, and the conversations of a sloppy clerk from which the tiny policy first learns to talk."""
+"""The demo's tasks, and conversations of a sloppy clerk, with which the tiny policy is pretrained."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ ASIDES = ["", "", 'I do not need "{}". ', 'Yesterday I took "{}". ']
 
 @dataclass(frozen=True, kw_only=True)
 class Clerk:
-    """How often the clerk of the example conversations makes each decision rightly."""
+    """Probabilities that the clerk of the example conversations decides correctly."""
 
     calls_tool: float = 1.0
-    """Otherwise it guesses a number."""
+    """Probability of calling a tool instead of guessing a number."""
     right_tool: float = 1.0
     right_copy: float = 1.0
-    """Of the tool's result into the answer."""
+    """Probability of copying the tool's result into the answer."""
 
 
 CAREFUL = Clerk()
 SLOPPY = Clerk(calls_tool=0.36, right_tool=0.8, right_copy=0.97)
-"""Right in 0.36 x 0.9 x 0.97, about a third of its answers: mostly it guesses, which hardly ever pays."""
+"""Correct in 0.36 x 0.9 x 0.97, about a third of its answers: mostly it guesses, which rarely succeeds."""
 
 
 def shop_tasks(count: int, *, seed: int) -> list[Task]:
-    """`count` questions with the shelves that answer them. The numbers are new in every task: nobody can know them."""
+    """Return questions with the shelves that answer them. Numbers are new in every task, so they cannot be learned."""
     rng = random.Random(seed)
     return [_shop_task(rng) for _ in range(count)]
 
@@ -54,7 +54,7 @@ def _shop_task(rng: random.Random) -> Task:
 
 
 def conversations(clerk: Clerk, *, system: str, seed: int) -> Iterator[list[Message]]:
-    """Endless conversations of a clerk, each ending with an answer."""
+    """Yield endless conversations of a clerk, each ending with an answer."""
     rng = random.Random(seed)
     while True:
         yield _conversation(_shop_task(rng), clerk, system, rng)
@@ -68,7 +68,7 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
     if rng.random() >= clerk.right_tool:
         tool = rng.choice(list(QUESTIONS))
     number = (task["prices"] if tool == "price" else task["stock"])[item]
-    said = number if rng.random() < clerk.right_copy else rng.randint(10, 99)
+    answer = number if rng.random() < clerk.right_copy else rng.randint(10, 99)
     function = {"name": tool, "arguments": json.dumps({"item": item})}
     return [
         *messages,
@@ -78,12 +78,12 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
             "tool_calls": [{"id": "call", "type": "function", "function": function}],
         },
         {"role": "tool", "tool_call_id": "call", "content": str(number)},
-        {"role": "assistant", "content": str(said)},
+        {"role": "assistant", "content": str(answer)},
     ]
 
 
 def _asked(task: Task) -> tuple[str, str]:
-    """The tool and the item that the question is about."""
+    """Return the tool and the item that the question is about."""
     item = next(iter(task["prices"]))
     tool = "price" if any(text.format(item) in task["question"] for text in QUESTIONS["price"]) else "stock"
     return tool, item

@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two evaluations over the tasks that both have scored."""
+    """Two evaluations, over the tasks that both have scored."""
 
     num_tasks: int
     num_better: int
@@ -47,7 +47,7 @@ class Comparison:
     mean_reward: Difference | None
     """`None` for fewer than two tasks with a reward in both."""
     changes: dict[str, tuple[str, str]]
-    """What differs between the evaluations, such as the model: name to the values of both."""
+    """Settings that differ between the evaluations, such as the model: name to both values."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -113,7 +113,7 @@ def _difference(
 
 @dataclass(frozen=True, kw_only=True)
 class _Evaluated:
-    """Accuracy and mean reward of each task of one evaluation, and what was evaluated."""
+    """Accuracy and mean reward of each task of one evaluation, and its identity."""
 
     accuracy: Mapping[str, float]
     reward: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Judge an agent on a dataset, making only the rollouts that are missing or failed before."""
+"""Evaluation of an agent on a dataset; only rollouts that are missing or failed before are made."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from rllm.engine.runner import Attempt, Rollout, RolloutRunner
 from rllm.engine.task_file import check_ids
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
-from rllm.evaluation.outcome import Outcome, with_costs
-from rllm.evaluation.report import Report, report_on
+from rllm.evaluation.report import Outcome, Report, report_on, with_costs
 from rllm.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far an evaluation has come."""
+    """Progress of an evaluation."""
 
     num_planned: int
     num_done: int
-    """Those that were kept from before among them."""
+    """Finished rollouts, kept ones included."""
     num_kept: int
     num_correct: int
     num_failed: int
@@ -62,15 +61,15 @@ async def evaluate(
 
 
 class Evaluation:
-    """What is to be rolled out, and what is known of it: the outcomes in the folder's log, and each new one."""
+    """Planned rollouts and their outcomes: those in the folder's log, and each new one."""
 
     def __init__(self, planned: Sequence[Attempt], folder: EvaluationFolder, log: EpisodeLog) -> None:
-        """See `opened`, which holds the folder meanwhile."""
+        """Read the outcomes in the log; use `opened`, which holds the folder."""
         self.folder = folder
         self._log = log
         self._planned = {(attempt.task_id, attempt.index): attempt for attempt in planned}
         logged = (Outcome.of(episode) for episode in EpisodeLog.read(folder.episodes))
-        # A rollout that was made again has several lines: the last one counts.
+        # A repeated rollout has several lines: the last one counts.
         self._outcomes = {
             key: outcome for outcome in logged if (key := (outcome.task_id, outcome.index)) in self._planned
         }
@@ -87,20 +86,22 @@ class Evaluation:
         limit: int | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """Plan an evaluation and hold its folder. Opened again with the same arguments, only what is missing or failed is
-        left to do; more rollouts or a higher limit add to what is there.
+        """Plan an evaluation and hold its folder.
+
+        Opened again with the same arguments, only missing and failed rollouts remain; more rollouts or a higher limit
+        add to the existing ones.
 
         Args:
-            dataset: the tasks, a `Dataset` or rows; those of one id are one task.
-            folder: where episodes and report are kept.
-            identity: what is evaluated, such as `{"agent": ..., "model": ...}`; dataset and sampling are added.
+            dataset: tasks, as a `Dataset` or rows; rows with the same id are one task.
+            folder: place of episodes and report.
+            identity: agent, model and the like, such as `{"agent": ..., "model": ...}`; dataset and sampling are added.
             num_rollouts: rollouts of each row.
-            limit: how many of the first rows are used; all by default.
-            sampling: parameters imposed on every model call, whatever the agent asks for. A `seed` is that of the whole
-                evaluation: each rollout gets one that follows from it.
+            limit: number of first rows to use; all by default.
+            sampling: parameters imposed on every model call, over those the agent asks for. A `seed` applies to the
+                whole evaluation: each rollout gets one derived from it.
 
         Raises:
-            ConfigError: if the folder is of another evaluation or in use, or the dataset or a setting is wrong.
+            ConfigError: if the folder has another evaluation or is in use, or the dataset or a setting is wrong.
         """
         sampling = sampling or {}
         dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
@@ -115,17 +116,17 @@ class Evaluation:
 
     @property
     def missing(self) -> list[Attempt]:
-        """The attempts that were not made yet, or failed, in the order of the dataset."""
+        """Planned rollouts that are not made yet, or failed, in the order of the dataset."""
         return [attempt for key, attempt in self._planned.items() if not self._is_done(key)]
 
     @property
     def num_planned(self) -> int:
-        """How many rollouts it consists of."""
+        """Number of planned rollouts."""
         return len(self._planned)
 
     @property
     def num_done(self) -> int:
-        """How many of them were made and did not fail."""
+        """Number of rollouts that were made and did not fail."""
         return sum(map(self._is_done, self._planned))
 
     async def run(
@@ -138,13 +139,15 @@ class Evaluation:
         on_progress: Callable[[Progress], None] | None = None,
         on_episode: Callable[[Episode], object] | None = None,
     ) -> None:
-        """Make what is missing. Every episode is in the log as soon as it ends, so stopping loses only what is under way.
+        """Make the missing rollouts.
+
+        Every episode is in the log as soon as it ends, so stopping loses only rollouts under way.
 
         Args:
-            rollout: how an attempt is made; the caller starts and stops its engine.
+            rollout: makes a rollout; the caller starts and stops its engine.
             max_concurrent: rollouts under way at a time.
-            timeout_s: a rollout that takes longer fails.
-            num_retries: new tries of a rollout whose inference server failed.
+            timeout_s: seconds after which a rollout fails.
+            num_retries: repetitions of a rollout whose inference server failed.
             on_progress: called at the start and after every rollout.
             on_episode: called with every episode once it is in the log.
         """
@@ -157,7 +160,7 @@ class Evaluation:
             if on_episode is not None:
                 on_episode(episode)
             outcome = self._outcomes[episode.task_id, episode.index] = Outcome.of(episode)
-            episode.trajectories = []  # the log has them; the runner would hold all their tokens to the end
+            episode.trajectories = []  # the log has them; the runner would hold all tokens until the end
             counts.update(done=1, correct=outcome.is_correct, failed=outcome.failure is not None)
             report_progress()
 
@@ -183,7 +186,7 @@ class Evaluation:
         await runner.run(missing, on_episode=keep)
 
     def report(self) -> Report:
-        """The report on all that was done, tasks in the order of the dataset; it is also written into the folder."""
+        """Return the report on all finished rollouts, and write it into the folder."""
         report = report_on([self._outcomes[key] for key in self._planned if key in self._outcomes])
         self.folder.write_report(report)
         return report
@@ -194,7 +197,7 @@ class Evaluation:
 
 
 def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: Mapping[str, Any]) -> list[Attempt]:
-    """`num_rollouts` of every row. Rows of one id are one task, so their rollouts are numbered on."""
+    """Return `num_rollouts` of every row. Rows with one id are one task, so their rollouts share one numbering."""
     if num_rollouts < 1:
         raise ConfigError(f"num_rollouts={num_rollouts}: use at least 1")
     if limit is not None and limit < 1:
@@ -223,6 +226,6 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
 
 
 def _seeded(sampling: Mapping[str, Any], task_id: str, index: int) -> Mapping[str, Any]:
-    """With a seed of its own for each rollout, or those of a task would all say the same."""
+    """Derive a seed for each rollout; with one seed, all rollouts of a task would be equal."""
     seed = sampling.get("seed")
     return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "eval", task_id, index)}

@@ -1,4 +1,4 @@
-"""The folder that an evaluation is kept in: what was evaluated, its episodes, its report, and one process at a time."""
+"""Folder of an evaluation: its identity, episodes and report, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rllm.evaluation.report import Report
 from rllm.tracking.own_runs import check_contained
 
 _OF_RUNS = ("config.yaml", "traces.db")
-"""What a training run, or a gateway, keeps in its folder."""
+"""Files of a training run or a gateway."""
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class EvaluationFolder:
-    """Where an evaluation is kept."""
+    """Paths of an evaluation's files."""
 
     path: Path
 
@@ -44,12 +44,12 @@ class EvaluationFolder:
 
     @contextmanager
     def claimed(self, identity: Mapping[str, str]) -> Iterator[None]:
-        """Hold the folder for the evaluation of this identity, alone; made if it is not there.
+        """Hold the folder exclusively for the evaluation of this identity; create it if needed.
 
         Raises:
-            ConfigError: if another process holds it, or if it is of another evaluation, saying what differs.
+            ConfigError: if another process holds it, or it has another evaluation, naming the differences.
         """
-        check_contained(self.path)  # as links in it would be written to
+        check_contained(self.path)  # since links in it would be followed
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             held = (self.path / ".lock").open("w")
@@ -66,13 +66,13 @@ class EvaluationFolder:
             yield
 
     def write_report(self, report: Report) -> None:
-        """Replace the report as a whole, so that nobody reads half of one."""
+        """Replace the report atomically."""
         _replace(self.report, report.to_dict())
 
     def _check(self, identity: Mapping[str, str]) -> None:
         if not self.identity.exists() and not self.episodes.exists():
             if others := [name for name in _OF_RUNS if (self.path / name).exists()]:
-                raise ConfigError(f"out={str(self.path)!r} has a {others[0]} of something else: name another folder")
+                raise ConfigError(f"out={str(self.path)!r} has a {others[0]} of another program: name another folder")
             _replace(self.identity, identity)
             return
         try:
@@ -80,7 +80,7 @@ class EvaluationFolder:
             names = dict.fromkeys([*before, *identity])
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"out={str(self.path)!r} does not say what was evaluated ({self.identity.name}: {error}): "
+                f"out={str(self.path)!r} does not record what was evaluated ({self.identity.name}: {error}): "
                 "name another folder"
             ) from error
         changes = [
@@ -91,12 +91,12 @@ class EvaluationFolder:
         if changes:
             raise ConfigError(
                 f"out={str(self.path)!r} holds another evaluation: {'; '.join(changes)}. Name another folder, "
-                "or go on with what was evaluated there"
+                "or continue with what was evaluated there"
             )
 
 
 def dataset_identity(dataset: Dataset) -> str:
-    """The content of a dataset, whatever it is called: as many tasks, with a digest of them."""
+    """Return a description of a dataset's content: number of tasks and digest."""
     digest = hashlib.sha256()
     for row in dataset:
         digest.update(_ADDRESS.sub(b"", to_json(row, sort_keys=True)) + b"\n")
@@ -104,7 +104,7 @@ def dataset_identity(dataset: Dataset) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """The content of a file, whatever it is called."""
+    """Return the digest of a file's content."""
     return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 

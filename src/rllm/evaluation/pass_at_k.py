@@ -1,10 +1,10 @@
-"""How often the model solves a task, and how sure that is: pass@k, with intervals that know that tasks differ.
+"""pass@k and accuracy, with confidence intervals clustered by task.
 
-Rollouts of one task resemble each other, so n rollouts of m tasks are not n * m independent trials: what is drawn at random
+Rollouts of one task resemble each other, so n rollouts of m tasks are not n * m independent trials: the random draw
 is the *task*. The standard error is therefore clustered by task (Miller 2024, arXiv:2411.00640), and the interval is
-Wilson's at the sample size that this error corresponds to (Korn & Graubard 1998; Dean & Pagano 2015 compare the choices):
-with one rollout of each task, Wilson's interval itself. It stays inside [0, 1], and keeps its width where every task was
-solved.
+Wilson's at the sample size that this error corresponds to (Korn & Graubard 1998; Dean & Pagano 2015 compare the
+choices): with one rollout of each task, Wilson's interval itself. It stays inside [0, 1], and keeps its width where
+every task was solved.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ class Estimate:
     low: float
     high: float
     num_tasks: int
-    """How many tasks it is the mean of."""
+    """Number of tasks averaged."""
 
     def __str__(self) -> str:
         return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
 def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """The chance that at least one of k rollouts is correct, without bias (Chen et al. 2021, arXiv:2107.03374):
-    `1 - C(n - c, k) / C(n, k)`, the share of all choices of k among the n rollouts made that hold a correct one."""
+    """Return the unbiased estimate that at least one of k rollouts is correct (Chen et al. 2021, arXiv:2107.03374).
+
+    It is `1 - C(n - c, k) / C(n, k)`: the share of all choices of k among n rollouts that hold a correct one.
+    """
     if not 0 <= num_correct <= num_rollouts:
         raise ConfigError(f"num_correct={num_correct}: of {num_rollouts} rollouts 0 to {num_rollouts} are correct")
     if not 1 <= k <= num_rollouts:
@@ -48,9 +50,11 @@ def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
 
 
 def mean_over_tasks(values: Sequence[float], num_rollouts: int) -> Estimate:
-    """The mean of one rate per task (at least one), with an interval for the population that the tasks come from.
+    """Return the mean of one rate per task, with an interval for the population that the tasks come from.
 
-    `num_rollouts` is how many rollouts the rates came from: so many independent trials there are at most.
+    Args:
+        values: rates, at least one.
+        num_rollouts: rollouts behind the rates, which bounds the number of independent trials.
     """
     mean = fmean(values)
     size = _effective_size(values, mean, num_rollouts)
@@ -61,9 +65,9 @@ def mean_over_tasks(values: Sequence[float], num_rollouts: int) -> Estimate:
 
 
 def _effective_size(values: Sequence[float], mean: float, num_rollouts: int) -> float:
-    """How many independent trials would give a mean as uncertain as that of these tasks.
+    """Return the number of independent trials whose mean would be as uncertain as that of these tasks.
 
-    At least as many as there are tasks, since rates between 0 and 1 vary no more than single trials do.
+    It is at least the number of tasks, since rates between 0 and 1 vary no more than single trials do.
     """
     num_tasks = len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
@@ -76,24 +80,24 @@ def _effective_size(values: Sequence[float], mean: float, num_rollouts: int) -> 
 
 
 def t_quantile(freedom: int) -> float:
-    """Return Student's 97.5 % quantile, by its expansion around the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
+    """Return Student's 97.5 % quantile, expanded around the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
     return Z_95 + (Z_95**3 + Z_95) / (4 * freedom) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * freedom**2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassAtK:
-    """What `compute_pass_at_k` found; its text is one line."""
+    """Result of `compute_pass_at_k`; `str()` gives one line."""
 
     pass_at_1: float
-    """The share of rollouts that were correct."""
+    """Share of correct rollouts."""
     pass_at_k: float
-    """The share of tasks that at least one rollout solved."""
+    """Share of tasks that at least one rollout solved."""
     k: int
-    """Rollouts of the task that had most."""
+    """Largest number of rollouts of one task."""
     num_tasks: int
     num_rollouts: int
     num_unscored: int
-    """Rollouts among these without a reward; nothing shows that they are correct, so they do not count as such."""
+    """Rollouts without a reward, which do not count as correct."""
 
     def __str__(self) -> str:
         unscored = f", {self.num_unscored} of them without a reward" if self.num_unscored else ""
@@ -104,12 +108,12 @@ class PassAtK:
 
 
 def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
-    """Of trajectories of any number of tasks; one is correct if its reward is above 0.
+    """Return pass@1 and pass@k of trajectories of any number of tasks; one is correct if its reward is above 0.
 
     Trajectories belong to one task if their tasks have the same `task_id` or `id`, or else the same content.
 
     Raises:
-        ConfigError: if there are none, or they are something else.
+        ConfigError: if there are none, or one is not a trajectory.
     """
     by_task: dict[bytes, list[float | None]] = {}
     for item in results:

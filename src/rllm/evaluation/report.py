@@ -1,23 +1,81 @@
-"""What an evaluation found, as numbers."""
+"""Outcomes of rollouts, and the report of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
-from rllm.engine.failures import Reason, count_reasons
-from rllm.evaluation.outcome import Outcome
+from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
 from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
+from rllm.types import Episode
+
+PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
+NUM_CALLS, SECONDS = "rollout/num_calls", "timing/rollout_s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Result of one rollout, kept in memory; the episode itself is in the log."""
+
+    task_id: str
+    index: int
+    is_correct: bool = False
+    failure: str | None = None
+    """Reason that the rollout failed; a failed one counts as wrong."""
+    unscored: str | None = None
+    """Reason that the rollout has no score; it counts as neither right nor wrong."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Mean reward of the scored trajectories, by role."""
+    prompt_tokens: float | None = None
+    """Total over all calls; `None` if the server returned no token ids, or the rollout failed."""
+    sampled_tokens: float | None = None
+    num_calls: float | None = None
+    seconds: float | None = None
+    """Wall-clock time of the rollout."""
+
+    @classmethod
+    def of(cls, episode: Episode) -> Self:
+        """Return the outcome of an episode that `with_costs` has processed, now or before it was logged."""
+        failure = why_failed(episode)
+        return cls(
+            task_id=episode.task_id,
+            index=episode.index,
+            is_correct=bool(episode.is_correct) and failure is None,
+            failure=failure,
+            unscored=why_unscored(episode),
+            rewards={} if failure else _mean_rewards_by_role(episode),
+            prompt_tokens=episode.metrics.get(PROMPT_TOKENS),
+            sampled_tokens=episode.metrics.get(SAMPLED_TOKENS),
+            num_calls=episode.metrics.get(NUM_CALLS),
+            seconds=episode.metrics.get(SECONDS),
+        )
+
+
+def with_costs(episode: Episode) -> Episode:
+    """Count an episode's tokens in its metrics, since the log omits token ids, and return it."""
+    steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
+    if steps and all(step.prompt_ids and step.response_ids for step in steps):
+        episode.metrics[PROMPT_TOKENS] = float(sum(len(step.prompt_ids) for step in steps))
+        episode.metrics[SAMPLED_TOKENS] = float(sum(len(step.response_ids) for step in steps))
+    return episode
+
+
+def _mean_rewards_by_role(episode: Episode) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for trajectory in episode.trajectories:
+        if (reward := trajectory.final_reward()) is not None:
+            rewards.setdefault(trajectory.name, []).append(reward)
+    return {name: sum(values) / len(values) for name, values in rewards.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one rollout takes, as means over the rollouts of which it is known; `None` where that is none."""
+    """Cost of one rollout: means over the rollouts with a known cost, `None` if there are none."""
 
     prompt_tokens: float | None
-    """Of all its calls together."""
+    """Total over all calls."""
     sampled_tokens: float | None
     num_calls: float | None
     seconds: float | None
@@ -25,7 +83,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """How the rollouts of one task went."""
+    """Results of the rollouts of one task."""
 
     task_id: str
     num_rollouts: int
@@ -33,14 +91,14 @@ class TaskReport:
     num_failed: int
     num_unscored: int
     accuracy: float | None
-    """Of the rollouts that were judged or failed; `None` if there are none."""
+    """Share of correct rollouts among those that were scored or failed; `None` if there are none."""
     mean_reward: float | None
     cost: Cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an evaluation found. A failed rollout counts as wrong; an unscored one counts as neither right nor wrong."""
+    """Results of an evaluation. A failed rollout counts as wrong; an unscored one as neither right nor wrong."""
 
     num_tasks: int
     num_rollouts: int
@@ -48,29 +106,29 @@ class Report:
     num_failed: int
     num_unscored: int
     accuracy: Estimate | None
-    """The mean over tasks of the share of their rollouts that are correct; `None` if nothing was judged."""
+    """Mean over tasks of the share of correct rollouts; `None` if nothing was scored."""
     pass_at_k: dict[int, Estimate]
-    """By k, over the tasks that have at least k rollouts which count."""
+    """Estimates by k, over the tasks with at least k rollouts that count."""
     mean_reward: float | None
-    """Over scored rollouts; that of a rollout is the mean over its roles, however many trajectories each has."""
+    """Mean over scored rollouts; the reward of a rollout is the mean over its roles."""
     rewards: dict[str, float]
-    """The same for each role."""
+    """Mean reward of each role."""
     cost: Cost
     failures: list[Reason] = field(default_factory=list)
-    """Why rollouts failed, most frequent first."""
+    """Reasons for failures, most frequent first."""
     unscored: list[Reason] = field(default_factory=list)
-    """Why rollouts were not judged."""
+    """Reasons for missing scores, most frequent first."""
     tasks: list[TaskReport] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values; k becomes text."""
+        """Return the report as JSON values; k becomes text."""
         data = asdict(self)
         data["pass_at_k"] = {str(k): estimate for k, estimate in data["pass_at_k"].items()}
         return data
 
 
 def report_on(outcomes: Sequence[Outcome]) -> Report:
-    """The report on these rollouts, of which there is one for each task and index."""
+    """Return the report on rollouts, one for each task and index."""
     by_task: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_task.setdefault(outcome.task_id, []).append(outcome)
@@ -110,13 +168,13 @@ def _task_report(task_id: str, outcomes: Sequence[Outcome]) -> TaskReport:
 
 
 def _pass_at_k(tasks: Sequence[TaskReport]) -> dict[int, Estimate]:
-    """pass@k for every k that a task has rollouts for; pass@1 is the accuracy."""
+    """Return pass@k for every k that a task has rollouts for; pass@1 is the accuracy."""
     counted = [(task.num_rollouts - task.num_unscored, task.num_correct) for task in tasks]
     estimates = {}
     for k in range(1, max((count for count, _ in counted), default=0) + 1):
         enough = [(count, correct) for count, correct in counted if count >= k]
         rates = [pass_at_k(count, correct, k) for count, correct in enough]
-        # k rollouts go into one pass or failure, so that many independent trials there are at most.
+        # k rollouts make one pass or failure, which bounds the number of independent trials.
         estimates[k] = mean_over_tasks(rates, sum(count // k for count, _ in enough))
     return estimates
 

@@ -1,1 +1,1 @@
-"""Where a base URL is not enough: bridges to other software, each in a module that loads only when it is named."""
+"""Bridges to software that needs more than a base URL, each in a module that is imported only by name."""

@@ -1,16 +1,16 @@
-"""Capture what passes through a LiteLLM proxy that stands in front of vLLM already, in the same store and just as exactly.
+"""Exact capture of calls that pass through a LiteLLM proxy in front of vLLM.
 
 In the proxy's configuration:
 
     litellm_settings:
       callbacks: rllm.integrations.litellm.handler
 
-and in its environment `RLLM_STORE`, by default `sqlite:///traces.db`. Deployments of `hosted_vllm/...` are captured, and any
-other whose `model_info` says `rllm: true`.
+and `RLLM_STORE` in its environment, by default `sqlite:///traces.db`. Deployments of `hosted_vllm/...` are captured,
+and others with `rllm: true` in their `model_info`.
 
-LiteLLM's own view of a stream will not do: it leaves out the ids of the last token, and mixes up the ends of several answers.
-So the callback changes nothing but the way of a call: a gateway in this process, one for each deployment, answers it in the
-deployment's stead.
+LiteLLM's own view of a stream is not exact: it omits the ids of the last token, and mixes up the ends of several
+answers. Therefore the callback only redirects a call: a gateway in this process, one for each deployment, forwards it
+to the deployment.
 """
 
 from __future__ import annotations
@@ -38,29 +38,31 @@ from rllm.store import TraceStore, open_store
 logger = logging.getLogger(__name__)
 
 METADATA_FIELD = "rllm_session"
-"""Where a request's `metadata` may name the session, for clients that send no headers of their own."""
+"""Key of the session in a request's `metadata`, for clients that cannot send headers."""
 
-_PASSED_ON = (METADATA_HEADER, "traceparent", "tracestate")
-_FORGETTING = "calls of %s are not captured: only hosted_vllm/ deployments are, and those with rllm: true in model_info"
+_FORWARDED = (METADATA_HEADER, "traceparent", "tracestate")
+_NOT_CAPTURED = (
+    "calls of %s are not captured: only hosted_vllm/ deployments are, and those with rllm: true in model_info"
+)
 
 
 class Detours:
-    """The gateways of this process, one for each address that LiteLLM would have called."""
+    """Gateways of this process, one for each address that LiteLLM would call."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
-        self._key = secrets.token_hex()  # Nobody but this process may use them, and so the upstream's key.
+        self._key = secrets.token_hex()  # Only this process may use the gateways, which hold the upstream's key.
         self._servers: dict[tuple[str, str | None], ServerThread] = {}
         self._starting = asyncio.Lock()
-        self._passed_by: set[str] = set()
+        self._warned: set[str] = set()
 
-    async def lead(self, call: dict[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of a LiteLLM call, changed so that it goes through a gateway, in its session.
+    async def redirect(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Redirect the keyword arguments of a LiteLLM call through a gateway, in its session.
 
         Raises:
-            ConfigError: if the deployment's address is not a web address, or the session's name cannot stand in one.
+            ConfigError: if the deployment's address is not a web address, or the session's name is not valid in one.
         """
-        if call.get("api_key") == self._key:  # A call that LiteLLM translates asks the callback twice.
+        if call.get("api_key") == self._key:  # LiteLLM invokes the callback twice for a call that it translates.
             return call
         if not _is_captured(call):
             self._warn_once(str(call.get("model")))
@@ -71,8 +73,8 @@ class Detours:
         if session_id is not None:
             check_session_id(session_id)
         path = f"/sessions/{quote(session_id, safe='')}/v1" if session_id else "/v1"
-        told = {name: headers[name] for name in _PASSED_ON if name in headers}
-        extra_headers = {**(call.get("extra_headers") or {}), **told}
+        forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
+        extra_headers = {**(call.get("extra_headers") or {}), **forwarded}
         return {**call, "api_base": server.url + path, "api_key": self._key, "extra_headers": extra_headers}
 
     async def _server(self, api_base: str, api_key: str | None) -> ServerThread:
@@ -85,27 +87,29 @@ class Detours:
             return server
 
     def _warn_once(self, model: str) -> None:
-        if model not in self._passed_by:
-            self._passed_by.add(model)
-            logger.warning(_FORGETTING, model)
+        if model not in self._warned:
+            self._warned.add(model)
+            logger.warning(_NOT_CAPTURED, model)
 
     def close(self) -> None:
-        """Let the calls in flight end, and close the store."""
+        """Wait for calls in flight, and close the store."""
         for server in self._servers.values():
             server.stop()
         self._store.close()
 
 
 def headers_of(call: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of the proxy's client, those with secrets included, by their names in lower case."""
+    """Return the headers of the proxy's client by lower-case name, those with secrets included."""
     shown = (call.get("proxy_server_request") or {}).get("headers") or {}
     secret = (call.get("secret_fields") or {}).get("raw_headers") or {}
     return {name.lower(): value for name, value in {**shown, **secret}.items()}
 
 
 def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The session that a request to the proxy names, where a gateway reads it: in a header, baggage or the API key; in its
-    metadata; or as LiteLLM's own session, where that can be one of ours."""
+    """Return the session that a request names.
+
+    In a header, metadata, baggage or the API key, or as LiteLLM's own session.
+    """
     metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
     named = (
         headers.get(SESSION_HEADER)
@@ -118,7 +122,7 @@ def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | Non
 
 
 def _own_session(named: Any) -> str | None:
-    """What others call their sessions may be anything, and a call that we cannot file under it is answered all the same."""
+    """Return LiteLLM's session id if it is valid for us; a call is answered in any case."""
     return named if isinstance(named, str) and is_session_id(named) else None
 
 
@@ -128,7 +132,7 @@ def _session_of_key(authorization: str) -> str | None:
 
 
 def callback(store: TraceStore) -> Any:
-    """A callback for `litellm.callbacks` that keeps traces in this store, which it closes when the process ends.
+    """Return a callback for `litellm.callbacks` that stores traces; it closes the store when the process ends.
 
     Raises:
         MissingDependencyError: if LiteLLM is not installed.
@@ -141,10 +145,10 @@ def callback(store: TraceStore) -> Any:
     atexit.register(detours.close)
 
     class CaptureCallback(CustomLogger):  # type: ignore[misc]
-        """LiteLLM asks the class itself which methods it has, so they cannot be inherited."""
+        """Callback class; LiteLLM inspects the class itself for methods, so they cannot be inherited."""
 
         async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
-            return await detours.lead(kwargs)
+            return await detours.redirect(kwargs)
 
     return CaptureCallback()
 
@@ -155,7 +159,7 @@ def _handler() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "handler":  # Made when LiteLLM asks for it, because it opens the store.
+    if name == "handler":  # made on first access, because it opens the store
         return _handler()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

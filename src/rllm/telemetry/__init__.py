@@ -1,9 +1,9 @@
-"""OpenTelemetry spans of agents, tools and model calls: nothing, not even an import, until `enable` is called.
+"""OpenTelemetry spans of agents, tools and model calls. Without a call of `enable` it imports and does nothing.
 
     rllm.telemetry.enable()   # exports to OTEL_EXPORTER_OTLP_ENDPOINT, over HTTP
 
-Names and attributes are those of OpenTelemetry's semantic conventions for generative AI, and `rllm.*` for what these lack.
-What was said is never in a span: no messages, arguments, results or error messages.
+Names and attributes follow OpenTelemetry's semantic conventions for generative AI, with `rllm.*` for additions. Spans
+never have content: no messages, arguments, results or error messages.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _tracing: Tracing | None = None
 
 
 class Span(Protocol):
-    """A stretch of work; one that telemetry ignores, while it is off, has the same methods."""
+    """A span of work. While telemetry is off, its methods do nothing."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, other spans become parts of this one. May be entered more than once, in any thread."""
+        """Make spans that start inside children of this one. May be entered more than once, in any thread."""
         ...
 
     def note(self, attributes: Mapping[str, Any]) -> None:
-        """Add to its attributes; those that are `None` are left out."""
+        """Add attributes, except those that are `None`."""
         ...
 
     def end(self, error: BaseException | str | None = None) -> None:
-        """It is over, well or with this error, of which only the type is told. What is said of it later is ignored."""
+        """End the span, optionally with an error (only its type is recorded). Later calls are no-ops."""
         ...
 
 
@@ -56,11 +56,13 @@ _NO_SPAN = _NoSpan()
 
 
 def enable(*, response_ids: bool = False) -> None:
-    """From here on, this process makes spans. Where it has a tracer provider already they go there, else to an OTLP
-    exporter over HTTP, which the standard environment variables configure. Repeatable.
+    """Make spans in this process from now on. Repeatable.
+
+    They go to the process's tracer provider if it has one, otherwise to an OTLP exporter over HTTP, which the standard
+    environment variables configure.
 
     Args:
-        response_ids: whether spans of model calls hold the sampled ids, as `rllm.response_ids`, beside their number.
+        response_ids: include the sampled ids in spans of model calls, as `rllm.response_ids`, beside their number.
 
     Raises:
         MissingDependencyError: if OpenTelemetry is not installed.
@@ -76,7 +78,7 @@ def enable(*, response_ids: bool = False) -> None:
 
 
 def disable() -> None:
-    """Export what is left, and make no more spans. Repeatable."""
+    """Export pending spans, and make no more. Repeatable."""
     global _tracing
     if _tracing is not None:
         _tracing.close()
@@ -84,7 +86,7 @@ def disable() -> None:
 
 
 def agent_span(name: str) -> Span:
-    """What one function does as an agent; its maker ends it."""
+    """Start the span of an agent function; the caller ends it."""
     if _tracing is None:
         return _NO_SPAN
     return _tracing.start(f"invoke_agent {name}", {**_operation("invoke_agent"), "gen_ai.agent.name": name})
@@ -92,7 +94,7 @@ def agent_span(name: str) -> Span:
 
 @contextmanager
 def rollout_span(attributes: Mapping[str, Any]) -> Iterator[Span]:
-    """One try at one task."""
+    """Wrap one rollout in a span."""
     if _tracing is None:
         yield _NO_SPAN
         return
@@ -102,7 +104,7 @@ def rollout_span(attributes: Mapping[str, Any]) -> Iterator[Span]:
 
 @contextmanager
 def tool_span(name: str) -> Iterator[Span]:
-    """One call of a tool."""
+    """Wrap one tool call in a span."""
     if _tracing is None:
         yield _NO_SPAN
         return
@@ -119,15 +121,14 @@ def record_call(
     headers: Mapping[str, str] | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make the span of a model call that is over.
+    """Record the span of a finished model call.
 
     Args:
-        traces: of its choices, one at least.
+        traces: of its choices, at least one.
         operation: `chat` or `text_completion`.
-        error_type: why there is no whole answer: an HTTP status, or the name of an exception.
-        headers: those of the request, whose W3C trace context says what the call is a part of; without any, the call is a
-            part of whatever is going on here.
-        attributes: more of them.
+        error_type: reason for an incomplete answer: an HTTP status, or the name of an exception.
+        headers: headers of the request, whose W3C trace context names the parent span; the current span by default.
+        attributes: further attributes.
     """
     if _tracing is not None:
         more = {**_operation(operation), **(attributes or {})}
@@ -135,7 +136,7 @@ def record_call(
 
 
 def outgoing_headers() -> dict[str, str]:
-    """The W3C trace context of what is going on here, for a request that is a part of it; empty while telemetry is off."""
+    """Return the W3C trace context of the current span, for a request in it; empty while telemetry is off."""
     return {} if _tracing is None else _tracing.outgoing_headers()
 
 

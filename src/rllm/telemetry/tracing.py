@@ -1,4 +1,4 @@
-"""The spans themselves: the one module that imports OpenTelemetry."""
+"""Implementation of spans; the only module that imports OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _REQUEST_FIELDS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "frequency_penalty": "gen_ai.request.frequency_penalty",
 }
-"""Sampling parameters as the conventions call them. Stop strings are left out: they are content."""
+"""Sampling parameters, by their names in the conventions. Stop strings are omitted, since they are content."""
 
 
 class OpenSpan:
-    """A span that has begun; implements `rllm.telemetry.Span`."""
+    """A started span; implements `rllm.telemetry.Span`."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -44,7 +44,7 @@ class OpenSpan:
             yield
 
     def note(self, attributes: Mapping[str, Any]) -> None:
-        self._span.set_attributes(_given(attributes))
+        self._span.set_attributes(_without_none(attributes))
 
     def end(self, error: BaseException | str | None = None) -> None:
         if not self._span.is_recording():
@@ -57,13 +57,13 @@ class OpenSpan:
 
 
 class Tracing:
-    """Where the spans of this process go."""
+    """Tracer of this process."""
 
     def __init__(self) -> None:
         self.response_ids = False
         self._own: TracerProvider | None = None
         provider = trace.get_tracer_provider()
-        if isinstance(provider, trace.ProxyTracerProvider):  # what stands there until somebody sets another
+        if isinstance(provider, trace.ProxyTracerProvider):  # the placeholder until one is set
             provider = self._own = _exporting_provider()
         self._tracer = provider.get_tracer("rllm")
 
@@ -72,12 +72,12 @@ class Tracing:
             self._own.shutdown()
 
     def start(self, name: str, attributes: Mapping[str, Any]) -> OpenSpan:
-        """A span as a part of what is going on here."""
-        return OpenSpan(self._tracer.start_span(_text(name), attributes=_given(attributes)))
+        """Start a span as a child of the current one."""
+        return OpenSpan(self._tracer.start_span(_text(name), attributes=_without_none(attributes)))
 
     @contextmanager
     def started(self, name: str, attributes: Mapping[str, Any]) -> Iterator[OpenSpan]:
-        """A span of what is done inside, unless it ends there already, with an error that does not travel."""
+        """Wrap the block in a span, unless the span is ended inside with an error that does not propagate."""
         span = self.start(name, attributes)
         try:
             with span.active():
@@ -101,7 +101,7 @@ class Tracing:
             context=_W3C.extract(headers, getter=default_getter) if headers else None,
             kind=trace.SpanKind.CLIENT,
             start_time=round(first.started_at * 1e9),
-            attributes=_given({**attributes, **_facts(traces)}),
+            attributes=_without_none({**attributes, **_facts(traces)}),
         )
         if self.response_ids:
             for item in traces:
@@ -120,7 +120,7 @@ class Tracing:
 
 def _exporting_provider() -> TracerProvider:
     resource = Resource.create()
-    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):  # nobody named it
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):  # no name is configured
         resource = resource.merge(Resource({SERVICE_NAME: "rllm"}))
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -128,7 +128,7 @@ def _exporting_provider() -> TracerProvider:
 
 
 def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
-    """What the traces of one call say about it, content left out."""
+    """Return attributes of a call from its traces, without content."""
     first = traces[0]
     num_sampled = sum(len(item.response_ids) for item in traces)
     return {
@@ -159,20 +159,23 @@ def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """An agent may ask for anything; one value that OTLP cannot carry would cost the spans that are exported with it."""
+    """Return a number that OTLP can carry, else `None`.
+
+    An agent may request anything, and one invalid value would lose all spans of the same export.
+    """
     return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
-def _given(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _carried(value) for name, value in attributes.items() if value is not None}
+def _without_none(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _encodable(value) for name, value in attributes.items() if value is not None}
 
 
-def _carried(value: Any) -> Any:
+def _encodable(value: Any) -> Any:
     if isinstance(value, list):
-        return [_carried(item) for item in value]
+        return [_encodable(item) for item in value]
     return _text(value) if isinstance(value, str) else value
 
 
 def _text(text: str) -> str:
-    """Text that OTLP can carry: a span whose name has half of a surrogate pair would cost all that are exported with it."""
+    """Return text that OTLP can carry; a lone surrogate in a name would lose all spans of the same export."""
     return text.encode("utf-8", "backslashreplace").decode()

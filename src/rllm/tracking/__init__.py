@@ -1,17 +1,23 @@
-"""Where a run's metrics go: several places at once, none of which can stop the run."""
+"""Trackers of a run's metrics: several at once, none of which can stop the run.
+
+`base` has the protocol and the fan-out, `jsonl` the record that every run has (`metrics.jsonl`), `console` the lines
+on a terminal, `trackers` TensorBoard, W&B, MLflow and trackio. `about` reads a run's name, settings and ids,
+`own_runs` decides which run folders are the user's own, `samples` picks conversations to show, and `background` runs
+slow calls in a thread.
+"""
 
 TRACKERS = {
     "console": "rllm.tracking.console:ConsoleTracker",
     "jsonl": "rllm.tracking.jsonl:JSONLTracker",
-    "tensorboard": "rllm.tracking.tensorboard:TensorBoardTracker",
-    "wandb": "rllm.tracking.wandb:WandbTracker",
-    "mlflow": "rllm.tracking.mlflow:MLflowTracker",
-    "trackio": "rllm.tracking.trackio:TrackioTracker",
+    "tensorboard": "rllm.tracking.trackers:TensorBoardTracker",
+    "wandb": "rllm.tracking.trackers:WandbTracker",
+    "mlflow": "rllm.tracking.trackers:MLflowTracker",
+    "trackio": "rllm.tracking.trackers:TrackioTracker",
 }
-"""Short names for `trackers`; any `package.module:Class` does as well."""
+"""Short names for `trackers`; any `package.module:Class` works as well."""
 
 RECORD = "jsonl"
 """The tracker that every run has."""
 
 EXTRAS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""The trackers that need a package of the same name, which an extra of that name installs."""
+"""Trackers that need a package of the same name, which an extra of that name installs."""

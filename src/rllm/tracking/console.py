@@ -1,50 +1,79 @@
-"""Plain lines of what a run does: one for each step and each evaluation, sample conversations, and signs of life in between."""
+"""Progress of a run as lines: one for each step and evaluation, sample conversations, and signs of life."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
+from typing import Literal, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from rllm._runtime.files import from_here
+from rllm._runtime.untrusted import shown
 from rllm.errors import number, signed
 from rllm.tracking.about import about_run
 from rllm.tracking.background import Heartbeat
 from rllm.tracking.jsonl import RECORD_FILE, last_step
-from rllm.tracking.printed import LastingConsole
 from rllm.tracking.samples import excerpts
 from rllm.types import Episode
 
 QUIET_S = 20.0
-"""Longest time without a line while a run works."""
+"""Longest time without a line while a run is working."""
 PHASES = {"rollout": "rollouts", "assemble": "batch", "update": "update", "publish": "publish", "eval": "evaluation"}
-"""What a step's time goes into, as `timing/<name>_s`, and how it is called."""
+"""Phases of a step, timed as `timing/<key>_s`, with their names for people."""
 _PROGRESS = {"roll out": "rollouts", "evaluate": "evaluation", "assemble": "batch", "save": "checkpoint"}
-"""How the phases of `progress` are called, where that differs from their names."""
+"""Names for people of the phases of `progress`, where they differ."""
 _OURS = {
     *("batch", "critic", "dropped", "eval", "memory", "optim", "policy", "rollout", "sft", "signal"),
     *("timing", "tokens", "val"),
 }
-"""Groups of metrics that the trainer measures; all others are what agents and rewards report."""
+"""Groups of metrics that the trainer measures; agents and rewards report all others."""
 _MEAN_OF = 10
-"""Steps that a reward is compared with."""
+"""Steps whose mean a reward is compared with."""
 _MAX_OWN = 6
-"""Metrics of a user's that a line shows."""
+"""User-defined metrics that a line shows."""
 _SAMPLE_EVERY = 10
 _WIDTH = 120
-"""Of lines where no terminal bounds them."""
+"""Length of lines without a terminal."""
+
+
+class LastingConsole(Console):
+    """Console on one stream, whatever agents assign to `sys.stdout` and `sys.stderr`.
+
+    Once the reader of the stream has gone, as `head` does, and `tee` at Ctrl-C, nothing more is printed; rich itself
+    would end the program. Escape sequences in a text are shown, not interpreted by the terminal.
+    """
+
+    def __init__(self, stream: TextIO, *, color_system: Literal["auto"] | None = "auto") -> None:
+        super().__init__(file=stream, highlight=False, color_system=color_system)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            is_plain = segment.control or segment.text.isprintable()
+            yield segment if is_plain else Segment(shown(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # the stream is not a file
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())  # for other writers of the stream
+            os.close(nowhere)
 
 
 class ConsoleTracker:
-    """Prints where the run is, then a line for each step and evaluation: what was earned, what is wrong, where the time goes
-    and how much is left. What is zero and would only matter otherwise stays out. In a phase that takes longer than `QUIET_S`
-    it prints how far that is."""
+    """Tracker that prints the run's folder, then a line for each step and evaluation.
+
+    A line has rewards, problems, timings and the time left; counts of problems are left out while they are zero.
+    During a phase longer than `QUIET_S`, progress is printed.
+    """
 
     def __init__(
         self, run_dir: Path, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -84,16 +113,16 @@ class ConsoleTracker:
         self._phase.reach(phase, done, total)
 
     def beat(self) -> None:
-        """Print how far the current phase is, if nothing was printed for `QUIET_S`."""
-        told = self._phase.in_words()
-        if told and self._clock() - max(self._printed_at, self._phase.began_at) >= QUIET_S:
-            self._print_step(self._step + (not self._phase.is_of_last_step), "", [told])
+        """Print the progress of the current phase, if nothing was printed for `QUIET_S`."""
+        text = self._phase.in_words()
+        if text and self._clock() - max(self._printed_at, self._phase.began_at) >= QUIET_S:
+            self._print_step(self._step + (not self._phase.is_of_last_step), "", [text])
 
     def close(self) -> None:
         self._heart.close()
 
     def _training(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """The parts of a training step's line."""
+        """Return the parts of a training step's line."""
         parts = []
         if (reward := metrics.get("rollout/reward")) is not None:
             before = fmean(self._rewards) if len(self._rewards) > 1 else None
@@ -111,7 +140,7 @@ class ConsoleTracker:
         return [*parts, *memory(metrics), *by_role(metrics, "rollout/reward/"), *own_metrics(metrics)]
 
     def _evaluation(self, metrics: Mapping[str, float]) -> list[str]:
-        """The parts of an evaluation's line, compared with the one before."""
+        """Return the parts of an evaluation's line, compared with the evaluation before."""
         before, self._held_out = self._held_out, dict(metrics)
         shown = {"eval/reward": "reward", "eval/loss": "loss"}
         parts = [
@@ -137,7 +166,7 @@ class ConsoleTracker:
 
 
 class PhaseProgress:
-    """How far the current phase of a run is: rollouts that ended, what they sampled and earned, and for how long it lasts."""
+    """Progress of the current phase of a run: finished rollouts, their tokens and rewards, and the time taken."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -149,25 +178,25 @@ class PhaseProgress:
 
     @property
     def is_of_last_step(self) -> bool:
-        """Whether the phase belongs to the step that was logged last, and not to the one after it."""
+        """True if the phase belongs to the step that was logged last, not to the one after it."""
         return self._name in ("evaluate", "save")
 
     def reach(self, phase: str, done: int, total: int) -> None:
-        """Note a call of `Tracker.progress`."""
+        """Take a call of `Tracker.progress`."""
         if done == 0:
             self.began_at = self._clock()
             self._num_tokens[phase], self._rewards[phase] = 0, []
         self._name, self._done, self._total = phase, done, total
 
     def add(self, phase: str, episode: Episode) -> None:
-        """Count a rollout that ended."""
+        """Count a finished rollout."""
         steps = [step for path in episode.trajectories for step in path.steps]
         rewards = [] if episode.failed else [path.final_reward() for path in episode.trajectories]
         self._num_tokens[phase] = self._num_tokens.get(phase, 0) + sum(len(step.response_ids) for step in steps)
         self._rewards.setdefault(phase, []).extend(reward for reward in rewards if reward is not None)
 
     def end(self) -> None:
-        """Nothing is under way until the next phase begins."""
+        """End the phase; nothing is under way until the next one begins."""
         self._name = ""
 
     def in_words(self) -> str:
@@ -184,7 +213,7 @@ class PhaseProgress:
 
 
 def outcomes(metrics: Mapping[str, float], group: str) -> list[str]:
-    """Return accuracy, and what went wrong: answers that were cut off, rollouts that failed or were not scored."""
+    """Return accuracy and problems: truncated answers, failed and unscored rollouts."""
     parts = [f"accuracy {metrics[f'{group}accuracy']:.1%}"] if f"{group}accuracy" in metrics else []
     if cut := metrics.get(f"{group}truncated"):
         parts.append(f"cut {cut:.0%}" if cut >= 0.005 else "cut <1%")
@@ -193,13 +222,13 @@ def outcomes(metrics: Mapping[str, float], group: str) -> list[str]:
 
 
 def by_role(metrics: Mapping[str, float], group: str) -> list[str]:
-    """Return the mean reward of each role, where there are several."""
+    """Return the mean reward of each role, if there are several."""
     roles = [name for name in metrics if name.startswith(group) and not name.endswith(("_p10", "_p90"))]
     return [f"{name.removeprefix(group)} {number(metrics[name], decimals=3)}" for name in roles]
 
 
 def own_metrics(metrics: Mapping[str, float], group: str = "") -> list[str]:
-    """Return what agents and rewards report themselves, of training or, with `eval/`, of an evaluation."""
+    """Return metrics that agents and rewards report, of training or, with `eval/`, of an evaluation."""
     names = [name.removeprefix(group) for name in metrics if name.startswith(group)]
     ours = {*_OURS, "reward"} if group else _OURS  # those of roles
     own = sorted(name for name in names if "/" in name and name.partition("/")[0] not in ours)
@@ -208,19 +237,19 @@ def own_metrics(metrics: Mapping[str, float], group: str = "") -> list[str]:
 
 
 def memory(metrics: Mapping[str, float]) -> list[str]:
-    """Return the most memory that the process, and its GPU, have held."""
+    """Return peak memory of the process and its GPU."""
     names = {"memory/peak_gb": "memory", "memory/gpu_peak_gb": "GPU memory"}
     return [f"{word} {metrics[name]:.1f} GB" for name, word in names.items() if name in metrics]
 
 
 def sample_lines(step: int, split: str, episodes: Sequence[Episode], most: int, width: int = _WIDTH) -> Iterable[str]:
-    """Return sample conversations to print: of the evaluation before training, of the first step, and of each tenth."""
+    """Return samples to print: of the evaluation before training, of the first step, and of every tenth."""
     is_shown = step == 0 if split == "eval" else step == 1 or step % _SAMPLE_EVERY == 0
     return excerpts(episodes, most, width=width) if is_shown else ()
 
 
 def folded(head: str, parts: Sequence[str], width: int) -> str:
-    """Return the parts behind the head, divided by commas, in lines that are broken between parts only."""
+    """Return the head and the parts, separated by commas, in lines that break only between parts."""
     lines = [head]
     for place, part in enumerate(parts):
         text = part if place == len(parts) - 1 else f"{part},"
@@ -232,12 +261,12 @@ def folded(head: str, parts: Sequence[str], width: int) -> str:
 
 def phases(metrics: Mapping[str, float]) -> str:
     """Return the phases of a step that took at least a tenth of a second."""
-    told = {name: metrics.get(f"timing/{key}_s", 0.0) for key, name in PHASES.items()}
-    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in told.items() if seconds >= 0.1)
+    taken = {name: metrics.get(f"timing/{key}_s", 0.0) for key, name in PHASES.items()}
+    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in taken.items() if seconds >= 0.1)
 
 
 def in_words(seconds: float) -> str:
-    """Format a length of time: seconds, minutes or hours."""
+    """Format a duration in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,7 +1,7 @@
 """Run folders of the user's own, and the limits on all others.
 
 A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store). In a folder
-that somebody else made, they may name nothing outside it. A run is known as the user's own by a seal: an HMAC of both
+that someone else made, they may name nothing outside it. A run is known as the user's own by a seal: an HMAC of both
 files and the folder's place under a key in `$RLLM_HOME` (`~/.rllm`). A copy of a run, which others may have changed
 otherwise, is not the user's own. `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
 """
@@ -62,15 +62,16 @@ def store_of_run(folder: Path) -> str | None:
     """Return path or URL of a run's traces; `None` if the folder has none and names none.
 
     Raises:
-        ConfigError: if the folder names a place outside itself, and is not the user's own; or its settings are unreadable.
+        ConfigError: if the folder names a place outside itself, and is not the user's own; or its settings are
+            unreadable.
     """
     check_contained(folder)
     if url := settings_of(folder).get("store"):
         if is_own(folder):
             return str(url)
         raise ConfigError(
-            f"run={str(folder)!r}: its {SETTINGS} places the traces outside the folder (a setting `store`), and you did not "
-            f"begin this run here: {how_to_trust(folder)}"
+            f"run={str(folder)!r}: its {SETTINGS} places the traces outside the folder (a setting `store`), and you "
+            f"did not begin this run here: {how_to_trust(folder)}"
         )
     return str(folder / STORE) if (folder / STORE).is_file() else None
 

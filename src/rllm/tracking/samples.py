@@ -1,10 +1,10 @@
-"""A few conversations of a step, from the worst to the best rewarded: as the rows of a table, and as excerpts to be read."""
+"""Sample conversations of a step, from the lowest to the highest reward, as rows of a table and as excerpts."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from rllm.errors import counted, number
 from rllm.store.codec import plain_text
@@ -12,11 +12,12 @@ from rllm.types import Episode, Message, Trajectory, text_of
 
 COLUMNS = ["step", "episode", "role", "reward", "correct", "ended", "conversation"]
 MAX_CHARACTERS = 20_000
-"""Of a conversation; the store has it whole."""
+"""Most characters of a conversation; the store has all of it."""
 _MAX_MESSAGES, _MAX_LINES, _LABEL = 6, 3, 11
-"""Of an excerpt: messages, lines of each, and the column in which their roles end."""
+"""Of an excerpt: messages, lines of each message, and the column at which roles end."""
 
-Row = list[Any]
+V = TypeVar("V")
+Row: TypeAlias = "list[object]"
 """A value for each of `COLUMNS`; an unscored reward is `None`."""
 
 
@@ -26,15 +27,17 @@ def sample_rows(step: int, episodes: Sequence[Episode], most: int) -> list[Row]:
 
 
 def samples(episodes: Sequence[Episode], most: int) -> list[tuple[Episode, Trajectory]]:
-    """Of the trajectories, the one that earned least, the one that earned most, and others evenly between; those that were
-    not scored come first. The same episodes give the same ones."""
+    """Return the trajectories with the lowest and the highest reward, and others spread evenly between.
+
+    Unscored ones sort first. The same episodes give the same samples.
+    """
     paths = [(episode, path) for episode in episodes for path in episode.trajectories]
     paths.sort(key=lambda pair: (_reward(pair[1]), pair[0].id, pair[1].name))
     return _spread(paths, most)
 
 
 def excerpts(episodes: Sequence[Episode], most: int, *, width: int) -> Iterator[str]:
-    """Return the samples in a few lines each: the end of the prompt, the last messages, and the reward."""
+    """Yield the samples in a few lines each: the end of the prompt, the last messages, and the reward."""
     for episode, path in samples(episodes, most):
         yield f"  sample {episode.id}{_role(path, episode)}: {', '.join(_verdict(episode, path))}"
         messages = path.steps[-1].chat_completions if path.steps else []
@@ -49,7 +52,7 @@ def _role(path: Trajectory, episode: Episode) -> str:
 
 
 def _verdict(episode: Episode, path: Trajectory) -> list[str]:
-    """Return what came of a sample."""
+    """Return reward and outcome of a sample."""
     reward = path.final_reward()
     parts = ["unscored" if reward is None else f"reward {number(reward, decimals=3)}"]
     if episode.failed:
@@ -61,8 +64,8 @@ def _verdict(episode: Episode, path: Trajectory) -> list[str]:
 
 
 def _excerpt(message: Message, width: int) -> str:
-    """Return a message in at most `_MAX_LINES` lines: of a prompt the end, of an answer the beginning and the end."""
-    text = " ".join(plain_text(_said(message)).split())
+    """Return a message in at most `_MAX_LINES` lines: the end of a prompt, both ends of an answer."""
+    text = " ".join(plain_text(_message_text(message)).split())
     room = _MAX_LINES * max(width - _LABEL - 2, 20)
     if len(text) > room:
         is_answer = message.get("role") == "assistant"
@@ -78,7 +81,7 @@ def _reward(path: Trajectory) -> float:
     return float("-inf") if reward is None else reward
 
 
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
+def _spread(items: Sequence[V], most: int) -> list[V]:
     if len(items) <= most:
         return list(items)
     if most < 2:
@@ -100,12 +103,12 @@ def _row(step: int, episode: Episode, path: Trajectory) -> Row:
 
 
 def conversation_text(path: Trajectory) -> str:
-    """The messages of a trajectory's last call and its answer, each behind its role, in text that can be encoded."""
+    """Return the messages of a trajectory's last call and its answer, each with its role."""
     messages = path.steps[-1].chat_completions if path.steps else []
-    return plain_text("\n\n".join(f"{message.get('role', '')}: {_said(message)}" for message in messages))
+    return plain_text("\n\n".join(f"{message.get('role', '')}: {_message_text(message)}" for message in messages))
 
 
-def _said(message: Message) -> str:
+def _message_text(message: Message) -> str:
     calls = [call.get("function") or {} for call in message.get("tool_calls") or [] if isinstance(call, Mapping)]
     return "\n".join(
         filter(None, [text_of(message).strip(), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)])
