@@ -29,10 +29,9 @@ from safetensors.torch import save_file
 
 from rllm.backends.adapter import Adapter, LoraSettings
 from rllm.backends.sampling.served import ServedSampler
-from rllm.inference.vllm.command import ServeOptions
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.handover import FileTransfer, Handover, LoraLoad, Reload
-from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.inference.servers.command import ServeOptions
+from rllm.inference.servers.control import FileTransfer, Handover, LoraLoad, Reload, VLLMControl
+from rllm.inference.servers.vllm_server import VLLMServer, free_port
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 
 LORA_RANK = 16

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from rllm.cli import app
-from rllm.inference.vllm.command import ServeOptions, serve_arguments
+from rllm.inference.servers.command import ServeOptions, serve_arguments
 from rllm.trainer.config import TrainConfig, load_config
 
 TEXT = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()

@@ -12,12 +12,10 @@ import torch
 
 from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError, WeightSyncError
-from rllm.inference.capabilities import probe
 from rllm.inference.openai_engine import OpenAIEngine
-from rllm.inference.sglang.control import DiskUpdate
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.handover import choose_handover
-from rllm.inference.vllm_server import VLLMServer
+from rllm.inference.servers.capabilities import probe
+from rllm.inference.servers.control import DiskUpdate, VLLMControl, choose_handover
+from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.trainer import AgentTrainer
 
 from .conftest import SGLang
@@ -87,7 +85,7 @@ def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_
     handover.times = 2
     with pytest.raises(WeightSyncError, match=r"version 3 did not reach the sampler .* tried twice"):
         sampler.hand_over(3)
-    with pytest.raises(ConfigError, match="this is SGLang, to which rllm hands whole models only"):
+    with pytest.raises(ConfigError, match=r"SGLang.*model\.lora_rank"):
         choose_handover(server.control, lora=True)
     sampler.close()
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from ray_project import all_gone, lines, settings, tasks_of, until, who, write_project
 
-from rllm.inference.vllm_server import free_port
+from rllm.inference.servers.vllm_server import free_port
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 

@@ -17,9 +17,9 @@ import pytest
 
 from rllm.backends.adapter import Adapter
 from rllm.backends.sampling.served import ServedSampler
-from rllm.inference.vllm.command import ServeOptions
-from rllm.inference.vllm.handover import Handover, choose_handover
-from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.inference.servers.command import ServeOptions
+from rllm.inference.servers.control import Handover, choose_handover
+from rllm.inference.servers.vllm_server import VLLMServer, free_port
 
 START_S = 900.0
 ARGUMENTS = ("--enforce-eager",)

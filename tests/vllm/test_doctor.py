@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllm.inference.capabilities import probe
+from rllm.inference.servers.capabilities import probe
 
 from .conftest import VLLM
 

@@ -17,8 +17,7 @@ from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import WeightSyncError
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.route import Route
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload
+from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl
 
 from .conftest import VLLM, Servers
 

@@ -13,7 +13,7 @@ from rllm.cli.options import AsJson
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rllm.inference.capabilities import Capabilities, Finding
+    from rllm.inference.servers.capabilities import Capabilities, Finding
 
 
 def doctor(
@@ -72,7 +72,7 @@ def _look_at_machine(console: Console, model: str | None, run_dir: Path, port: i
 
 def _look_at_server(console: Console, endpoint: str, model: str | None, api_key: str | None, *, as_json: bool) -> bool:
     from rllm.cli.terminal import print_json
-    from rllm.inference.capabilities import probe
+    from rllm.inference.servers.capabilities import probe
 
     found = probe(endpoint, model=model, api_key=api_key)
     _report(console, found)
@@ -108,7 +108,7 @@ def _right_command() -> str:
     """How a server that does all this is started by hand."""
     import shlex
 
-    from rllm.inference.vllm.command import ServeOptions, serve_arguments, serve_environment
+    from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
 
     options = ServeOptions(model="MODEL", port=8000, served_name="policy")
     variables = [f"{name}={shlex.quote(value)}" for name, value in serve_environment(options, {}).items()]

@@ -117,8 +117,8 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
     )
     from rllm.gateway.upstream.served import upstream_of
     from rllm.inference.local.loading import load_tokenizer
-    from rllm.inference.vllm.command import vllm_command
-    from rllm.inference.vllm_server import VLLMServer, free_port
+    from rllm.inference.servers.command import vllm_command
+    from rllm.inference.servers.vllm_server import VLLMServer, free_port
     from rllm.parser.tool_prompt import TemplateChoice
 
     refuse_adapter(config.model.path)

@@ -22,8 +22,7 @@ from rllm.capture.side_calls import OWN_KEY
 from rllm.capture.snapshot import snapshot
 from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, shown
-from rllm.inference.continued import continued_prompt, lost_in_prompt
-from rllm.inference.engine import InferenceEngine, ModelOutput
+from rllm.inference.engine import InferenceEngine, ModelOutput, continued_prompt, lost_in_prompt
 from rllm.sdk.context import Call, Frame, Session, current_frame
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call

@@ -23,7 +23,7 @@ from rllm.gateway.normalize import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.redaction import Redact
 from rllm.gateway.trace_writer import DurableWrites, TraceWriter
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
-from rllm.inference.continued import lost_in_prompt
+from rllm.inference.engine import lost_in_prompt
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
 from rllm.types import LOST_KEY, Trace

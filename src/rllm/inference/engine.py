@@ -1,18 +1,23 @@
-"""What an inference engine is: chat messages in, one sampled answer with its exact tokens out."""
+"""Inference engines: chat messages in, one sampled answer with its exact tokens out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
+from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError
-from rllm.types import LogprobsKind, Message
+from rllm.parser.reasoning import join_reasoning
+from rllm.types import LogprobsKind, Message, text_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How one answer is sampled. Every value is sent explicitly, so that no server-side default changes the policy."""
+    """Sampling parameters of one answer. All are sent explicitly, so no server-side default changes the policy."""
 
     temperature: float = 1.0
     """0 is greedy decoding."""
@@ -20,9 +25,9 @@ class SamplingParams:
     top_k: int = -1
     """-1: all tokens."""
     max_tokens: int | None = None
-    """`None`: as many as the context has room for."""
+    """`None`: as many as fit into the context."""
     stop: tuple[str, ...] = ()
-    """The answer's text ends before the first of these strings; their sampled ids stay in the answer's ids."""
+    """The text ends before the first of these strings; their sampled ids stay in the answer's ids."""
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
 
@@ -34,7 +39,7 @@ class SamplingParams:
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any]) -> SamplingParams:
-        """The sampling fields of an OpenAI chat request; other fields are ignored, absent and null ones take defaults.
+        """Read the sampling fields of an OpenAI chat request; absent and null fields take defaults, others are ignored.
 
         Raises:
             ConfigError: if a value has the wrong type or is out of range.
@@ -55,7 +60,7 @@ class SamplingParams:
 
 
 class ParameterError(ConfigError):
-    """A field of a request that cannot be what it is; `param` is its key, see `rllm.inference.parameters`."""
+    """Invalid field of a request; `param` is its key, see `rllm.inference.parameters`."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -67,26 +72,26 @@ def _require(holds: bool, name: str, value: object, remedy: str) -> None:
         raise ParameterError(f"{name}={value!r}: {remedy}", name)
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("use a number")
     return float(value)
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("use an integer")
     return value
 
 
-def _strings(value: Any) -> tuple[str, ...]:
+def _strings(value: str | Sequence[str]) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(item, str) and item for item in strings):
         raise TypeError("use a non-empty string or a list of them")
     return strings
 
 
-_REQUEST_FIELDS: dict[str, Any] = {
+_REQUEST_FIELDS: dict[str, Callable[[Any], object]] = {
     "temperature": _number,
     "top_p": _number,
     "top_k": _integer,
@@ -103,10 +108,10 @@ class ModelOutput:
     """One sampled answer: text for the agent, tokens for the trainer."""
 
     id: str = ""
-    """What the call is filed under (`Trace.id`, `Step.id`) by whoever keeps it: of a server's answer, its id; else empty."""
+    """Key of the call's trace and step (`Trace.id`, `Step.id`): the id of a server's answer, else empty."""
     text: str = ""
-    """The decoded answer, with its special tokens left out. Of a server that tells reasoning apart, with the reasoning in its
-    tags; the tool calls that a server has read are not in it."""
+    """The decoded answer without special tokens. A server that separates reasoning has it put back in its tags; tool calls
+    that a server has parsed are not included."""
     content: str = ""
     """The text without reasoning and tool calls."""
     reasoning: str = ""
@@ -117,22 +122,22 @@ class ModelOutput:
     logprobs: list[float] = field(default_factory=list)
     """One per completion id."""
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Of each completion id, the likeliest ids in its place and their log-probabilities, where these were asked for."""
+    """For each completion id, the likeliest ids in its place with their log-probabilities, if requested."""
     logprobs_kind: LogprobsKind = "unknown"
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls` or `abort`."""
     stop_string: str | None = None
-    """The one that ended it, if one did."""
+    """Stop string that ended the answer, if one did."""
     weight_version: int | None = None
     weight_updates: list[list[int]] = field(default_factory=list)
-    """Where an update of the weights fell into the answer; see `rllm.types.Trace`."""
+    """Positions of weight updates within the answer; see `rllm.types.Trace`."""
     template_hash: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
-    """The sampling parameters that were really used."""
+    """Sampling parameters actually used."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Engines of users may say `None` for what they do not have."""
+        """Replace `None`, which users' engines give for what they lack, by defaults."""
         for item in fields(self):
             if getattr(self, item.name) is None:
                 setattr(self, item.name, item.default if item.default is not MISSING else item.default_factory())  # type: ignore[operator]
@@ -146,7 +151,7 @@ class ModelOutput:
         return len(self.completion_ids)
 
     def to_message(self) -> Message:
-        """The answer as an OpenAI assistant message."""
+        """Return the answer as an OpenAI assistant message."""
         message: Message = {"role": "assistant", "content": self.content or None}
         if not self.tool_calls:
             message["content"] = self.content
@@ -158,51 +163,53 @@ class ModelOutput:
 
 
 class InferenceEngine(Protocol):
-    """Anything that answers chat messages; `RolloutEngine` is the name that users of the rLLM framework know."""
+    """Anything that answers chat messages; users of the rLLM framework know it as `RolloutEngine`."""
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
-        """Sample one answer. `params` are the fields of `SamplingParams`, and request fields an engine may ignore.
+        """Sample one answer. `params` are fields of `SamplingParams`, and request fields that an engine may ignore.
 
         Raises:
             PromptTooLongError: if the prompt leaves no room for an answer.
-            InferenceError: for everything else that the engine refuses or fails.
+            InferenceError: if the engine refuses or fails otherwise.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What a streaming engine has to say since the last delta."""
+    """Output of a streaming engine since the last delta."""
 
     text: str
     """New text of the answer's content."""
     token_ids: list[int]
     logprobs: list[float]
     reasoning: str = ""
-    """New text of its reasoning, which comes before."""
+    """New text of its reasoning, which precedes the content."""
     prompt_ids: Sequence[int] = ()
-    """Of the prompt: with the first delta, from an engine that knows them by then, for the record of a stream that is cut."""
+    """Ids of the prompt, in the first delta, so that a stream that is cut can be recorded."""
     top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
-    """See `ModelOutput`; of each of the token ids."""
+    """See `ModelOutput`."""
 
 
 @runtime_checkable
 class StreamingInferenceEngine(Protocol):
-    """An engine that can also answer piece by piece."""
+    """An engine that can also stream its answer."""
 
     def stream_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
-        """Deltas as they are sampled, then the whole answer as the last item. Text that may still become a tool call
-        or a stop string is held back. Closing the iterator early cancels the generation."""
+        """Yield deltas as they are sampled, then the whole answer as the last item.
+
+        Text that may still become a tool call or a stop string is held back. Closing the iterator cancels the generation.
+        """
         ...
 
 
 @runtime_checkable
 class ContinuingEngine(Protocol):
-    """An engine that can go on from the very tokens of an earlier answer; it takes them as `prompt_token_ids`."""
+    """An engine that can continue from the exact tokens of an earlier answer, given as `prompt_token_ids`."""
 
     def continued_prompt(
         self,
@@ -214,11 +221,15 @@ class ContinuingEngine(Protocol):
         template_kwargs: Mapping[str, Any] | None = None,
         written_on: str = "",
     ) -> list[int]:
-        """`known_ids`, which are the first `num_known` messages as they were sampled, and what the template prints behind
-        them to ask for the next answer.
+        """Return `known_ids` followed by the ids that the template prints for the later messages.
 
-        The agent may have written on behind the last of their answers, which a stop string ended: `written_on` is the end of
-        its content from there on, the stop string included.
+        Args:
+            known_ids: ids of the first `num_known` messages, as they were sampled.
+            messages: all messages of the conversation.
+            num_known: number of messages that `known_ids` holds.
+            tools: tools that the template prints.
+            template_kwargs: further arguments of the template.
+            written_on: text that the agent appended to the last known answer, from the stop string that ended it.
 
         Raises:
             ConfigError: if the template refuses the messages, or cannot be rendered append-only here.
@@ -228,24 +239,98 @@ class ContinuingEngine(Protocol):
 
 @runtime_checkable
 class DetailedEngine(Protocol):
-    """An engine that knows which request fields change its answers, and the bytes of its tokens; takes `top_logprobs`."""
+    """An engine that knows the request fields it honours and the bytes of its tokens; takes `top_logprobs`."""
 
     def check_request(self, request: Mapping[str, Any]) -> None:
-        """Check a chat request for fields without which its answer would be another than the client expects.
+        """Check a chat request for fields that must not be ignored.
 
         Raises:
-            ParameterError: naming the first one that this engine refuses.
+            ParameterError: naming the first field that this engine refuses.
         """
         ...
 
     def ignored(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the fields of a chat request that ask for something and change nothing here, as keys of
-        `rllm.inference.parameters`."""
+        """Return the fields of a chat request that have no effect here, as keys of `rllm.inference.parameters`."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes in UTF-8, which may be a part of a character."""
+        """Return a token's bytes in UTF-8, possibly part of a character."""
         ...
 
 
 RolloutEngine = InferenceEngine
+
+
+def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutput:
+    """Return the first choice of a chat completion; without tokens if those of the answer are unusable.
+
+    Raises:
+        TokenMismatchError: if its ids and log-probabilities contradict each other.
+    """
+    choice = response["choices"][0]
+    message = choice["message"]
+    tokens = tokens_of_choice(response, choice, 0)
+    usable = tokens.problem is None
+    facts = response.get("rllm") or {}
+    usage = response.get("usage") or {}
+    content = text_of(message)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    stop_reason = choice.get("stop_reason")  # vLLM reports a stop token by its id here
+    return ModelOutput(
+        id=str(response.get("id") or ""),
+        text=join_reasoning(reasoning, content),
+        content=content,
+        reasoning=reasoning,
+        tool_calls=message.get("tool_calls") or [],
+        prompt_ids=tokens.prompt_ids if usable else [],
+        completion_ids=tokens.response_ids if usable else [],
+        logprobs=tokens.logprobs if usable else [],
+        logprobs_kind=facts.get("logprobs_kind", "unknown"),
+        finish_reason=choice.get("finish_reason"),
+        stop_string=stop_reason if isinstance(stop_reason, str) else None,
+        weight_version=facts.get("weight_version"),
+        weight_updates=(facts.get("weight_updates") or [[]])[0],
+        template_hash=facts.get("template_hash"),
+        sampling=sampling,
+        metrics={name: float(usage[name]) for name in ("prompt_tokens", "completion_tokens") if usage.get(name)},
+    )
+
+
+def continued_prompt(
+    engine: InferenceEngine,
+    known_ids: Sequence[int],
+    messages: Sequence[Message],
+    num_known: int,
+    request: Mapping[str, Any],
+    *,
+    written_on: str = "",
+) -> list[int] | None:
+    """Continue a prompt with any engine; see `ContinuingEngine`. Tools and template arguments come from the request.
+
+    Returns `None` if the engine takes messages only, or if its template cannot continue from there.
+    """
+    if not isinstance(engine, ContinuingEngine):
+        return None
+    try:
+        return engine.continued_prompt(
+            known_ids,
+            messages,
+            num_known,
+            tools=request.get("tools"),
+            template_kwargs=request.get("chat_template_kwargs"),
+            written_on=written_on,
+        )
+    except ConfigError as error:
+        logger.debug("a conversation of %d messages is rendered again, not continued: %s", len(messages), error)
+        return None
+
+
+def lost_in_prompt(
+    engine: object, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, ...]:
+    """Return the kinds of content that the chat template of an engine or upstream leaves out of the prompt.
+
+    Empty for one that renders nothing here: it has no method `lost`.
+    """
+    lost = getattr(engine, "lost", None)
+    return tuple(lost(messages, tools)) if callable(lost) else ()

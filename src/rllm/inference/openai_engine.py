@@ -15,8 +15,7 @@ import openai
 from rllm._runtime.untrusted import LARGE, parse_json
 from rllm.capture import SAMPLING_FIELDS
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
-from rllm.inference.answers import output_of_answer
-from rllm.inference.engine import ModelOutput, SamplingParams
+from rllm.inference.engine import ModelOutput, SamplingParams, output_of_answer
 from rllm.types import Message
 
 _MAX_ANSWER_BYTES, _MAX_VALUE_BYTES = 64 * LARGE, 512 * LARGE

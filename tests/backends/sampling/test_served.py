@@ -20,8 +20,8 @@ from rllm.backends.sampling.served import ServedSampler
 from rllm.backends.sampling.serving import Served
 from rllm.errors import WeightSyncError
 from rllm.inference.local.loading import LoadedModel
-from rllm.inference.vllm.handover import FileTransfer
-from rllm.inference.vllm_server import VLLMServer
+from rllm.inference.servers.control import FileTransfer
+from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.trainer.config import load_config
 
 from ..model_server import ModelServer

@@ -14,7 +14,7 @@ from transformers import Qwen3Config
 
 from rllm.backends.sampling.serving import Served, check_serving, open_server
 from rllm.errors import ConfigError, MissingDependencyError, WeightSyncError
-from rllm.inference.vllm_server import free_port
+from rllm.inference.servers.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
 
 from ...inference.conftest import build_tokenizer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rllm.errors import WeightSyncError
-from rllm.inference.vllm.control import VLLMControl
+from rllm.inference.servers.control import VLLMControl
 
 NUM_TOKENS = 160
 """More than a block of any prefix cache, so that a cache which was not emptied shows."""

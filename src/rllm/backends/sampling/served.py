@@ -20,8 +20,8 @@ from rllm.errors import InferenceError, WeightSyncError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.local.loading import save_model
-from rllm.inference.vllm.handover import Handover
-from rllm.inference.vllm_server import VLLMServer
+from rllm.inference.servers.control import Handover
+from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.parser.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)

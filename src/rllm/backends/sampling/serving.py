@@ -14,11 +14,11 @@ from rllm.backends.adapter import Adapter
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.sampling.served import ServedSampler
 from rllm.errors import ConfigError
-from rllm.inference.capabilities import check_trainable
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, choose_device, choose_dtype, load_tokenizer
-from rllm.inference.vllm.command import ServeOptions, vllm_command
-from rllm.inference.vllm.handover import choose_handover
-from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.inference.servers.capabilities import check_trainable
+from rllm.inference.servers.command import ServeOptions, vllm_command
+from rllm.inference.servers.control import choose_handover
+from rllm.inference.servers.vllm_server import VLLMServer, free_port
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format
 from rllm.parser.tool_prompt import TemplateChoice

@@ -14,7 +14,6 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.labels import logprobs_of
 from rllm.gateway.upstream.roles import for_template
-from rllm.inference.continued import continued_prompt, lost_in_prompt
 from rllm.inference.engine import (
     ContinuingEngine,
     DetailedEngine,
@@ -23,6 +22,8 @@ from rllm.inference.engine import (
     OutputDelta,
     SamplingParams,
     StreamingInferenceEngine,
+    continued_prompt,
+    lost_in_prompt,
 )
 from rllm.inference.parameters import field_of, log_ignored
 from rllm.types import Message

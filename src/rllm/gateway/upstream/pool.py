@@ -21,7 +21,7 @@ from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.replica import Replica
 from rllm.gateway.upstream.replicas import PoolConfig, ReplicaSet
 from rllm.gateway.upstream.route import Route
-from rllm.inference.continued import lost_in_prompt
+from rllm.inference.engine import lost_in_prompt
 from rllm.types import Message
 
 _MAX_BROKEN_OFF = 2

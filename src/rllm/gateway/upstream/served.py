@@ -22,8 +22,7 @@ from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.gateway.upstream.replicas import PoolConfig
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.inference.answers import output_of_answer
-from rllm.inference.engine import InferenceEngine, ModelOutput
+from rllm.inference.engine import InferenceEngine, ModelOutput, output_of_answer
 from rllm.types import Message
 
 _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)

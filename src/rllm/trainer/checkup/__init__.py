@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rllm.inference.capabilities import Finding
+from rllm.inference.servers.capabilities import Finding
 
 
 def checkup(*, model: str | None, run_dir: Path, port: int) -> list[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rllm._runtime.main_memory import free_memory, total_memory
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
-from rllm.inference.capabilities import Finding
+from rllm.inference.servers.capabilities import Finding
 from rllm.trainer.nodes import gpus_of_driver, nearest_folder, why_unwritable
 
 GB = 1e9

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.inference.capabilities import Finding
+from rllm.inference.servers.capabilities import Finding
 from rllm.types import Message
 
 BYTES_TO_TRAIN = 16

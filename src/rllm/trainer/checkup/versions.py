@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rllm.inference.capabilities import Finding
+from rllm.inference.servers.capabilities import Finding
 
 NEEDED = ("rllm", "torch", "transformers", "tokenizers", "huggingface-hub", "peft")
 """Packages whose requirements must hold for training here."""

@@ -1,7 +1,7 @@
 """Lets a vLLM server take its weights from a safetensors file while it runs.
 
-This is the one file of rllm that vLLM's own processes import: their environment has vLLM and torch, and nothing of rllm. A
-server that has this folder on its PYTHONPATH loads it by `--worker-extension-cls rllm_vllm.Extension`, which registers the
+This is the only file of rllm that vLLM's own processes import: their environment has vLLM and torch but not rllm. A
+server with this folder on its PYTHONPATH loads it by `--worker-extension-cls rllm_vllm.Extension`, which registers the
 weight transfer of `--weight-transfer-config '{"backend": "rllm_file"}'`.
 """
 
@@ -30,7 +30,7 @@ class NoInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Where the new weights are."""
+    """Location of the new weights."""
 
     path: str
 
@@ -42,13 +42,13 @@ class FileTransfer(WeightTransferEngine):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """There is nothing to connect."""
+        """Do nothing: a file needs no connection."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The inherited one waits for the accelerator, which a CPU has not.
+        # The inherited method waits for an accelerator, which a CPU does not have.
         self.receive_weights(self.parse_update_info(update_info))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -61,19 +61,19 @@ class FileTransfer(WeightTransferEngine):
         _repack_tied_head(self.model)
 
     def shutdown(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: nothing is held."""
 
 
 class Extension:
-    """Methods that `/collective_rpc` finds on every worker."""
+    """Methods that `/collective_rpc` calls on every worker."""
 
     def rllm_backend(self) -> dict[str, Any]:
-        """Whether weights can be handed over as a file."""
+        """Return the name of the weight transfer."""
         config = self.vllm_config.weight_transfer_config  # type: ignore[attr-defined]
         return {"backend": None if config is None else config.backend}
 
     def rllm_bits(self) -> dict[str, Any]:
-        """Of each tensor of weights its shape, its type, and the sum of its bits as integers."""
+        """Return each weight's shape, type, and the sum of its bits as integers."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         return {
             name: [list(weight.shape), str(weight.dtype), _bits(weight)] for name, weight in model.named_parameters()
@@ -92,8 +92,8 @@ def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _repack_tied_head(model: Any) -> None:
-    """On CPUs an output head that shares the embedding keeps a packed copy of it, which a reload leaves as it was."""
-    model = getattr(model, "language_model", model)  # of one with images
+    """Refresh the packed copy of the embedding that a tied output head keeps on CPUs; a reload does not."""
+    model = getattr(model, "language_model", model)  # of a model with images
     if not current_platform.is_cpu() or not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return
     head = _inner(getattr(model, "lm_head", None))
@@ -104,7 +104,7 @@ def _repack_tied_head(model: Any) -> None:
 
 
 def _inner(layer: Any) -> Any:
-    """The layer itself, where LoRA has wrapped it."""
+    """Return the layer that LoRA has wrapped, or the layer itself."""
     return getattr(layer, "base_layer", layer)
 
 

@@ -1,4 +1,4 @@
-"""A server as a process of ours: started under a guard, its output in a file, stopped with all that it started."""
+"""A server's process: started under a guard, logging to a file, stopped with everything it started."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from rllm._runtime.forks import no_fork_meanwhile
-from rllm.inference.vllm import guard
+from rllm.inference.servers import guard
 
 _TAIL_BYTES = 4000
 _LINE_CHARS = 400
 _ERROR = re.compile(r"(?:Error|Exception|[Ee]rror)[:,] |not supported|unrecognized arguments")
+# Errors that do not state their cause, and warnings that look like errors.
 _FOLLOWS = re.compile(r"EngineDeadError|See stack trace|failed to automatically increase")
-"""Errors that say nothing of their cause, and warnings that look like errors."""
 _STOP_TIMEOUT_S = guard.STOP_TIMEOUT_S + 10.0
 
 REMEDIES = {
@@ -26,8 +26,8 @@ REMEDIES = {
     r"Model architectures? .* (?:is|are) not supported|No model architectures|does not recognize this architecture|"
     r"Cannot find model module": "this vLLM does not know the model: use another version of it (vllm.command), or "
     "model.engine=embedded",
-    r"[Hh]ead[ _]size.*not supported|Unsupported head size|Unsupported CPU attention configuration": "vLLM has no attention for this "
-    "model's head size here: train it with model.engine=embedded",
+    r"[Hh]ead[ _]size.*not supported|Unsupported head size|Unsupported CPU attention configuration": "vLLM has no "
+    "attention for this model's head size here: train it with model.engine=embedded",
     r"Free memory on device|No available memory for the cache blocks|out of memory|OutOfMemoryError|"
     r"Not enough memory": "it does not fit into memory: lower vllm.gpu_memory or model.max_length; on a CPU set the "
     "environment variable VLLM_CPU_KVCACHE_SPACE (GiB) lower",
@@ -38,16 +38,23 @@ REMEDIES = {
     r"is greater than the derived max_model_len": "the model has no room for so many tokens: lower model.max_length",
     r"PackageNotFoundError|No package metadata": "vLLM's environment has no metadata of a package `vllm`: reinstall it",
 }
-"""What a log says, and what helps."""
+"""Remedies, keyed by a pattern of the log."""
 
 
 class ServerProcess:
-    """A program that serves until it is stopped, or until this process ends in whatever way."""
+    """A program that serves until it is stopped, or until this process ends for any reason."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, scratch: Path | None = None
     ) -> None:
-        """Start it; its output is appended to `log`, and `scratch` is removed if we die."""
+        """Start the program.
+
+        Args:
+            command: program and arguments.
+            environment: all of its environment variables.
+            log: file that its output is appended to.
+            scratch: folder that is removed if this process dies.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
@@ -66,34 +73,33 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the guard, which leads the process group."""
+        """Process id of the guard, which leads the process group."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """`None` while it runs."""
+        """Exit code; `None` while the program runs."""
         return self._process.poll()
 
     def tail(self) -> str:
-        """The end of what it has said."""
+        """Return the end of its output."""
         with self.log.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(self._log_start, size - _TAIL_BYTES))
             return file.read().decode(errors="replace")
 
     def why_it_ended(self) -> str:
-        """What its log says about it, and what helps."""
+        """Return the cause of its end according to its log, and the remedy if it is known."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
-            said = file.read().decode(errors="replace")
-        errors = [line for line in said.split("\n") if _ERROR.search(line) and not _FOLLOWS.search(line)]
-        known = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
-        helps = f"{known}. " if known else ""
-        first = "".join(f"It said: {line.strip()[-_LINE_CHARS:]}\n" for line in errors[:2])
-        return f"{helps}{first}The end of its log ({self.log}):\n{self.tail().rstrip()}"
+            output = file.read().decode(errors="replace")
+        errors = [line for line in output.split("\n") if _ERROR.search(line) and not _FOLLOWS.search(line)]
+        remedy = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
+        first = "".join(f"Its log has: {line.strip()[-_LINE_CHARS:]}\n" for line in errors[:2])
+        return f"{f'{remedy}. ' if remedy else ''}{first}The end of its log ({self.log}):\n{self.tail().rstrip()}"
 
     def stop(self) -> None:
-        """End it and all that it started. Repeatable."""
+        """End the program and everything that it started. Repeatable."""
         if self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):

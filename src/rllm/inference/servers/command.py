@@ -1,4 +1,4 @@
-"""The command line and the environment of a `vllm serve` whose answers can be trained on."""
+"""Command line and environment of a `vllm serve` whose answers can be trained on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from rllm.errors import ConfigError, MissingDependencyError
 
 PLUGIN = Path(__file__).with_name("plugin")
-"""What vLLM's own processes import of ours."""
+"""Folder that vLLM's own processes import from."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The `--max-lora-rank`s that vLLM knows."""
-_OURS = {
+"""Values that vLLM accepts for `--max-lora-rank`."""
+_MANAGED_FLAGS = {
     "--model": "model.path",
     "--served-model-name": "nothing: the name follows from the run",
     "--host": "nothing: it listens on this machine only",
@@ -36,12 +36,12 @@ _OURS = {
     "--enable-lora": "model.lora_rank",
     "--max-lora-rank": "model.lora_rank",
     "--enable-sleep-mode": "vllm.sleep",
-    "--worker-extension-cls": "nothing: weights are handed over by rllm's own",
-    "--weight-transfer-config": "nothing: weights are handed over by rllm's own",
+    "--worker-extension-cls": "nothing: weights are transferred by rllm's own",
+    "--weight-transfer-config": "nothing: weights are transferred by rllm's own",
 }
-"""Flags that are made here, and the settings that decide them."""
+"""Flags that are set here, and the settings that determine them."""
 _TOOL_PARSERS = {"qwen": "hermes", "deepseek_r1": "deepseek_v3", "r1": "deepseek_v3", "harmony": "openai"}
-"""What vLLM calls formats for which we have another name."""
+"""vLLM's names of formats that have another name here."""
 _DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the trainer gets that one
@@ -52,7 +52,7 @@ _ON_CPU = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What is served, and how."""
+    """Model to serve, and how."""
 
     model: str
     """Folder or hub id."""
@@ -62,39 +62,42 @@ class ServeOptions:
     max_length: int | None = None
     tool_parser: str = "hermes"
     chat_template: str | None = None
-    """File of a template that replaces the model's own."""
+    """File with a template that replaces the model's own."""
     reasoning_parser: str | None = None
     lora_rank: int = 0
-    """The rank of the adapters that it will be given; 0 serves the model itself."""
+    """Rank of the adapters that it will receive; 0 serves the model itself."""
     gpu_memory: float | None = None
-    """The share of each GPU's memory that it takes; `None` leaves it to vLLM."""
+    """Share of each GPU's memory to use; `None` leaves it to vLLM."""
     sleeps: bool = False
-    """Whether it can give the GPU's memory back while it rests."""
+    """Whether the server can release GPU memory while it is idle."""
     devices: str | None = None
-    """For CUDA_VISIBLE_DEVICES."""
+    """Value of CUDA_VISIBLE_DEVICES."""
     on_cpu: bool = False
     extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for argument in self.extra_args:
             if (flag := _decided_flag(argument)) is not None:
-                raise ConfigError(f"vllm.args={argument!r}: what decides {flag} is {_OURS[flag]}")
+                raise ConfigError(f"vllm.args={argument!r}: {flag} is determined by {_MANAGED_FLAGS[flag]}")
 
 
 def _decided_flag(argument: str) -> str | None:
-    """The flag of ours that vLLM reads in an argument, if there is one: it takes underscores for dashes, any beginning of a name
-    for the whole, `--no-` for the opposite, and what follows a dot for a part of the value."""
+    """Return the managed flag that vLLM reads in an argument, if any.
+
+    vLLM takes underscores for dashes, any prefix of a flag for the whole, `--no-` for the opposite, and the text after a
+    dot for a member of the value.
+    """
     flag = argument.partition("=")[0].partition(".")[0].replace("_", "-")
     for name in (flag, flag.replace("--no-", "--", 1)):
-        found = next((ours for ours in _OURS if ours.startswith(name)), None)
+        found = next((managed for managed in _MANAGED_FLAGS if managed.startswith(name)), None)
         if found is not None and len(name) > len("--"):
             return found
     return None
 
 
 def serve_arguments(options: ServeOptions) -> list[str]:
-    """The arguments behind `vllm`."""
-    # An adapter is what calls ask for by the policy's name; the model below it gets another one.
+    """Return the arguments that follow `vllm`."""
+    # Calls ask for the adapter by the policy's name, so the base model needs another one.
     base_name = f"{options.served_name}-base" if options.lora_rank else options.served_name
     given: dict[str, str | None] = {
         "--served-model-name": base_name,
@@ -119,20 +122,19 @@ def serve_arguments(options: ServeOptions) -> list[str]:
     if options.sleeps:
         given["--enable-sleep-mode"] = None
     if options.on_cpu and not any("chunked-prefill" in argument for argument in options.extra_args):
-        given["--no-enable-chunked-prefill"] = (
-            None  # on CPUs, vLLM 0.32 dies of a seeded call whose prompt comes in chunks
-        )
+        # On CPUs, vLLM 0.32 crashes on a seeded call whose prompt comes in chunks.
+        given["--no-enable-chunked-prefill"] = None
     if options.lora_rank:
-        given |= {"--enable-lora": None, "--max-lora-rank": str(_room_for(options.lora_rank))}
+        given |= {"--enable-lora": None, "--max-lora-rank": str(_max_rank_for(options.lora_rank))}
     words = [word for flag, value in given.items() for word in ((flag,) if value is None else (flag, value))]
     return ["serve", options.model, *words, *options.extra_args]
 
 
 def serve_environment(options: ServeOptions, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the server: `base` (default: ours), and what the user has not decided in it."""
+    """Return the server's environment: `base` (default: this process's), with defaults for variables that it lacks."""
     base = os.environ if base is None else base
     environment = {**_DEFAULT_ENVIRONMENT, **(_ON_CPU if options.on_cpu else {}), **base}
-    # Our own packages are not those of the server's environment; it needs one file of ours.
+    # The server has packages of its own; of rllm it needs one file.
     environment["PYTHONPATH"] = str(PLUGIN)
     environment["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that take new weights; it listens on this machine only
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -142,11 +144,11 @@ def serve_environment(options: ServeOptions, base: Mapping[str, str] | None = No
 
 
 def vllm_command(setting: str | None) -> list[str]:
-    """The program that starts vLLM: the one named, else the one of this environment or of the PATH.
+    """Return the program that starts vLLM: the one named, else that of this environment or of the PATH.
 
     Raises:
-        ConfigError: if the one named is not there.
-        MissingDependencyError: if there is none.
+        ConfigError: if the one named does not exist.
+        MissingDependencyError: if vLLM is not installed.
     """
     if setting is not None:
         words = shlex.split(setting)
@@ -162,13 +164,13 @@ def vllm_command(setting: str | None) -> list[str]:
     if (found := shutil.which("vllm")) is not None:
         return [found]
     raise MissingDependencyError(
-        "model.engine=vllm needs vLLM, which is not installed here: pip install vllm, at best in an environment of its own, "
+        "model.engine=vllm needs vLLM, which is not installed here: run pip install vllm, preferably in an environment of its own, "
         "and name its program, as in vllm.command=/opt/vllm/bin/vllm; or join a server with vllm.url=http://HOST:PORT/v1"
     )
 
 
-def _room_for(rank: int) -> int:
-    """The least rank that vLLM can be told to expect and that holds this one.
+def _max_rank_for(rank: int) -> int:
+    """Return the smallest `--max-lora-rank` that holds this rank.
 
     Raises:
         ConfigError: if there is none.

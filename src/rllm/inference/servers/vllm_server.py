@@ -1,4 +1,4 @@
-"""A vLLM server that is started, or joined, and kept alive: `vllm serve` with what exact capture needs."""
+"""A vLLM server with exact token capture: started or joined, watched, and restarted when it dies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from rllm.errors import ConfigError, InferenceError, RLLMError
-from rllm.inference.sglang.control import control_of
-from rllm.inference.vllm.command import ServeOptions, serve_arguments, serve_environment
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.process import ServerProcess
+from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
+from rllm.inference.servers.control import VLLMControl, control_of
+from rllm.inference.servers.process import ServerProcess
 
 logger = logging.getLogger(__name__)
 
 _ENDING_S = 5.0
-"""How long a process may take to end that no longer answers at its port."""
+"""Seconds that a process may take to end after it stops answering."""
 _START_POLL_S = 0.1
 _SLOW_S = 30.0
+"""Seconds before a check times out."""
 _MAX_SLOW = 5
-"""So many unanswered questions in a row, of 30 s each, mean that a server hangs."""
+"""Checks in a row that may time out before the server counts as hung."""
 
 
 class VLLMServer:
-    """One server. While `watch` is on, a server that is gone, or that has forgotten its weights, is brought back."""
+    """One server. While `watch` is on, a server that died or lost its weights is restored."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class VLLMServer:
         max_restarts: int = 2,
         watch_interval_s: float = 1.0,
     ) -> None:
-        """Use `start` or `join`, which hand on what they do not name.
+        """Prefer `start` or `join`, which pass on the arguments that they do not name.
 
         Args:
-            control: of the server.
-            spawn: starts it; `None` for one that is not ours.
-            start_timeout_s: how long a start may take, or how long a server that is not ours may be gone.
-            max_restarts: how often it is brought back.
-            watch_interval_s: how often `watch` looks.
+            control: client of the server.
+            spawn: starts the process; `None` for a server that was joined.
+            start_timeout_s: seconds that a start may take, or that a joined server may be gone.
+            max_restarts: restarts before the server is given up.
+            watch_interval_s: seconds between two checks of `watch`.
         """
         self.control = control
         self.failure: Exception | None = None
-        """Why it will not come back."""
+        """Reason why the server is given up; `None` while it is not."""
         self.num_restarts = 0
         self.start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
@@ -75,18 +75,18 @@ class VLLMServer:
         scratch: Path | None = None,
         **watching: Any,
     ) -> Self:
-        """Start a server, and wait until it takes calls.
+        """Start a server and wait until it takes calls.
 
         Args:
-            options: what is served, and how.
-            command: the program, see `command.vllm_command`.
-            log: the file that its output is appended to.
-            scratch: a folder that is removed if this process is killed.
+            options: model to serve, and how.
+            command: program, see `command.vllm_command`.
+            log: file that its output is appended to.
+            scratch: folder that is removed if this process is killed.
             **watching: see `VLLMServer`.
 
         Raises:
             ConfigError: if the port is in use.
-            InferenceError: if it ends, or is not healthy in time; with the end of its log, and what helps.
+            InferenceError: if it ends or is not healthy in time; with the end of its log and the remedy.
         """
         _check_port(options.port)
         arguments = [*command, *serve_arguments(options)]
@@ -106,66 +106,66 @@ class VLLMServer:
 
     @classmethod
     def join(cls, url: str, *, api_key: str | None = None, **watching: Any) -> Self:
-        """Take up a server that runs, vLLM's or SGLang's.
+        """Connect to a running server, vLLM or SGLang.
 
         Args:
-            url: its address, up to and including `/v1`.
+            url: address up to and including `/v1`.
             api_key: its key, if it needs one.
             **watching: see `VLLMServer`.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if no such server answers.
         """
         try:
             server = cls(control_of(url, api_key=api_key), **watching)
             server.control.models()
         except (InferenceError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"vllm.url={url!r}: there is no vLLM server ({error}): see whether it is running, and whether the address "
-                "goes up to and including /v1"
+                f"vllm.url={url!r}: no vLLM server answers there ({error}): check that it is running, and that the "
+                "address goes up to and including /v1"
             ) from error
         server._set_ready(True)
         return server
 
     @property
     def url(self) -> str:
-        """Up to and including `/v1`."""
+        """URL up to and including `/v1`."""
         return self.control.base_url
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers with the weights that it was given last."""
+        """Whether it answers with the weights that it received last."""
         return self._ready
 
     @property
     def pid(self) -> int | None:
-        """Of the process group that was started; `None` for a server that was joined."""
+        """Process group that was started; `None` for a server that was joined."""
         return None if self._process is None else self._process.pid
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Inside, its weights may be changed; it is not brought back meanwhile."""
+        """Allow changes of its weights inside; it is not restarted meanwhile."""
         with self._changing:
             yield
 
     def expect(self, marker: str) -> None:
-        """What `weight_version` is to say from now on; a server that says something else has forgotten its weights."""
+        """Set the `weight_version` to expect; a server with another one has lost its weights."""
         self._expected = marker
 
     def watch(self, recover: Callable[[], None]) -> None:
-        """Bring it back where it is gone, from a thread.
+        """Restore the server from a thread whenever it is gone.
 
         Args:
-            recover: gives the weights back to a server that has started anew, and proves that it has them.
+            recover: sends the weights to a restarted server and proves that they arrived.
         """
         self._watcher = threading.Thread(target=self._watch, args=(recover,), name="rllm vllm watch", daemon=True)
         self._watcher.start()
 
     def await_ready(self) -> None:
-        """Wait until it is back, if it is gone.
+        """Wait until the server is restored, if it is gone.
 
         Raises:
-            InferenceError: if it will not come back.
+            InferenceError: if it was given up.
         """
         if self.is_gone():
             self._set_ready(False)
@@ -177,10 +177,10 @@ class VLLMServer:
                 lambda: self._ready or self.failure is not None, timeout=self.start_timeout_s * (self._max_restarts + 1)
             )
         if not back or self.failure is not None:
-            raise InferenceError(f"vLLM is gone: {self.failure or 'it did not come back in time'}", status_code=503)
+            raise InferenceError(f"vLLM is gone: {self.failure or 'it was not restored in time'}", status_code=503)
 
     def close(self) -> None:
-        """Stop it, if it was started here. Repeatable."""
+        """Stop the server if it was started here. Repeatable."""
         self._closing.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(timeout=_SLOW_S)
@@ -189,7 +189,7 @@ class VLLMServer:
             self._process.stop()
 
     def is_gone(self) -> bool:
-        """Whether it has ended, or has forgotten its weights. A server that is slow is there."""
+        """Return whether it has ended or lost its weights. A slow server is not gone."""
         if self._process is not None and self._process.exit_code is not None:
             return True
         try:
@@ -209,19 +209,25 @@ class VLLMServer:
                     if not self._closing.is_set() and self.is_gone():
                         self._set_ready(False)
                         self._recover(recover)
-        except Exception as error:  # whoever waits for the server has to hear of it
+        except Exception as error:  # those who wait for the server must be woken
             self._give_up(error)
 
     def _recover(self, recover: Callable[[], None]) -> None:
-        """Start it until it is as it was.
+        """Start it until it has its weights again.
 
         Raises:
-            InferenceError: if it was started as often as it may be.
+            InferenceError: if `max_restarts` is used up.
         """
         problem = self._why_it_is_gone()
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
-            logger.warning("vLLM at %s is gone (%s): start %d of %d", *self._names(problem))
+            logger.warning(
+                "vLLM at %s is gone (%s): restart %d of %d",
+                self.url,
+                problem.partition("\n")[0],
+                self.num_restarts,
+                self._max_restarts,
+            )
             try:
                 self._bring_up()
                 recover()
@@ -253,11 +259,8 @@ class VLLMServer:
             self.failure = error
             self._state.notify_all()
 
-    def _names(self, problem: str) -> tuple[str, str, int, int]:
-        return self.url, problem.partition("\n")[0], self.num_restarts, self._max_restarts
-
     def _bring_up(self) -> None:
-        """Start it, if it is ours, and wait until it takes calls."""
+        """Start it unless it was joined, and wait until it takes calls."""
         if self._spawn is not None:
             if self._process is not None:
                 self._process.stop()
@@ -265,12 +268,14 @@ class VLLMServer:
         deadline = time.monotonic() + self.start_timeout_s
         while not self.control.is_healthy():
             if self._process is not None and (code := self._process.exit_code) is not None:
-                raise InferenceError(f"vLLM ended with exit code {code} as it started. {self._process.why_it_ended()}")
+                raise InferenceError(
+                    f"vLLM ended with exit code {code} while it started. {self._process.why_it_ended()}"
+                )
             if time.monotonic() >= deadline:
                 log = "" if self._process is None else f" {self._process.why_it_ended()}"
                 raise InferenceError(
                     f"vLLM at {self.url} was not healthy within vllm.start_timeout_s={self.start_timeout_s:g}: raise it "
-                    f"if the model is large, or see what keeps it.{log}"
+                    f"if the model is large, or look for the cause in its log.{log}"
                 )
             if self._closing.wait(_START_POLL_S):
                 raise InferenceError("vLLM was stopped while it started")
@@ -282,7 +287,7 @@ class VLLMServer:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

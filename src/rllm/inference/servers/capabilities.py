@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server can do for training, found out by asking it: nothing is believed for its name."""
+"""Probes of an OpenAI-compatible server: each capability that training needs is tried, never assumed from a name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError, InferenceError, TokenMismatchError, counted
-from rllm.inference.sglang.control import control_of
-from rllm.inference.vllm.control import VLLMControl
-from rllm.inference.vllm.handover import choose_handover
+from rllm.inference.servers.control import VLLMControl, choose_handover, control_of
 
 _NUM_TOKENS = 6
 _MESSAGES = [{"role": "user", "content": "Count from one to ten."}]
@@ -19,26 +17,26 @@ _TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"typ
 _UNTOUCHED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 _LOW_TEMPERATURE = 0.5
 _NEAR = 0.25
-"""How far a measured ratio may be from what it should be: log-probabilities come rounded."""
+"""Allowed error of a measured ratio: servers round log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that a server can do, or cannot."""
+    """Result of one check."""
 
     name: str
     ok: bool
     said: str
-    """What was seen."""
+    """Observation."""
     needed: bool = True
-    """Whether training cannot work without it."""
+    """Whether training is impossible without it."""
     fix: str = ""
-    """What helps, in one line; empty where nothing is wrong."""
+    """Remedy in one line; empty where nothing is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What was found out about a server."""
+    """Findings about a server."""
 
     url: str
     model: str | None
@@ -46,12 +44,12 @@ class Capabilities:
 
     @property
     def can_train(self) -> bool:
-        """Whether nothing is missing that training needs."""
+        """Whether everything that training needs is there."""
         return all(finding.ok for finding in self.findings if finding.needed)
 
     @property
     def missing(self) -> list[Finding]:
-        """What training needs, and is not there."""
+        """Findings that rule training out."""
         return [finding for finding in self.findings if finding.needed and not finding.ok]
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,13 +57,13 @@ class Capabilities:
 
 
 def probe(url: str, *, model: str | None = None, api_key: str | None = None, temperature: float = 1.0) -> Capabilities:
-    """Ask a server for a few short answers.
+    """Probe a server with a few short calls.
 
     Args:
-        url: up to and including `/v1`.
-        model: the one to ask for; `None` takes the first that is served.
-        api_key: the server's, if it needs one.
-        temperature: that of the training that is planned; only at 1 do raw log-probabilities do.
+        url: address up to and including `/v1`.
+        model: name to ask for; `None` takes the first that is served.
+        api_key: the server's key, if it needs one.
+        temperature: planned sampling temperature; raw log-probabilities suffice only at 1.
 
     Raises:
         ConfigError: if the URL is not a web address.
@@ -75,8 +73,8 @@ def probe(url: str, *, model: str | None = None, api_key: str | None = None, tem
         control = control_of(url, api_key=api_key)
         served = control.models()
     except (InferenceError, KeyError, TypeError, AttributeError) as error:
-        fix = "see whether the server is running, whether the address goes up to and including /v1, and its key"
-        unreachable = Finding(name="models", ok=False, said=f"it does not list any: {error}", fix=fix)
+        fix = "check that the server is running, that the address goes up to and including /v1, and the key"
+        unreachable = Finding(name="models", ok=False, said=f"the list cannot be read: {error}", fix=fix)
         return Capabilities(url=control.base_url, model=model, findings=[unreachable])
     name = model or next(iter(served), None)
     known = name in served
@@ -93,7 +91,7 @@ def check_trainable(url: str, *, model: str | None = None, api_key: str | None =
     """Refuse a server that cannot be trained with.
 
     Raises:
-        ConfigError: naming what is missing, and what helps.
+        ConfigError: naming each missing capability and its remedy.
     """
     found = probe(url, model=model, api_key=api_key, temperature=temperature)
     if not found.can_train:
@@ -107,14 +105,14 @@ class _Server:
     model: str
 
     def chat(self, **options: Any) -> dict[str, Any]:
-        """One short answer."""
+        """Return a short chat completion."""
         body = {"model": self.model, "messages": _MESSAGES, "max_tokens": _NUM_TOKENS, **options}
         answer: dict[str, Any] = self.control.post("/v1/chat/completions", body)
         return answer
 
 
 def _answered(ask: Callable[[_Server], Finding], server: _Server) -> Finding:
-    """The finding; a server that fails in between is one, too."""
+    """Return the finding; an error of the server becomes one, too."""
     try:
         return ask(server)
     except (InferenceError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -124,12 +122,12 @@ def _answered(ask: Callable[[_Server], Finding], server: _Server) -> Finding:
 
 
 def _tokens(server: _Server) -> Finding:
-    """Ids and log-probabilities of an answer."""
+    """Check ids and log-probabilities of an answer."""
     name, fix = "token ids", "use a server that returns token ids and log-probabilities, such as vLLM 0.10.2 or newer"
     try:
         answer = server.chat(logprobs=True, return_token_ids=True, **_UNTOUCHED)
     except InferenceError as error:
-        return Finding(name=name, ok=False, said=f"it refuses to be asked for them: {error}", fix=fix)
+        return Finding(name=name, ok=False, said=f"it refuses the request: {error}", fix=fix)
     try:
         tokens = tokens_of_choice(answer, answer["choices"][0], 0)
     except TokenMismatchError as error:
@@ -140,15 +138,15 @@ def _tokens(server: _Server) -> Finding:
 
 
 def _streamed(server: _Server) -> Finding:
-    """The same of a streamed answer."""
+    """Check ids and log-probabilities of a streamed answer."""
     body = {"logprobs": True, "return_token_ids": True, "stream": True, **_UNTOUCHED}
-    fix = "agents that stream cannot be trained with it: use a newer server, or let them not stream"
+    fix = "agents that stream cannot be trained with it: use a newer server, or turn streaming off in the agent"
     try:
-        said = server.control.post("/v1/chat/completions", {**_request(server), **body})
+        events = server.control.post("/v1/chat/completions", {**_request(server), **body})
     except InferenceError as error:
         return Finding(name="streamed ids", ok=False, said=str(error), needed=False, fix=fix)
     chunks = [
-        json.loads(line[5:]) for line in str(said).split("\n") if line.startswith("data:") and "[DONE]" not in line
+        json.loads(line[5:]) for line in str(events).split("\n") if line.startswith("data:") and "[DONE]" not in line
     ]
     choices = [choice for chunk in chunks for choice in chunk.get("choices") or ()]
     num_ids = sum(len(choice.get("token_ids") or ()) for choice in choices)
@@ -166,11 +164,11 @@ def _streamed(server: _Server) -> Finding:
 
 
 def _token_prompts(server: _Server) -> Finding:
-    """Prompts of token ids, which later turns go on with."""
+    """Check that prompts can be token ids, from which later turns continue."""
     answer = server.chat(logprobs=True, return_token_ids=True, **_UNTOUCHED)
     ids = tokens_of_choice(answer, answer["choices"][0], 0).prompt_ids
     fix = (
-        "later turns are rendered anew and forked, which costs training data: use a server with /v1/completions for ids"
+        "later turns are rendered again and fork, which costs training data: use a server with /v1/completions for ids"
     )
     try:
         body = {"model": server.model, "prompt": ids, "max_tokens": 1, "return_token_ids": True, "logprobs": 0}
@@ -179,30 +177,30 @@ def _token_prompts(server: _Server) -> Finding:
         return Finding(name="token-id prompts", ok=False, said=str(error), needed=False, fix=fix)
     ok = bool(ids) and echoed == ids
     said = (
-        f"{len(ids)} ids were taken as they are" if ok else f"it was asked with {ids[:5]}..., and says {echoed!r:.60}"
+        f"{len(ids)} ids were taken as they are" if ok else f"the request had {ids[:5]}..., the answer {echoed!r:.60}"
     )
     return Finding(name="token-id prompts", ok=ok, said=said, needed=False, fix="" if ok else fix)
 
 
 def _tools(server: _Server) -> Finding:
-    """Tools that the model may call."""
+    """Check that tools can be offered."""
     try:
         server.chat(tools=[_TOOL], tool_choice="auto")
     except InferenceError as error:
         fix = "agents with tools need them: vLLM takes --enable-auto-tool-choice --tool-call-parser hermes (or the model's)"
         return Finding(name="tools", ok=False, said=str(error), needed=False, fix=fix)
-    return Finding(name="tools", ok=True, said="they may be offered", needed=False)
+    return Finding(name="tools", ok=True, said="accepted", needed=False)
 
 
 def _choices(server: _Server) -> Finding:
-    """Several answers of one call."""
+    """Check that one call can have several answers."""
     number = len(server.chat(n=2)["choices"])
-    fix = "" if number == 2 else "agents that ask for several answers get one: let them ask as often"
+    fix = "" if number == 2 else "agents that ask for several answers get one: let them make several calls"
     return Finding(name="n > 1", ok=number == 2, said=f"{counted(number, 'answer')} to n=2", needed=False, fix=fix)
 
 
 def _kind(server: _Server, temperature: float) -> Finding:
-    """Whether log-probabilities are those of what was sampled from: at half the temperature, differences are twice as large."""
+    """Check that log-probabilities are those of the sampling distribution: at half the temperature, they differ twice as much."""
     warm, cold = (_alternatives(server, each) for each in (1.0, _LOW_TEMPERATURE))
     common = sorted(warm.keys() & cold.keys(), key=lambda token: warm[token])
     name, fix = (
@@ -210,7 +208,7 @@ def _kind(server: _Server, temperature: float) -> Finding:
         "vLLM: --logprobs-mode processed_logprobs; else train at rollout.temperature=1",
     )
     if len(common) < 2 or (spread := warm[common[-1]] - warm[common[0]]) < 1e-3:
-        return Finding(name=name, ok=False, said="it cannot be measured", needed=temperature != 1.0, fix=fix)
+        return Finding(name=name, ok=False, said="not measurable", needed=temperature != 1.0, fix=fix)
     ratio = (cold[common[-1]] - cold[common[0]]) / spread
     seen = f"at temperature {_LOW_TEMPERATURE:g} they differ {ratio:.2f} times as much as at 1"
     if abs(ratio - 1 / _LOW_TEMPERATURE) < _NEAR:
@@ -220,7 +218,7 @@ def _kind(server: _Server, temperature: float) -> Finding:
 
 
 def _weights(server: _Server) -> Finding:
-    """Whether it takes new weights while it runs."""
+    """Check that weights can be updated while the server runs."""
     try:
         handover = choose_handover(server.control, lora=False)
     except ConfigError as error:
@@ -234,8 +232,8 @@ def _request(server: _Server) -> dict[str, Any]:
 
 
 def _alternatives(server: _Server, temperature: float) -> dict[str, float]:
-    """The likeliest first tokens of an answer, with their log-probabilities."""
+    """Return the likeliest first tokens of an answer, with their log-probabilities."""
     options = {"logprobs": True, "top_logprobs": 5, **_UNTOUCHED, "temperature": temperature, "max_tokens": 1}
     content: Sequence[Mapping[str, Any]] = server.chat(**options)["choices"][0]["logprobs"]["content"]
-    # Some servers name what they cannot show by an empty text.
+    # Some servers use an empty text for tokens that they cannot decode.
     return {entry["token"]: entry["logprob"] for entry in content[0]["top_logprobs"] if entry["token"]}

@@ -1,9 +1,9 @@
-"""The program between us and a server that we start: when we are gone, however that came about, the server goes, too.
+"""Guard process between rllm and a server that it starts: ends the server when the starting process dies.
 
     python -I guard.py SCRATCH COMMAND...
 
-It leads a process group of its own, and reads a pipe that nobody writes to: the end of the pipe is the end of whoever started
-it. SCRATCH is a folder that is then removed. It imports nothing of ours.
+It leads a process group of its own and reads a pipe that is never written to: the pipe ends when the starting process does.
+The folder SCRATCH is then removed. This file imports nothing of rllm.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Stopped(Exception):
-    """Somebody wants the server to end."""
+    """The server was asked to end."""
 
 
 def main(scratch: str, command: list[str]) -> int:
-    """Run the command until it ends, or until it is to be ended; returns its exit code."""
+    """Run the command until it ends or is stopped; return its exit code."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -32,13 +32,13 @@ def main(scratch: str, command: list[str]) -> int:
     try:
         code = process.wait()
     except Stopped:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever is impatient must not end us before the server
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not end the guard before the server
         process.terminate()
         try:
             code = process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-    # What the server started itself may not have noticed.
+    # Processes that the server started may still be running.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     if code == -signal.SIGKILL:

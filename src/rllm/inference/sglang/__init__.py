@@ -1,1 +1,0 @@
-"""SGLang servers that run already: what they are asked and told beside their answers."""
