@@ -5,5 +5,4 @@
 * `servers/`: vLLM and SGLang as separate programs.
 * `openai_engine.py`: any OpenAI-compatible endpoint as an engine.
 * `parameters.py`: effect of each request field on the embedded engine.
-* `seeds.py`: seeds of calls, by content and not by order.
 """
