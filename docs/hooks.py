@@ -215,7 +215,7 @@ PACKAGES = (
     "rllm.environments",
     "rllm.workflows",
     "rllm.rewards",
-    "rllm.rewards.judged",
+    "rllm.rewards.scoring",
     "rllm.tools",
     "rllm.tools.sandbox",
     "rllm.tools.local_search",

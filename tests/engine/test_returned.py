@@ -9,7 +9,7 @@ import pytest
 
 from rllm.engine.returned import check_promise, episode_from
 from rllm.errors import AgentError, ConfigError
-from rllm.rewards.judged import judged
+from rllm.rewards.scoring import with_reward
 from rllm.sdk import trajectory
 from rllm.types import UNSCORED, Episode, Step, Trajectory, is_scored
 
@@ -133,5 +133,5 @@ def test_a_function_that_promises_text_is_refused_before_it_runs(function: Any) 
 
 
 def test_what_a_decorator_makes_of_text_may_be_scored() -> None:
-    for function in (judged(says, lambda task, answer: 1.0), trajectory(says), lambda question: "4", print):
+    for function in (with_reward(says, lambda task, answer: 1.0), trajectory(says), lambda question: "4", print):
         check_promise(function, "my_agent")

@@ -61,7 +61,7 @@ def test_an_engine_imports_nothing_for_a_row(planted: str) -> None:
 
 
 def test_the_users_own_env_args_may_name_code(planted: str) -> None:
-    env_args = {"reward_fn": f"{planted}:run", "tools": ["rllm.tools.calculator_tool:Calculator", "python"]}
+    env_args = {"reward_fn": f"{planted}:run", "tools": ["rllm.tools.calculator:Calculator", "python"]}
     engine = AgentExecutionEngine(
         agent_class=ToolAgent, env_class=ToolEnvironment, env_args=env_args, rollout_engine=ScriptedEngine(["4"])
     )

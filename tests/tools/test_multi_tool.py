@@ -4,7 +4,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.tools import MultiTool, Tool, ToolCall, ToolRegistry, tool_registry
-from rllm.tools.calculator_tool import Calculator
+from rllm.tools.calculator import Calculator
 from rllm.tools.python_tool import PythonInterpreter
 
 
@@ -69,7 +69,7 @@ def test_the_registry_maps_names_to_classes() -> None:
 
 def test_a_registry_takes_further_names() -> None:
     registry = ToolRegistry({})
-    registry.register("sums", "rllm.tools.calculator_tool:Calculator")
+    registry.register("sums", "rllm.tools.calculator:Calculator")
     registry.register("figures", Calculator)
 
     assert registry.instantiate("sums")(expression="1 + 1").output == 2

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.tools.calculator_tool import Calculator
+from rllm.tools.calculator import Calculator
 from rllm.tools.python_tool import PythonInterpreter
 
 

@@ -26,9 +26,9 @@ def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
 
         check_promise(function, agent)
         return function
-    from rllm.rewards.judged import judged
+    from rllm.rewards.scoring import with_reward
 
-    return judged(function, load_function(reward, what="reward", anew=False))
+    return with_reward(function, load_function(reward, what="reward", anew=False))
 
 
 def load_function(spec: str, *, what: str = "agent", anew: bool = True) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ ACCEPTED = (
 )
 
 HOW_TO_SCORE = (
-    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.judged.judged in Python), or return the "
+    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.scoring.judged in Python), or return the "
     "reward itself"
 )
 

@@ -17,12 +17,12 @@ from rllm.types import Task
 NAME = "the multiple-choice reward"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_ANNOUNCED = 50
-"""How many places that say "the answer is" are looked at, the last ones."""
+"""Number of "the answer is" statements that are read, from the end."""
 MAX_LINE = 1000
-"""How many characters behind each."""
+"""Number of characters read after each statement."""
 
 _AMBIGUOUS = ""
-"""What is read where several letters stand, or a letter beside the text of another one: it settles on none."""
+"""Result for several letters, or a letter beside the text of another choice: no decision."""
 
 _LETTER = (
     r"(?:[B-HJ]|A(?!\s+(?!(?:is|as|because|since|and|or)\b)[a-z])|I(?!\s+[a-z]))(?![A-Za-z0-9+#]|['’][A-Za-z])"
@@ -46,8 +46,10 @@ _PATTERNS = (
     re.compile(rf"\b({_LISTED})[)*_]*\s+is\s+the\s+answer\b(?!\s*\?)"),
     re.compile(rf"\A[\s*_(]*({_LISTED})[)*_. \t]*\n"),
 )
-"""In order of how plainly they state a choice: `B is correct`, `(B)`, a letter by itself at the end, `B is the answer`, or a
-letter in the first line."""
+"""Patterns from the most to the least explicit.
+
+They match `B is correct`, `(B)`, a letter by itself at the end, `B is the answer`, and a letter in the first line.
+"""
 _NAMED = re.compile(rf"({_LISTED})|([a-j])[\s.)*_`$}}\]\"'”]*$")
 _LABELLED = re.compile(
     rf"([A-Za-z])(?:(?P<mark>[\s*_`$)}}\]\"'”]*(?:[.:,、)}}\]]+|$){_NOT_WRONG})|\s)[\s*_`$\"']*",
@@ -58,10 +60,10 @@ _LATEX_TEXT = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\s*\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class RewardChoiceFn:
-    r"""Judges a text by the choice it makes: in `\boxed{}`, in `<answer>`, as `Answer: B`, as `(B)`, or as a letter at the end.
+    r"""Reward for the choice of a text: in a box, in `<answer>`, as `Answer: B`, as `(B)`, or as a letter at the end.
 
-    The task's `ground_truth` (or `answer`) is a letter, an index counted from 0, or with `choices` the text of one of them,
-    which then also stands for its letter in a box or an answer.
+    The task's `ground_truth` (or `answer`) is a letter, an index counted from 0, or with `choices` the text of one of
+    them, which then also counts as its letter in a box or an answer.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -85,7 +87,7 @@ class RewardChoiceFn:
 
 
 def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
-    """The letter that a text chooses, or whose text it gives; `None` where it chooses none, or several."""
+    """Return the letter that a text chooses by letter or by content; `None` if it chooses none or several."""
     text = after_thinking(text).strip()
     for read in (_marked, _announced, _by_itself, _whole):
         letter = read(text, choices)
@@ -95,7 +97,7 @@ def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
 
 
 def _marked(text: str, choices: Sequence[str]) -> str | None:
-    """What is in a box or a tag."""
+    """Return the choice inside a box or a tag."""
     for marked in (last_boxed(text), last_tagged(text, "answer")):
         letter = None if marked is None else _choice_in(marked, choices)
         if letter is not None:
@@ -104,7 +106,7 @@ def _marked(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _announced(text: str, choices: Sequence[str]) -> str | None:
-    """What the last "answer:", or words that mean as much, is followed by."""
+    """Return the choice after the last "answer:" or an equivalent phrase."""
     for announced in reversed(deque(_ANNOUNCED.finditer(text), MAX_ANNOUNCED)):
         line = text[announced.end() : announced.end() + MAX_LINE].partition("\n")[0]
         letter = _letter_of_text(line, choices)
@@ -117,7 +119,7 @@ def _announced(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _by_itself(text: str, choices: Sequence[str]) -> str | None:
-    """A letter that stands where choices are stated."""
+    """Return a letter at a place where choices are stated."""
     for pattern in _PATTERNS:
         found = pattern.findall(text)
         if found:
@@ -126,7 +128,7 @@ def _by_itself(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _whole(text: str, choices: Sequence[str]) -> str | None:
-    """A text that is nothing but its choice, or ends in a line which names one and gives its text."""
+    """Return the choice of a text that consists of it, or whose last line has a letter and its content."""
     if "\n" not in text:
         return _choice_in(text, choices)
     before, line = [line for line in text.split("\n") if line.strip()][-2:]
@@ -136,14 +138,14 @@ def _whole(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _choice_with_text(line: str, choices: Sequence[str]) -> str | None:
-    """The letter that a line names with the text of the choice."""
+    """Return the letter of a line that has both a letter and the content of that choice."""
     letter = _choice_in(line, choices)
     told = choices[LETTERS.index(letter) :][:1] if letter else []
     return letter if any(normalize(line).endswith(normalize(choice)) for choice in told) else None
 
 
 def _choice_in(marked: str, choices: Sequence[str]) -> str | None:
-    """The letter in a text such as `B`, `(b)` or `B. Paris`, or whose text it is."""
+    """Return the letter of a text such as `B`, `(b)` or `B. Paris`, or of the content of a choice."""
     plain = _LATEX_TEXT.sub(r"\1", marked).strip().lstrip("([{*_`$\"'“")
     letter = _letter_of_text(plain, choices)
     if letter is not None:
@@ -163,7 +165,7 @@ def _choice_in(marked: str, choices: Sequence[str]) -> str | None:
 
 
 def _only_letter(listed: str) -> str:
-    """The letter of "B", or of "B and B"."""
+    """Return the letter of "B", or of "B and B"."""
     letters = set(re.findall(r"\b[A-J]\b", listed))
     return letters.pop() if len(letters) == 1 else _AMBIGUOUS
 
@@ -186,12 +188,12 @@ def _gold_letter(truth: Any, choices: Sequence[str]) -> str:
 
 
 def _letter_of_text(text: str, choices: Sequence[str]) -> str | None:
-    """The letter of the choice that this is the text of, among those for which there are letters."""
+    """Return the letter of the choice with this content, if it has a letter."""
     known, text = choices[: len(LETTERS)], text.strip()
     if text in known and text not in LETTERS:  # a bare letter is a label
         return LETTERS[known.index(text)]
     labelled = _LABELLED.match(text)
-    if labelled is not None and labelled["mark"] is not None:  # "A." is no article
+    if labelled is not None and labelled["mark"] is not None:  # "A." is not an article
         return None
     texts = [normalize(choice) or choice.strip() for choice in known]
     text = normalize(text) or text

@@ -246,7 +246,7 @@ def _innermost_calls(tree: ast.Module) -> set[str]:
 
 
 class _SolutionModule(types.ModuleType):
-    """What `import solution` gives the tests."""
+    """Module that tests get from `import solution`."""
 
     def __init__(self, peer: Peer, names: set[str]) -> None:
         super().__init__("solution")

@@ -57,7 +57,7 @@ class Peer:
 
         Args:
             channel: number of the socket.
-            trusts: accept pickles, and any use of objects that were sent. The tests trust nobody.
+            trusts: accept pickles, and any use of objects that were sent. The tests trust no peer.
             printed: output to send with every reply.
         """
         self.trusts = trusts

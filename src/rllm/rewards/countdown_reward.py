@@ -25,10 +25,10 @@ _VALUE = re.compile(r"\s*-?[0-9]+(?:\.[0-9]+)?\s*")
 
 
 def countdown_reward_fn(task_info: Task, action: Any) -> RewardOutput:
-    """1.0 if the last `<answer>` makes the task's `target` of all of its `nums`, else 0.0.
+    """Return 1.0 if the last `<answer>` makes the task's `target` from all of its `nums`, else 0.0.
 
-    The answer is an expression of + - * / and parentheses, worked out exactly; `expression = value` is one too if the value
-    is right.
+    The answer is an expression of + - * / and parentheses, evaluated exactly; `expression = value` is accepted if the
+    value is right.
 
     Raises:
         RewardError: if the task lacks `target` or `nums`, or they are not numbers.
@@ -43,11 +43,12 @@ def countdown_reward_fn(task_info: Task, action: Any) -> RewardOutput:
 def compute_score(
     solution_str: str, ground_truth: Mapping[str, Any], *, format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """What a text earns for `ground_truth` with `target` and `numbers`: `score`, `format_score` for a wrong answer in its
-    tags, or 0.0 without an answer.
+    """Return the score of a text for a `ground_truth` with `target` and `numbers`.
+
+    It is `score` for a right answer, `format_score` for a wrong one inside its tags, and 0.0 without an answer.
 
     Raises:
-        RewardError: if `ground_truth` lacks a field, or has one that is not a number.
+        RewardError: if `ground_truth` lacks a field, or a field is not a number.
     """
     answer = _answer_in(solution_str)
     if not _fault(answer, ground_truth):
@@ -60,7 +61,7 @@ def _answer_in(text: str) -> str | None:
 
 
 def _fault(answer: str | None, truth: Mapping[str, Any]) -> str | None:
-    """Why this answer is wrong; `None` if it is right."""
+    """Return why an answer is wrong; `None` if it is right."""
     target = _fraction(field_of(truth, "target", reward=NAME), "target")
     numbers = Counter(_fraction(text, "nums") for text in texts_of(field_of(truth, "numbers", reward=NAME), NAME))
     if answer is None:

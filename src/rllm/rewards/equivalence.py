@@ -1,7 +1,7 @@
-"""Whether two mathematical answers mean the same, decided by math-verify in processes that are kept warm.
+"""Equivalence of mathematical answers, decided by math-verify in warm worker processes.
 
-Processes, because a comparison may have to be killed (see `equivalence_worker`), and because rewards run in threads, where
-math-verify's own deadlines do not work.
+It runs in processes because a comparison may have to be killed (see `equivalence_worker`), and because rewards run in
+threads, where math-verify's own deadlines do not work.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PROGRAM = Path(__file__).with_name("equivalence_worker.py")
 
 
 def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | None:
-    """Whether two LaTeX answers are mathematically equal; `None` if that is not decided within `deadline_s` CPU seconds.
+    """Return whether two LaTeX answers are equal; `None` if undecided within `deadline_s` CPU seconds.
 
-    `gold` comes first: "x=4" answers "4", for instance. Safe to call from many threads.
+    The order matters: the answer "4" is right for the gold "x=4". Safe to call from many threads.
 
     Raises:
         MissingDependencyError: without math-verify.
@@ -50,7 +50,7 @@ def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | No
 
 @cache
 def check_installed() -> None:
-    """What compares answers is there.
+    """Check that math-verify is installed.
 
     Raises:
         MissingDependencyError: without math-verify.
@@ -61,7 +61,7 @@ def check_installed() -> None:
 
 @cache
 def _workers(pid: int) -> LifoQueue[_Worker | None]:
-    """The workers of this process, started when needed: a fork must not share its parent's."""
+    """Return the workers of this process, started on demand: a fork must not share its parent's."""
     workers: LifoQueue[_Worker | None] = LifoQueue()
     for _ in range(NUM_WORKERS):
         workers.put(None)
@@ -111,7 +111,7 @@ class _Worker:
         return reply["equal"]
 
     def _reply(self) -> dict[str, bool | None] | None:
-        """The next reply; `None` if the process has died, which its deadline sees to."""
+        """Return the next reply; `None` if the process died, as it does at its deadline."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -81,7 +81,7 @@ def _comparison() -> Any:
 
     # By default R and r are one symbol, and `R - r` is 0.
     math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
-    # By default `3 \text{ h } 4 \text{ min}` is cut behind the 3, as if all from the first text on were one unit.
+    # By default `3 \text{ h } 4 \text{ min}` is cut after the 3, as if the rest were one unit.
     math_normalization.unit_superscript_regex = _UNITS
     # By default expressions are equal when their difference evaluates to less than 1e-15.
     math_verify.grader.sympy_numeric_eq = lambda gold, answer, *_: _are_same(gold, answer)
@@ -133,7 +133,7 @@ def _in_fractions(expr: Any) -> Any:
 
 
 def _with_real_roots(expr: Any) -> Any:
-    """Return the expression with odd roots of negative numbers as the real ones: SymPy takes the complex principal root."""
+    """Return the expression with real odd roots of negative numbers; SymPy uses the complex principal root."""
     return expr.replace(
         lambda part: (
             part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2 and part.base.is_negative
@@ -222,7 +222,10 @@ def _is_zero_formula(difference: Any) -> bool:
 
 
 def _resident_bytes() -> int:
-    """Of this program alone: the peak that Linux tells through `getrusage` counts the trainer that started it."""
+    """Return the resident bytes of this process.
+
+    The peak of `getrusage` on Linux includes the trainer that started it.
+    """
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = Path("/proc/self/statm").read_text().split()[1]

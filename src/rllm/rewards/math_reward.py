@@ -76,13 +76,13 @@ _TUPLE = re.compile(r"\([^(),]*,[^()]*\)")
 
 @dataclass(frozen=True)
 class RewardMathFn:
-    """Judges a text by the answer in its last `\\boxed{}`, which must be there.
+    """Reward for the answer in the last `\boxed{}` of a text, which is required.
 
-    The task's `ground_truth` is a text, a number, or a list of alternatives of which any will do; a text may be a whole
-    solution with a box of its own. math-verify reads what is not plain text or a number; values are compared exactly,
-    however small or close to each other. Only a decimal may be rounded: it must agree to six places, or below 0.0001 in
-    six digits, so that `0.333333` is 1/3 and `0.333` is not. Percent and degree signs, currencies and units are left out,
-    as graders of the MATH dataset do: `10 cm` is `10`, and also `10 m`.
+    The task's `ground_truth` is a text, a number, or a list of accepted alternatives; a text may be a whole solution
+    with a box of its own. math-verify parses everything but plain text and numbers; values are compared exactly,
+    however small or close to each other. Only decimals may be rounded: they must agree to six places, or below 0.0001
+    in six digits, so `0.333333` is 1/3 and `0.333` is not. Percent and degree signs, currencies and units are ignored,
+    as graders of the MATH dataset do: `10 cm` equals `10`, and also `10 m`.
     """
 
     config: RewardConfig = field(default_factory=RewardConfig)
@@ -117,7 +117,7 @@ class RewardMathFn:
         return RewardOutput(self.config.correct_reward + bonus, metadata, True)
 
     def _matches_any(self, golds: list[str], answer: str) -> bool | None:
-        """Whether the answer equals one of these; `None` once a comparison is not decided, because the next would not be."""
+        """Return whether the answer equals any gold; `None` after the first undecided comparison."""
         answer, *golds = [_in_latex(text) for text in (answer, *golds)]
         pairs = [pair for gold in golds for pair in _readings(gold, answer)]
         pairs = list(dict.fromkeys([*pairs, *((_with_exponent(one), _with_exponent(other)) for one, other in pairs)]))
@@ -166,7 +166,10 @@ def _repeating_as_fraction(found: re.Match[str]) -> str:
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
-    """Both with no comma but between values: `100,200` is one number, or two. A short unit, such as `m`, may be a variable."""
+    """Return readings of both texts in which commas only separate values.
+
+    `100,200` may be one number or two. A short unit such as `m` may be a variable.
+    """
     readings = []
     for units in (_UNITS, None):
         texts = [_THOUSANDS.sub("", _digits_apart(_with_units_marked(text, units))) for text in (gold, answer)]
@@ -179,7 +182,7 @@ def _with_commas(comma: str, text: str) -> str:
 
 
 def _quickly_equal(gold: str, answer: str) -> bool | None:
-    """Whether they are equal as texts or numbers; `None` if that takes mathematics to say."""
+    """Return whether both are equal as texts or numbers; `None` if deciding it takes mathematics."""
     plain_gold, plain_answer = _plain(gold), _plain(answer)
     if plain_gold == plain_answer:
         return True
@@ -206,9 +209,9 @@ def _bracketed(text: str) -> str:
 
 
 def _with_units_marked(text: str, short: re.Pattern[str] | None) -> str:
-    r"""`18 eggs`, or `\text{18 eggs}`, as `18\text{ eggs}`, and so `18 km/h`: to math-verify, most are products of letters.
+    r"""Return `18 eggs`, `\text{18 eggs}` or `18 km/h` with the unit as `\text`, which math-verify ignores.
 
-    `short` finds short units.
+    `short` is the pattern of short units; without it they may be variables.
     """
     whole = _TEXT.fullmatch(text.strip())
     text = whole[1].strip() if whole and whole[1][:1].isdigit() else text.strip()
@@ -219,16 +222,15 @@ def _with_units_marked(text: str, short: re.Pattern[str] | None) -> str:
 
 
 def _digits_apart(text: str) -> str:
-    r"""With `1 000` as one number, `3 1/2` as a mixed one, and other digits that stand apart as several: `1\,2` is not 12."""
+    r"""Return the text with `1 000` as one number, `3 1/2` as a mixed number, and other separate digits apart."""
     text = _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), _BARE.sub(r"\1{\2}{\3}", text))
     return _APART.sub(", ", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
 
 
 def _both_as_tuples(gold: str, answer: str) -> tuple[str, str]:
-    """Both as they are, but values with names as a tuple, and so an answer `3, 4` where the gold is one: to math-verify it
-    would be a set.
+    """Return both with named values as tuples, and an answer `3, 4` as a tuple if the gold is one.
 
-    A `3, 4` is no tuple as the gold, which may mean all solutions.
+    math-verify would read it as a set. A gold `3, 4` stays, since it may list all solutions.
     """
     gold, answer = _by_name(gold), _by_name(answer)
     return gold, _as_tuple(answer) if _is_tuple(gold) and not _is_tuple(answer) else answer
@@ -260,7 +262,7 @@ def _as_tuple(text: str) -> str:
 
 
 def _values(text: str) -> list[str]:
-    """The parts between commas; the text itself where brackets hold some of them together."""
+    """Return the parts between commas; the text itself if it has brackets."""
     return [text] if re.search(r"[()\[\]]|\\\{", text) else _AND.sub(",", text).split(",")
 
 
@@ -278,7 +280,7 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """The exact value of an integer, a decimal, either times a power of ten, or a fraction of integers."""
+    """Return the exact value of an integer, a decimal, either times a power of ten, or a fraction of integers."""
     if len(text) > 400:
         return None
     if _NUMBER.fullmatch(text):

@@ -24,10 +24,10 @@ _PYTHON = ("python", "python3", "py", "py3")
 
 
 def field_of(task: Any, *names: str, reward: str) -> Any:
-    """The first of these fields that the task has and that is not `None`.
+    """Return the first of these fields that the task has and that is not `None`.
 
     Raises:
-        RewardError: naming the field and the fields that are there, so that a task without it stays unscored.
+        RewardError: naming the missing field and the existing ones, so that the rollout stays unscored.
     """
     if not isinstance(task, Mapping):
         raise RewardError(f"{reward} needs a task that is a mapping, not {type(task).__name__}")
@@ -53,7 +53,7 @@ def texts_of(truth: Any, reward: str) -> list[str]:
 
 
 def text_of_action(action: Any, reward: str) -> str:
-    """The model's text, bare or in an `Action`; nothing said is the empty text.
+    """Return the model's text, given bare or in an `Action`; an empty action is the empty text.
 
     Raises:
         RewardError: if the action is not text.
@@ -67,12 +67,12 @@ def text_of_action(action: Any, reward: str) -> str:
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last `</think>`; all of it where there is none."""
+    """Return the text after the last `</think>`, or all of it if there is none."""
     return text.rpartition(END_OF_THOUGHT)[2]
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` or `\fbox{...}` whose braces balance, the innermost where they nest."""
+    r"""Return the content of the last balanced `\boxed{...}` or `\fbox{...}`, the innermost if nested."""
     opened: list[tuple[bool, int]] = []
     last_start, content = -1, None
     for token in _LATEX_TOKEN.finditer(text):
@@ -86,24 +86,24 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """The content of the last complete `<tag>...</tag>`."""
+    """Return the content of the last complete `<tag>...</tag>`."""
     before, closing, _ = text.rpartition(f"</{tag}>")
     _, opening, content = before.rpartition(f"<{tag}>")
     return content.strip() if opening and closing else None
 
 
 def bolds(text: str) -> list[str]:
-    """The contents of all `**...**` that are on one line each."""
+    """Return the contents of all `**...**` that stay within one line."""
     return [found.strip() for found in _BOLD.findall(text)]
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank."""
+    """Return the last line that is not blank."""
     return text.strip().rpartition("\n")[2].strip()
 
 
 def python_blocks(text: str) -> list[str]:
-    """The code of all closed fences that are marked as Python; where there are none, of those that are not marked at all."""
+    """Return the code of all closed fences marked as Python, or of all unmarked fences if there are none."""
     fences = list(_FENCE.finditer(text))
     marked: list[str] = []
     unmarked: list[str] = []

@@ -1,7 +1,7 @@
-"""Every reward as a plain function of a task and an action: what agents, environments and configurations name.
+"""Ready-made rewards as functions of a task and an action, and the protocol of your own.
 
-An action is the model's text, bare or in an `Action`. A function raises `RewardError` for a task that it cannot judge, which
-leaves the rollout unscored.
+An action is the model's text, bare or in an `Action`. A function raises `RewardError` for a task that it cannot score,
+which leaves the rollout unscored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class RewardFunction(Protocol):
-    """What users write; `as_reward_output` says what else they may return."""
+    """Protocol of reward functions; `as_reward_output` lists what they may return."""
 
     def __call__(self, task_info: Task, action: str | Action) -> RewardOutput | float | tuple[float, Any] | None:
         """Judge the action for the task."""
@@ -54,7 +54,7 @@ def search_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
 
 
 def f1_reward_fn(task_info: Task, action: str | Action) -> RewardOutput:
-    """The F1 of the words of the whole text with the task's `ground_truth` (or `answer`), however small."""
+    """Return the F1 of the words of the whole text and the task's `ground_truth` (or `answer`)."""
     golds = texts_of(field_of(task_info, "ground_truth", "answer", reward="the F1 reward"), "the F1 reward")
     answer = after_thinking(text_of_action(action, "the F1 reward"))
     f1 = max(f1_score(answer, gold) for gold in golds)

@@ -1,4 +1,4 @@
-"""What a reward function is given, what it returns, and what right and wrong answers earn."""
+"""Input, output and settings of reward functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rllm.types import Task
 
 
 class RewardType(Enum):
-    """What kind of task a reward is for."""
+    """Kind of task that a reward scores."""
 
     MATH = "MATH"
     COUNTDOWN = "COUNTDOWN"
@@ -22,7 +22,7 @@ class RewardType(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What each kind of answer earns."""
+    """Rewards of right and wrong answers."""
 
     correct_reward: float = 1.0
     incorrect_reward: float = 0.0
@@ -31,7 +31,7 @@ class RewardConfig:
     unk_error_reward: float = 0.0
     """For an answer that takes longer to judge than it may."""
     toolcall_bonus: float = 0.5
-    """Added to a correct mathematical answer where the task says `has_toolcall`."""
+    """Bonus for a correct mathematical answer if the task has `has_toolcall` set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class RewardInput:
 
     @classmethod
     def of(cls, task_info: Task | RewardInput, action: Any) -> RewardInput:
-        """The input from either way of calling a reward: `(task_info, action)`, or one `RewardInput`."""
+        """Return the input for either way of calling a reward: `(task_info, action)`, or one `RewardInput`."""
         return task_info if isinstance(task_info, RewardInput) else cls(task_info=task_info, action=action)
 
 
@@ -55,6 +55,6 @@ class RewardOutput:
     reward: float | None
     """`None`: unscored, which is not 0."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Why: what was extracted, what was expected, what failed."""
+    """Reasons: the extracted and the expected answer, or the failure."""
     is_correct: bool | None = None
-    """`None` where the reward does not say."""
+    """`None` if the reward does not decide it."""

@@ -75,7 +75,7 @@ class RewardSearchFn:
 
 
 def stated_answer(text: str) -> str:
-    """The part of a text that is its answer."""
+    """Return the part of a text that is its answer."""
     text = after_thinking(text)
     marked = last_boxed(text) or last_tagged(text, "answer")
     if marked:
@@ -90,7 +90,7 @@ def stated_answer(text: str) -> str:
 
 
 def _emphasised(text: str) -> str | None:
-    """What is in bold last, and is no title such as **Answer:**."""
+    """Return the last text in bold that is not a title such as **Answer:**."""
     return next((bold for bold in reversed(bolds(text)) if not _TITLE.fullmatch(bold)), None)
 
 
@@ -104,7 +104,7 @@ def normalize(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> bool:
-    """Whether the answer is one of these but for case, punctuation, articles and spaces."""
+    """Return whether the answer equals any gold up to case, punctuation, articles and spaces."""
     return any(_same_text(answer, gold) for gold in golds)
 
 
@@ -114,9 +114,10 @@ def _same_text(answer: str, gold: str) -> bool:
 
 
 def f1_score(answer: str, gold: str) -> float:
-    """The harmonic mean of precision and recall of the answer's words; 0.0 where yes or no is compared with anything else.
+    """Return the harmonic mean of precision and recall of the answer's words.
 
-    After Rajpurkar et al. (2016), https://arxiv.org/abs/1606.05250, with HotpotQA's rule for yes and no.
+    It is 0.0 if yes or no is compared with anything else. After Rajpurkar et al. (2016),
+    https://arxiv.org/abs/1606.05250, with HotpotQA's rule for yes and no.
     """
     answer, gold = normalize(answer), normalize(gold)
     if answer != gold and _CLOSED & {answer, gold}:

@@ -7,9 +7,13 @@ import math
 import operator
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-__all__ = ["evaluate"]
+from pydantic import Field
+
+from rllm.tools.tool_base import Tool, ToolOutput
+
+__all__ = ["Calculator", "evaluate"]
 
 Number: TypeAlias = int | float | Fraction
 
@@ -24,13 +28,13 @@ _CONSTANTS: dict[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an arithmetic expression in Python's notation.
+    """Return the value of an arithmetic expression in Python's notation.
 
-    Integers and their quotients are exact: an `int` where the value is whole, else a `Fraction`. Floats appear where the
-    expression has a decimal point, or where a function or a root leaves the rationals.
+    Integers and their quotients are exact: an `int` if the value is whole, else a `Fraction`. The result is a float if
+    the expression has a decimal point, or if a function or a root leaves the rationals.
 
     Raises:
-        ValueError: if it is no such expression, has no finite real value, or is too large to work out.
+        ValueError: if it is not such an expression, has no finite real value, or is too large to evaluate.
     """
     if len(expression) > MAX_CHARS:
         raise ValueError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are allowed")
@@ -153,3 +157,22 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": _root,
     "tan": math.tan,
 }
+
+
+Expression = Annotated[
+    str, Field(description="numbers, + - * / // % **, parentheses, and functions such as sqrt, log, min and max")
+]
+
+
+class Calculator(Tool):
+    """Work out an arithmetic expression, for example `(17 + 3) * 2 ** 5 / 7`."""
+
+    def __init__(self, name: str = "calculator", description: str | None = None, **settings: Any) -> None:
+        super().__init__(name, description, **settings)
+
+    def forward(self, expression: Expression) -> ToolOutput:
+        try:
+            value = evaluate(expression)
+        except ValueError as error:
+            return ToolOutput(name=self.name, error=str(error))
+        return ToolOutput(name=self.name, output=float(value) if isinstance(value, Fraction) else value)

@@ -23,12 +23,14 @@ _WORD = re.compile(r"\w+")
 
 
 class WordIndex:
-    """Which texts have which words; a score is BM25 (Robertson and Zaragoza, 2009, "The Probabilistic Relevance Framework").
+    """Index of the words of texts, scored with BM25.
+
+    After Robertson and Zaragoza (2009), "The Probabilistic Relevance Framework".
 
     Args:
-        texts: the corpus; a hit is given as its position here.
-        k1: how soon another occurrence of a word counts no more.
-        b: how much a long text's words count less, from 0 to 1.
+        texts: the corpus; hits are positions in it.
+        k1: saturation of repeated words.
+        b: how much the words of long texts count less, from 0 to 1.
     """
 
     def __init__(self, texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
@@ -46,7 +48,7 @@ class WordIndex:
         }
 
     def search(self, query: str, top_k: int) -> list[tuple[int, float]]:
-        """The best positions with their scores, best first; of equal ones the earlier first. No common word, no hit."""
+        """Return positions and scores of the best texts, best first, ties in order; only texts with a common word."""
         scores: dict[int, float] = defaultdict(float)
         for word in sorted(set(_words(query)) & self._weights.keys()):
             rarity = self._rarity[word]
@@ -56,11 +58,11 @@ class WordIndex:
 
 
 class LocalSearch(Tool):
-    """Search the documents for words, and get the best matching ones.
+    """Search the documents for words, and return the best matches.
 
     Args:
-        corpus: documents, or the path of a file of them, such as a `.jsonl`; each has a `text`, and whatever else is to be shown.
-        top_k: how many documents a search gives.
+        corpus: documents, or the path of a file of them, such as a `.jsonl`; each has a `text` and any other fields to show.
+        top_k: number of documents to return.
 
     Raises:
         ConfigError: if there is no corpus, or a document has no text; the message names the line.
@@ -88,7 +90,7 @@ class LocalSearch(Tool):
         self.documents = [dict(item) for item in documents]
 
     def forward(self, query: Query) -> list[dict[str, Any]]:
-        """The documents, best first, each with its `score`."""
+        """Return the documents, best first, each with its `score`."""
         hits = self._index.search(query, self.top_k)
         return [{**self.documents[position], "score": round(score, 4)} for position, score in hits]
 

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rllm.tools.mcp_connection import MCPCallError, MCPConnection
-from rllm.tools.mcp_server import MCPServer
+from rllm.tools.mcp_connection import MCPCallError, MCPConnection, MCPServer
 from rllm.tools.tool_base import Tool, ToolOutput
 
 __all__ = ["MCPConnection", "MCPServer", "MCPTool", "mcp_tools"]
@@ -21,10 +20,10 @@ START_TIMEOUT_S = 30.0
 
 
 class MCPTool(Tool):
-    """One tool of a connected server. Call it from any thread and any event loop.
+    """One tool of a connected server, callable from any thread and event loop.
 
-    `name` is the server's own, with what model servers do not allow in a name replaced by `_`; `mcp_tools` numbers those that
-    are then alike.
+    `name` is the server's own, with characters that model servers do not allow replaced by `_`; `mcp_tools` numbers
+    those that are then equal.
     """
 
     def __init__(
@@ -54,15 +53,16 @@ async def mcp_tools(
     start_timeout_s: float = START_TIMEOUT_S,
     max_output_chars: int | None = None,
 ) -> AsyncIterator[list[MCPTool]]:
-    """The tools of a server: `{"command": ..., "args": [...], "env": {...}}`, `{"url": ..., "headers": {...}}`, or a URL.
+    """Open the tools of a server.
 
-    They share one connection, and work in every thread and event loop until the context is left.
+    The server is `{"command": ..., "args": [...], "env": {...}}`, `{"url": ..., "headers": {...}}`, or a URL. The tools
+    share one connection, and work in every thread and event loop until the context is left.
 
     Args:
-        server: which one.
-        timeout_s: seconds within which a call must be answered.
-        start_timeout_s: seconds within which the server must be there.
-        max_output_chars: of an output, as of every tool.
+        server: the server.
+        timeout_s: seconds until a call must be answered.
+        start_timeout_s: seconds until the server must have started.
+        max_output_chars: limit of an output, as for every tool.
 
     Raises:
         ConfigError: if the server cannot be started or reached, with the end of its standard error.
@@ -72,15 +72,15 @@ async def mcp_tools(
     connection = MCPConnection(MCPServer.of(server), timeout_s=timeout_s, start_timeout_s=start_timeout_s)
     try:
         listed = await asyncio.to_thread(connection.open)
-        yield _told_apart(
+        yield _number_duplicates(
             [MCPTool(connection, tool.name, tool.description or "", tool.input_schema, **settings) for tool in listed]
         )
     finally:
         await asyncio.to_thread(connection.close)
 
 
-def _told_apart(tools: list[MCPTool]) -> list[MCPTool]:
-    """The tools with a number at the end of a name that another one has already, as `a.b` and `a_b` have."""
+def _number_duplicates(tools: list[MCPTool]) -> list[MCPTool]:
+    """Return the tools with a number after names that repeat, as `a.b` and `a_b` do."""
     taken: set[str] = set()
     for tool in tools:
         own, numbers = tool.name[:60], itertools.count(2)
@@ -91,7 +91,7 @@ def _told_apart(tools: list[MCPTool]) -> list[MCPTool]:
 
 
 def _text(result: Any) -> str:
-    """What the model sees: the text parts, and of every other part what kind it is."""
+    """Return the text for the model: the text parts, and the kind of every other part."""
     parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
     if parts or result.structured_content is None:
         return "\n".join(parts)

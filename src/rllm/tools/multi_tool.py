@@ -1,4 +1,4 @@
-"""Several tools behind one door: the call's name says which."""
+"""Several tools behind one interface, dispatched by the name of the call."""
 
 from __future__ import annotations
 

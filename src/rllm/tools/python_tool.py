@@ -18,13 +18,13 @@ Code = Annotated[str, Field(description="a complete Python program; each call st
 
 @dataclass
 class CodeToolOutput(ToolOutput):
-    """What came of the code; `output` is what it printed and the value of its last line, as an interactive session shows it."""
+    """Result of running code; `output` has what it printed, and the value of its last line."""
 
     stdout: str | None = None
     stderr: str | None = None
 
     def to_string(self) -> str:
-        """What it printed, then why it failed, if it did."""
+        """Return what the code printed, followed by the error if it failed."""
         if self.error is None:
             return super().to_string()
         cut = f"{_CUT}\n" if self.metadata and self.metadata.get("truncated") else ""

@@ -23,10 +23,10 @@ class ToolRegistry(Mapping[str, type[Tool]]):
         self._tools[name] = tool
 
     def instantiate(self, name: str, **settings: Any) -> Tool:
-        """The tool behind a short name or a `package.module:Class`.
+        """Return the tool for a short name or a `package.module:Class`.
 
         Raises:
-            ConfigError: if there is no such tool, in which case the message lists the known ones; or if it makes no tool.
+            ConfigError: if there is no such tool (the message lists the known ones), or it does not create a tool.
         """
         cls = self[name] if name in self._tools else resolve(name, dict.fromkeys(self._tools, ""), kind="tool")
         return made_by(cls, name, **settings)
@@ -44,10 +44,10 @@ class ToolRegistry(Mapping[str, type[Tool]]):
 
 
 def made_by(cls: Any, label: str, /, **settings: Any) -> Tool:
-    """The tool that a class makes, or whatever else makes one.
+    """Return the tool that a class or another factory creates.
 
     Raises:
-        ConfigError: if it makes none, as a function or a tool itself does not.
+        ConfigError: if it does not create one, as a function or a tool does not.
     """
     remedy = "name a class of tools, or put the function or the tool itself into `tools`"
     try:
@@ -63,7 +63,7 @@ def made_by(cls: Any, label: str, /, **settings: Any) -> Tool:
 
 tool_registry = ToolRegistry(
     {
-        "calculator": "rllm.tools.calculator_tool:Calculator",
+        "calculator": "rllm.tools.calculator:Calculator",
         "local_search": "rllm.tools.local_search:LocalSearch",
         "python": "rllm.tools.python_tool:PythonInterpreter",
     }

@@ -1,26 +1,27 @@
-"""Run Python code that nobody has read, in a process with limits: `run_python(code)`, or `await arun_python(code)`.
+"""Run untrusted Python code in a process with limits: `run_python(code)`, or `await arun_python(code)`.
 
 With Linux namespaces the code has:
 
 - no network, no connection to a socket in the file system, no System V or POSIX memory that outlives it;
 - no lock and no lease on a file, for which others would wait: inside, locks seem to succeed and lock nothing;
-- no process of others to see, signal or trace, and none of its own that outlives it;
+- no process of others to see, signal or trace, and no process of its own that outlives it;
 - no capabilities, and no way to get some: no new privileges, no further namespaces, no mounts;
 - an empty folder in memory (64 MiB, 10,000 names) to write to, and 16 MiB at `/dev/shm`; all other files are read-only,
-  and of the devices there are `null`, `zero`, `full`, `random` and `urandom`;
-- bounds on seconds, CPU seconds, address space of each process, open files, processes and output.
+  and the only devices are `null`, `zero`, `full`, `random` and `urandom`;
+- limits on seconds, CPU seconds, address space of each process, open files, processes and output.
 
-It does not protect from this: the code reads every file that this user may read, and opens named pipes; up to 32
-processes (300 of root's, from Linux 6.14; before, root's are not bounded) have `memory_mb` each, and half as much
-again in sockets and pipes; there is no protection from a kernel with holes.
-Run the whole program in a container or a virtual machine, under a user id of its own, where that matters.
+It does not protect from this: the code can read every file that this user can read, and open named pipes; up to 32
+processes (300 for root, from Linux 6.14; before, root's are unlimited) have `memory_mb` each, and half as much again in
+sockets and pipes; kernel vulnerabilities are not covered. Where that matters, run the whole program in a container or a
+virtual machine, under a user id of its own.
 
-`SandboxResult.missing` names what a machine does not provide, and a warning does so once. Without namespaces, code
-writes wherever the user may, its processes can outlive it, and programs and signals are refused by Python alone, which
-hostile code can undo; the network is shut off by a filter of system calls where there is one (`SandboxResult.network`).
-macOS has neither, and does not enforce the memory limit.
+`SandboxResult.missing` names features that the machine lacks, and a warning does so once. Without namespaces, code can
+write wherever the user can, its processes can outlive it, and programs and signals are refused by Python alone, which
+hostile code can undo; the network is blocked by a filter of system calls if the kernel has one
+(`SandboxResult.network`). macOS has neither, and does not enforce the memory limit.
 
-Whatever the code does is a result. `SandboxError` is for a sandbox that could not be set up, which no code can cause.
+Any behaviour of the code is a result. `SandboxError` means that the sandbox could not be set up, which no code can
+cause.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the code ran to its end."""
+        """Return whether the code ran to its end."""
         return self.exit_code == 0 and not self.timed_out
 
 
@@ -426,7 +427,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _kill_group(leader: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only just ended
+    with suppress(ProcessLookupError, PermissionError):  # macOS reports a group that has just ended with the latter
         os.killpg(leader, signal.SIGKILL)
 
 

@@ -66,9 +66,10 @@ def main(job_fd: int, report_fd: int) -> None:
 
 
 def enter_namespaces() -> bool:
-    """Leave every network interface, shared memory and mount behind, and every process to the children of this one.
+    """Leave every network interface, shared memory, mount and process of others.
 
-    The user namespace lets anyone do so, and hides the parent's environment. No further one can be made inside it.
+    Any user may do this in a user namespace, which also hides the parent's environment. No further namespace can be
+    created inside.
     """
     if sys.platform != "linux":
         return False
@@ -86,7 +87,7 @@ def enter_namespaces() -> bool:
 
 
 def die_with_parent() -> None:
-    """Leave no process behind when the one that started this one is killed."""
+    """Kill all processes when the one that started this one is killed."""
     if sys.platform == "linux":
         _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -125,8 +126,7 @@ def _only_wait() -> None:
 
 
 def isolate_files(folder: str) -> list[str]:
-    """Make `folder` an empty one in memory, show own processes and harmless devices only, and all other files
-    read-only.
+    """Mount an empty folder in memory, show own processes and harmless devices only, and make other files read-only.
 
     Returns:
         What could not be done: `processes` of others stay visible in `/proc`, or `files` and devices writable.
@@ -283,7 +283,7 @@ def filter_calls(namespaced: bool) -> bool:
 
 
 def _filter(numbers: dict[str, int], machine: int, namespaced: bool) -> Iterator[bytes]:
-    """A program of the kernel's packet filter: a load, a comparison that skips instructions, a verdict."""
+    """Yield a program for the kernel's packet filter: a load, a comparison that skips instructions, a verdict."""
 
     def load(offset: int) -> bytes:
         return struct.pack("HBBI", 0x20, 0, 0, offset)
@@ -366,7 +366,7 @@ def run(code: str, *, show_last_value: bool) -> None:
 
 
 def compiled(code: str, *, show_last_value: bool) -> list[types.CodeType]:
-    """The program; and apart from it its last line, where that is an expression whose value is to be shown."""
+    """Return the program, and apart from it its last line if that is an expression whose value is shown."""
     tree = ast.parse(code, FILE_NAME)
     if not (show_last_value and tree.body and isinstance(tree.body[-1], ast.Expr)):
         return [compile(tree, FILE_NAME, "exec")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from agent import agent, reward
 
-from rllm.rewards.judged import judged
+from rllm.rewards.scoring import with_reward
 from rllm.testing import scripted_gateway
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ def test_what_an_answer_earns(text: str, earned: float) -> None:
 
 def test_a_rollout_as_training_makes_it() -> None:
     with scripted_gateway(["2 + 3 is 5.\nAnswer: 5"]) as gateway:
-        episode = gateway.rollout(judged(agent, reward), {"question": "What is 2 + 3?", "answer": "5"})
+        episode = gateway.rollout(with_reward(agent, reward), {"question": "What is 2 + 3?", "answer": "5"})
     [trajectory] = episode.trajectories
     assert trajectory.reward == 1.0
     assert episode.is_correct

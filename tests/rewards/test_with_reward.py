@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rllm.errors import ConfigError, RewardError
-from rllm.rewards.judged import judged
 from rllm.rewards.reward_types import RewardOutput
+from rllm.rewards.scoring import with_reward
 from rllm.types import is_scored
 
 
@@ -25,16 +25,16 @@ def is_fig(task: dict[str, str], answer: str) -> float:
 
 
 def test_the_agents_answer_is_judged_with_its_task() -> None:
-    right = judged(shout, is_fig)(word="fig", base_url="http://here")
+    right = with_reward(shout, is_fig)(word="fig", base_url="http://here")
     assert (right.trajectories[0].reward, right.trajectories[0].output, right.is_correct) == (1.0, "FIG", True)
-    wrong = asyncio.run(judged(shout_later, is_fig)(word="kiwi"))
+    wrong = asyncio.run(with_reward(shout_later, is_fig)(word="kiwi"))
     assert (wrong.trajectories[0].reward, wrong.is_correct) == (0.0, False)
-    wrapped = asyncio.run(judged(lambda word: shout_later(word), is_fig)(word="fig"))
+    wrapped = asyncio.run(with_reward(lambda word: shout_later(word), is_fig)(word="fig"))
     assert wrapped.trajectories[0].output == "FIG", "also where only what it returns tells that it is async"
 
 
 def test_it_has_the_agents_name_and_parameters() -> None:
-    function = judged(shout, is_fig)
+    function = with_reward(shout, is_fig)
     assert function.__name__ == "shout"
     assert list(inspect.signature(function).parameters) == ["word", "base_url"]
 
@@ -43,16 +43,16 @@ def test_a_verdict_may_say_more() -> None:
     def strict(task: object, answer: str) -> RewardOutput:
         return RewardOutput(0.5, {"length": len(answer), "why": "short"}, is_correct=True)
 
-    episode = judged(shout, strict)(word="fig")
+    episode = with_reward(shout, strict)(word="fig")
     assert (episode.metrics, episode.is_correct) == ({"length": 3.0}, True)
-    assert not is_scored(judged(shout, lambda task, answer: None)(word="fig").trajectories[0].reward)
+    assert not is_scored(with_reward(shout, lambda task, answer: None)(word="fig").trajectories[0].reward)
 
 
 def test_numbers_that_are_no_metrics_are_left_out() -> None:
     def odd(task: object, answer: str) -> RewardOutput:
         return RewardOutput(1.0, {"f1": math.nan, "count": 10**400, "share": np.float32(0.5)})
 
-    assert judged(shout, odd)(word="fig").metrics == {"share": 0.5}
+    assert with_reward(shout, odd)(word="fig").metrics == {"share": 0.5}
 
 
 async def test_the_reward_does_not_see_what_the_agent_does_to_its_task() -> None:
@@ -65,8 +65,8 @@ async def test_the_reward_does_not_see_what_the_agent_does_to_its_task() -> None
     def is_sum(task: dict[str, list[int]], answer: int) -> float:
         return float(sum(task["nums"]) == answer)
 
-    assert judged(use_up, is_sum)(nums=[1, 2]).is_correct
-    assert (await judged(use_up_later, is_sum)(nums=[1, 2])).is_correct
+    assert with_reward(use_up, is_sum)(nums=[1, 2]).is_correct
+    assert (await with_reward(use_up_later, is_sum)(nums=[1, 2])).is_correct
 
 
 def test_a_reward_that_raises_is_named() -> None:
@@ -74,12 +74,12 @@ def test_a_reward_that_raises_is_named() -> None:
         raise KeyError("gold")
 
     with pytest.raises(RewardError, match="broken raised KeyError: 'gold'"):
-        judged(shout, broken)(word="fig")
+        with_reward(shout, broken)(word="fig")
 
 
 def test_what_has_no_reward_says_whose_it_is() -> None:
-    assert judged(shout, lambda task, answer: 1.0)(word="fig").info == {}
-    unscored = judged(shout, silent)(word="fig")
+    assert with_reward(shout, lambda task, answer: 1.0)(word="fig").info == {}
+    unscored = with_reward(shout, silent)(word="fig")
     assert unscored.trajectories[0].reward is None
     assert unscored.info == {"unscored": "reward silent returned None"}
 
@@ -93,9 +93,9 @@ def test_a_coroutine_function_is_refused_before_anything_runs() -> None:
         return 1.0
 
     with pytest.raises(ConfigError, match="later is a coroutine function: a reward function is an ordinary one"):
-        judged(shout, later)
+        with_reward(shout, later)
 
 
 def test_a_reward_of_other_parameters() -> None:
     with pytest.raises(ConfigError, match=r"reward .*: it is called with a task and an answer"):
-        judged(shout, lambda answer: 1.0)
+        with_reward(shout, lambda answer: 1.0)
