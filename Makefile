@@ -7,7 +7,7 @@ VERSIONS := -c constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs native test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check house audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,16 +22,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[train]'
 	@touch $@
 
-# Without a C compiler the gateway reads in Python.
-$(VENV)/.native: native/pyproject.toml native/rllm_native.pyx native/json.pxi native/events.pxi | $(VENV)/bin/python
-	@$(MAKE) --no-print-directory native || { $(BIN)/python -m pip uninstall --quiet --yes rllm-native; \
-		echo "The reader was not compiled, and its tests are skipped: all works without it."; }
-	@touch $@
-
-native: | $(VENV)/bin/python  ## Compile the gateway's reader of tokens, which saves it a fifth to a third of its CPU.
-	$(PIP) ./native
-
-$(VENV)/.dev: $(VENV)/.train $(VENV)/.native
+$(VENV)/.dev: $(VENV)/.train
 	@echo "Installing what the tests need (once) ..."
 	$(PIP) -e '.[train,dev]'
 	@touch $@

@@ -157,8 +157,6 @@ def test_several_upstreams_are_one_and_those_that_are_down_are_named(tmp_path):
     ("arguments", "problem"),
     [
         (["--redact", "no_such_module:f"], "there is no module 'no_such_module'"),
-        (["--calls-per-minute", "0"], "calls_per_minute=0.0: use a number above 0"),
-        (["--max-sessions", "0"], "max_sessions=0"),
     ],
 )
 def test_limits_and_hooks_that_cannot_be_are_refused_before_anything_starts(fails, tmp_path, arguments, problem):

@@ -35,15 +35,13 @@ def test_every_command_is_one(command):
 async def test_every_route_is_one():
     pool = UpstreamPool(["http://127.0.0.1:9/v1"], HTTPUpstream, PoolConfig())
     transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        described = (await client.get("/openapi.json")).json()["paths"]
     named = re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", TEXT)
-    assert len(named) >= 19
-    assert [
-        f"{method} {path}"
-        for method, path in named
-        if method.lower() not in described.get(path, {}) and path != "/openapi.json"
-    ] == []
+    assert len(named) >= 18
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for method, path in named:
+            answer = await client.request(method, re.sub(r"\{(\w+)\}|ID", "1", path))
+            assert answer.status_code != 405, path
+            assert answer.status_code != 404 or answer.json()["error"]["code"] != "not_found", path
     await pool.close()
 
 

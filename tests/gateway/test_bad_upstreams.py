@@ -229,7 +229,7 @@ def assert_healthy(relay):
     server, _, client, _ = relay
     answered, [trace] = call(relay, GOOD, "chat/completions", f"good-{len(server.requests)}")
     assert (answered.status_code, trace.response_ids, trace.logprobs, trace.error) == (200, [7], [-0.5], None)
-    assert "rllm_gateway_requests_in_flight 0\n" in client.get("/metrics").text
+    assert "rllm_gateway_requests_in_flight 0.0\n" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -66,9 +66,9 @@ def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, m
         served = serve([str(number) for number in range(16)], store=store)
         with locked(store.path):
             answers = [agents.submit(ask, served)]
-            wait_for(lambda: "rllm_gateway_store_pending 1\n" in served.http.get("/metrics").text)
+            wait_for(lambda: "rllm_gateway_store_pending 1.0\n" in served.http.get("/metrics").text)
             answers += [agents.submit(ask, served, stream=bool(number % 2)) for number in range(15)]
-            wait_for(lambda: "rllm_gateway_requests_in_flight 16\n" in served.http.get("/metrics").text)
+            wait_for(lambda: "rllm_gateway_requests_in_flight 16.0\n" in served.http.get("/metrics").text)
             assert served.engine.num_calls == 1
         assert {answer.result(60).status_code for answer in answers} == {200}
         assert len(store.by_session("s")) == 16

@@ -201,7 +201,7 @@ def test_nobody_is_told_of_traces_that_are_not_durable(serve, lines, leaves):
     assert store.asked.wait(60)
     assert served.http.get("/healthz").status_code == 200, "the gateway has gone on"
     assert lines() == []
-    assert "rllm_gateway_traces_total 0\n" in served.http.get("/metrics").text
+    assert "rllm_gateway_traces_total 0.0\n" in served.http.get("/metrics").text
     store.release.set()
     [line] = wait_for(lines)
     assert (line["status"], line["finish_reasons"]) == ((499, ["abort"]) if leaves else (200, ["stop"]))
@@ -213,9 +213,9 @@ def test_a_call_whose_client_leaves_while_its_trace_is_written_is_told_of_once_i
     store = HeldStore()
     served = serve(["abcd"], config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0), store=store)
     served.ask_and_leave()
-    wait_for(lambda: 'status="499"} 1\n' in served.http.get("/metrics").text)
+    wait_for(lambda: 'status="499"} 1.0\n' in served.http.get("/metrics").text)
     assert lines() == []
     store.release.set()
     [line] = wait_for(lines)
     assert (line["status"], line["finish_reasons"], line["num_response_ids"]) == (499, ["stop"], 5)
-    assert "rllm_gateway_traces_total 1\n" in served.http.get("/metrics").text
+    assert "rllm_gateway_traces_total 1.0\n" in served.http.get("/metrics").text

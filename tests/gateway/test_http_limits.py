@@ -90,7 +90,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_left(serve, stream):
     [trace] = served.store.by_session("s")
     assert trace.finish_reason == ("abort" if stream else "stop")
     assert len(trace.response_ids) == len(trace.logprobs) > 0
-    assert "rllm_gateway_requests_in_flight 0\n" in served.http.get("/metrics").text
+    assert "rllm_gateway_requests_in_flight 0.0\n" in served.http.get("/metrics").text
 
 
 @pytest.mark.parametrize("path", ["/sessions/s/v1/chat/completions", "/sessions/s/v1/messages", "/sessions"])
@@ -236,3 +236,30 @@ def test_nobody_without_a_key_has_a_body_read(serve):
 def test_a_limit_is_above_zero(name):
     with pytest.raises(ConfigError, match=f"{name}=0"):
         GatewayConfig(**{name: 0})
+
+
+JAVA = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n\r\n"
+
+
+def test_an_offer_of_http2_does_not_lose_the_body(serve):
+    """Java's HttpClient offers HTTP/2 with its first request on each connection."""
+    head = HEAD % (b"chat/completions", len(BODY))
+    with connect(serve()) as connection:
+        connection.sendall(head + JAVA + BODY)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(head + b"connection: close\r\n\r\n" + BODY)
+        assert read_answer(connection)[0] == 200
+
+
+def test_there_are_no_websockets(serve):
+    with connect(serve()) as connection:
+        connection.sendall(
+            b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 426")
+
+
+def test_connect_is_refused(serve):
+    with connect(serve()) as connection:
+        connection.sendall(b"CONNECT h:80 HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400")

@@ -1,6 +1,6 @@
 import asyncio
 
-from rllm.gateway.keep_alive import keep_alive
+from rllm.gateway.http_limits import keep_alive
 
 
 class Client:

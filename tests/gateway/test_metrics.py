@@ -9,15 +9,15 @@ def test_metrics_are_in_the_prometheus_text_format():
     metrics.observe("messages", "stream", 502, 0.3)
     metrics.first_token_seconds.observe(0.01)
     text = metrics.render(store_pending=3)
-    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 2\n' in text
-    assert 'rllm_gateway_requests_total{dialect="messages",mode="stream",status="502"} 1\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="0.01"} 0\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="0.025"} 1\n' in text
-    assert 'rllm_gateway_request_seconds_bucket{mode="json",le="+Inf"} 2\n' in text
+    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 2.0\n' in text
+    assert 'rllm_gateway_requests_total{dialect="messages",mode="stream",status="502"} 1.0\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{le="0.01",mode="json"} 0.0\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{le="0.025",mode="json"} 1.0\n' in text
+    assert 'rllm_gateway_request_seconds_bucket{le="+Inf",mode="json"} 2.0\n' in text
     assert 'rllm_gateway_request_seconds_sum{mode="json"} 700.02\n' in text
-    assert 'rllm_gateway_request_seconds_count{mode="stream"} 1\n' in text
-    assert 'rllm_gateway_first_token_seconds_bucket{mode="stream",le="0.01"} 1\n' in text
-    assert "rllm_gateway_store_pending 3\n" in text
+    assert 'rllm_gateway_request_seconds_count{mode="stream"} 1.0\n' in text
+    assert 'rllm_gateway_first_token_seconds_bucket{le="0.01",mode="stream"} 1.0\n' in text
+    assert "rllm_gateway_store_pending 3.0\n" in text
     assert "upstream" not in text
 
 
@@ -41,10 +41,10 @@ def test_replicas_tell_how_they_are():
     well.in_flight, well.num_calls, well.weight_version = 2, 7, 4
     ill.failed(ConnectionError("gone"))
     text = Metrics().render(store_pending=0, replicas=pool.replicas)
-    assert "rllm_gateway_calls_waiting 0\n" in text
-    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:1/v1"} 1\n' in text
-    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:2/v1"} 0\n' in text
-    assert 'rllm_gateway_upstream_in_flight{upstream="http://127.0.0.1:1/v1"} 2\n' in text
-    assert 'rllm_gateway_upstream_calls_total{upstream="http://127.0.0.1:1/v1"} 7\n' in text
-    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:1/v1"} 4\n' in text
+    assert "rllm_gateway_calls_waiting 0.0\n" in text
+    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:1/v1"} 1.0\n' in text
+    assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:2/v1"} 0.0\n' in text
+    assert 'rllm_gateway_upstream_in_flight{upstream="http://127.0.0.1:1/v1"} 2.0\n' in text
+    assert 'rllm_gateway_upstream_calls_total{upstream="http://127.0.0.1:1/v1"} 7.0\n' in text
+    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:1/v1"} 4.0\n' in text
     assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:2/v1"}' not in text

@@ -108,12 +108,12 @@ def test_metrics_count_calls_traces_and_tokens(serve):
     served.post()
     served.post(json={"messages": []})
     text = served.http.get("/metrics").text
-    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 1\n' in text
-    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="400"} 1\n' in text
-    assert "rllm_gateway_traces_total 2\n" in text
-    assert "rllm_gateway_failed_traces_total 1\n" in text
-    assert "rllm_gateway_response_tokens_total 6\n" in text
-    assert "rllm_gateway_requests_in_flight 0\n" in text
+    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 1.0\n' in text
+    assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="400"} 1.0\n' in text
+    assert "rllm_gateway_traces_total 2.0\n" in text
+    assert "rllm_gateway_failed_traces_total 1.0\n" in text
+    assert "rllm_gateway_response_tokens_total 6.0\n" in text
+    assert "rllm_gateway_requests_in_flight 0.0\n" in text
 
 
 def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
@@ -159,16 +159,17 @@ def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):
-    def fail(listener, connect):
-        raise OSError("no more events")
-
     class Upstream(EngineUpstream):
         is_closed = False
 
         async def close(self):
             self.is_closed = True
 
-    monkeypatch.setattr("rllm.gateway.server.Acceptor", fail)
+    async def fail(self, sockets):
+        await self.lifespan.startup()
+        raise OSError("no more events")
+
+    monkeypatch.setattr("uvicorn.Server.startup", fail)
     upstream = Upstream(ScriptedEngine(["hello"]), "m")
     before = threading.active_count()
     server = GatewayServer(MemoryTraceStore(), upstream, GatewayConfig(shutdown_timeout_s=1.0))

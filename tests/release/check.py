@@ -49,7 +49,6 @@ def main() -> None:
         say(f"installing {wheel.name}[train] (some minutes)")
         pip(environment, "-c", source / "constraints.txt", f"{wheel}[train]", "pytest")
         use(environment, version_of(source), work / "elsewhere", demo=options.demo)
-        check_reader(environment, source, work / "elsewhere")
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             for file in (wheel, archive):
@@ -110,16 +109,6 @@ def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
         before, after = told["accuracy_before"], told["accuracy_after"]
         require(after > before, f"the demo learns nothing: {told}")
         say(f"the demo's held-out accuracy went from {before:.0%} to {after:.0%}")
-
-
-def check_reader(environment: Path, source: Path, folder: Path) -> None:
-    """The compiled reader is built from what is committed, and found by the package; without a compiler that is left out."""
-    if shutil.which("cc") is None:
-        say("there is no C compiler: the reader of tokens was not built")
-        return
-    pip(environment, source / "native")
-    run(environment, "python", "-c", "from rllm._runtime import native; assert native.compiled is not None", cwd=folder)
-    say("the compiled reader of tokens is found")
 
 
 def version_of(source: Path) -> str:

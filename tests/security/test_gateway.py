@@ -20,7 +20,7 @@ from rllm.capture import ChatStream, SSEDecoder
 from rllm.errors import ConfigError, InferenceError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.http_limits import BodyRoom, read_body
+from rllm.gateway.http_limits import BodyBudget, read_body
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.gateway.upstream.base import UpstreamCall
@@ -77,18 +77,18 @@ def test_large_bodies_wait_for_each_other(declared: bool) -> None:
     limits = GatewayConfig(max_body_bytes=4 * LARGE)
 
     async def ask() -> tuple[int, list[int]]:
-        room = BodyRoom(limits, most=9 * LARGE)
+        budget = BodyBudget(limits, most=9 * LARGE)
         most_held, held = 0, 0
 
         async def one() -> int:
             nonlocal held, most_held
             scope, receive = request_of(3 * LARGE, declared=declared)
-            body = await read_body(scope, receive, limits, room)
+            body = await read_body(scope, receive, limits, budget)
             held += len(body)
             most_held = max(most_held, held)
             await asyncio.sleep(0)
             held -= len(body)
-            room.give(scope)
+            budget.release(scope)
             return len(body)
 
         return most_held, await asyncio.gather(*(one() for _ in range(12)))
@@ -102,11 +102,11 @@ def test_a_large_body_without_room_is_asked_to_come_back_and_small_ones_pass() -
     limits = GatewayConfig(max_body_bytes=4 * LARGE, body_timeout_s=0.01)
 
     async def ask() -> GatewayError:
-        room = BodyRoom(limits, most=4 * LARGE)
-        await read_body(*request_of(3 * LARGE), limits, room)
-        assert len(await read_body(*request_of(1000), limits, room)) == 1000
+        budget = BodyBudget(limits, most=4 * LARGE)
+        await read_body(*request_of(3 * LARGE), limits, budget)
+        assert len(await read_body(*request_of(1000), limits, budget)) == 1000
         with pytest.raises(GatewayError) as refused:
-            await read_body(*request_of(3 * LARGE), limits, room)
+            await read_body(*request_of(3 * LARGE), limits, budget)
         return refused.value
 
     refused = asyncio.run(ask())
@@ -129,7 +129,7 @@ def test_an_answer_nested_without_end_is_named() -> None:
 
 
 def test_an_event_without_end_takes_linear_time() -> None:
-    decoder: SSEDecoder[bytes] = SSEDecoder()
+    decoder: SSEDecoder = SSEDecoder()
     started = time.thread_time()
     for piece in [b"data: ", *[b"x" * 1000] * 30_000]:
         assert decoder.feed(piece) == []

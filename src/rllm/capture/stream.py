@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from rllm.capture.tokens import join_ids, join_logprobs
 from rllm.errors import TokenMismatchError
-
-E = TypeVar("E")
 
 _MAX_CHOICES, _MAX_TOOL_CALLS = 1_024, 10_000
 """Of one answer: a server may name any number as the index of the next piece."""
@@ -25,25 +23,22 @@ def split_lines(text: bytes) -> list[bytes] | None:
     return None if b"\n" in b"".join(payloads) else payloads
 
 
-class SSEDecoder(Generic[E]):
+class SSEDecoder:
     """Server-sent events from bytes cut anywhere, as the HTML standard defines them.
 
     Only `data` matters here: comments and other fields are skipped, and an event that the connection cut off is not
     reported.
     """
 
-    def __init__(self, split: Callable[[bytes], Sequence[E | bytes] | None] = split_lines) -> None:
-        """`split` cuts whole events that have the form in which nearly all servers send them, see `split_lines`; into payloads, or
-        into whatever its caller reads these as."""
-        self._split = split
+    def __init__(self) -> None:
         self._rest = b""
         self._later: list[bytes] = []
         """What follows the rest, while no line ends."""
         self._data: list[bytes] = []
         self._after_cr = False
 
-    def feed(self, received: bytes) -> list[E | bytes]:
-        """The payloads of the events that these bytes complete, or what `split` makes of them."""
+    def feed(self, received: bytes) -> list[bytes]:
+        """Return the payloads of the events that these bytes complete."""
         if self._after_cr and received.startswith(b"\n"):
             received = received[1:]  # the second half of a CRLF that was cut in two
             self._after_cr = False
@@ -55,13 +50,13 @@ class SSEDecoder(Generic[E]):
         text = b"".join([self._rest, *self._later, received]) if self._later else self._rest + received
         self._later.clear()
         end = -1 if self._data else text.rfind(b"\n\n")
-        if end >= 0 and b"\r" not in text and (plain := self._split(text[:end])) is not None:
+        if end >= 0 and b"\r" not in text and (plain := split_lines(text[:end])) is not None:
             self._rest = text[end + 2 :]
-            return list(plain)
+            return plain
         lines = text.splitlines(keepends=True)
         self._after_cr = received.endswith(b"\r")
         self._rest = b"" if received.endswith((b"\r", b"\n")) else lines.pop()
-        payloads: list[E | bytes] = []
+        payloads: list[bytes] = []
         for line in lines:
             field, _, value = line.rstrip(b"\r\n").partition(b":")
             if field in _DATA:

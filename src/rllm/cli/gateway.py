@@ -76,16 +76,6 @@ def gateway(
     ] = 3600.0,
     keep_days: KeepDays = None,
     max_gb: MaxGb = None,
-    calls_per_minute: Annotated[
-        float | None,
-        typer.Option(help="Calls answered in a minute; further ones get 429.", show_default=False),
-    ] = None,
-    session_calls_per_minute: Annotated[
-        float | None, typer.Option(help="The same for each session.", show_default=False)
-    ] = None,
-    max_sessions: Annotated[
-        int | None, typer.Option(help="Sessions in the store above which no new one begins.", show_default=False)
-    ] = None,
     session_memory_gb: Annotated[
         float, typer.Option(help="Memory for the sessions that went on last; others are read anew when they go on.")
     ] = 0.5,
@@ -124,9 +114,6 @@ def gateway(
         port=port,
         api_key=api_key,
         admin_key=admin_key,
-        calls_per_minute=calls_per_minute,
-        session_calls_per_minute=session_calls_per_minute,
-        max_sessions=max_sessions,
         session_memory_gb=session_memory_gb,
         redact=None if redact is None else load_redact(redact),
         log_calls=log_format == "json",

@@ -19,8 +19,6 @@ from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.fields import members_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import session_key
-from rllm.gateway.limits import CallLimits
-from rllm.gateway.openapi import openapi
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
@@ -33,14 +31,11 @@ DIALECT = "rllm.dialect"
 class Admin:
     """The routes that operate on a gateway rather than call a model."""
 
-    def __init__(
-        self, gateway: Gateway, sessions: Sessions, config: GatewayConfig, limits: CallLimits | None = None
-    ) -> None:
+    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
         self._gateway = gateway
         self._store = gateway.store
         self._sessions = sessions
         self._config = config
-        self._limits = limits
 
     def routes(self) -> list[Route]:
         models = [
@@ -57,7 +52,6 @@ class Admin:
             self._route("/sessions/{session_id}", self._delete_session, "DELETE"),
             self._route("/sessions/{session_id}/traces", self._list_traces, "GET"),
             self._route("/metrics", self._metrics, "GET"),
-            Route("/openapi.json", self._openapi, methods=["GET"]),
             Route("/healthz", self._healthz, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
         ]
@@ -102,8 +96,6 @@ class Admin:
     async def _create_session(self, request: Request) -> Response:
         wanted = await members_of(request, id=str, metadata=dict, sampling=dict)
         session_id = wanted.get("id") or new_session_id()
-        if self._limits is not None:
-            await self._limits.admit_session(session_id)
         write = await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
         )
@@ -154,10 +146,6 @@ class Admin:
         replicas = pool.replicas if isinstance(pool, UpstreamPool) else None
         text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, replicas=replicas)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-    async def _openapi(self, request: Request) -> Response:
-        has_upstreams = isinstance(self._gateway.upstream, UpstreamPool)
-        return _json(openapi(needs_key=self._config.api_key is not None, has_upstreams=has_upstreams))
 
     async def _healthz(self, request: Request) -> Response:
         return _json({"status": "ok"})

@@ -21,11 +21,9 @@ from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
-from rllm.gateway.disconnect import ClientDisconnected
 from rllm.gateway.errors import GatewayError, to_gateway_error
-from rllm.gateway.http_limits import BodyRoom, bounded
+from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
 from rllm.gateway.identity import with_key_header
-from rllm.gateway.limits import CallLimits
 from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.stored_responses import StoredResponses
@@ -51,16 +49,15 @@ def create_app(
         redact=config.redact,
         has_hooks=bool(hooks),
     )
-    limits = CallLimits.of(config, sessions, store)
-    room = BodyRoom(config)
-    calls = _call_endpoints(gateway, sessions, config, limits, hooks, room)
+    budget = BodyBudget(config)
+    calls = _call_endpoints(gateway, sessions, config, hooks, budget)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await upstream.close()
 
-    routes = Admin(gateway, sessions, config, limits).routes() + StoredResponses(gateway, sessions, config).routes()
+    routes = Admin(gateway, sessions, config).routes() + StoredResponses(gateway, sessions, config).routes()
     if isinstance(upstream, UpstreamPool):
         routes += Operator(upstream, config).routes()
     others = Starlette(
@@ -91,9 +88,9 @@ def create_app(
             dialect = scope[DIALECT] = dialect_of(scope["path"], dict(scope["headers"]))
             scope["headers"] = with_key_header(scope, dialect.wire)
             try:
-                await others(scope, bounded(scope, receive, config, room), send)
+                await others(scope, bounded(scope, receive, config, budget), send)
             finally:
-                room.give(scope)
+                budget.release(scope)
         else:
             await others(scope, receive, send)
 
@@ -104,12 +101,11 @@ def _call_endpoints(
     gateway: Gateway,
     sessions: Sessions,
     config: GatewayConfig,
-    limits: CallLimits | None,
     hooks: Sequence[CallHook],
-    room: BodyRoom,
+    budget: BodyBudget,
 ) -> dict[str, CallEndpoint]:
     """Return the endpoint of each model call, by the template of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, room, hooks=hooks, limits=limits)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, budget, hooks=hooks)
     return {
         template: endpoint(dialect, counts=template in dialect.wire.counts)
         for dialect in DIALECTS

@@ -21,12 +21,10 @@ from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry
 from rllm.gateway.call_hooks import CallFinished, CallHook
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.deadlines import Deadlines
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.dialects.parameters import left_out
-from rllm.gateway.disconnect import WATCH_AFTER_S, ClientDisconnected, until_disconnect
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
-from rllm.gateway.http_limits import BodyRoom, read_body
+from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, keep_alive, read_body, until_disconnect
 from rllm.gateway.identity import (
     SESSION_HEADER,
     check_one_named,
@@ -35,8 +33,6 @@ from rllm.gateway.identity import (
     named_by_any_means,
     session_named,
 )
-from rllm.gateway.keep_alive import keep_alive
-from rllm.gateway.limits import CallLimits
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
@@ -57,16 +53,13 @@ class CallEndpoint:
     gateway: Gateway
     sessions: Sessions
     config: GatewayConfig
-    room: BodyRoom
+    budget: BodyBudget
     """Bounds the bodies of all requests under way."""
     dialect: Dialect
     counts: bool = False
     """Whether calls are answered with the number of tokens of their prompts."""
     in_flight: InFlightCalls = field(default_factory=InFlightCalls)
     """Calls of this route whose answers may be requested again."""
-    watched: Deadlines = field(default_factory=partial(Deadlines, WATCH_AFTER_S))
-    """Calls that are not watched yet for clients that leave."""
-    limits: CallLimits | None = None
     hooks: Sequence[CallHook] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +72,7 @@ class CallEndpoint:
             answer.ignored = self._ignored(call, asked)
             if self.counts:
                 mode = "count"
-                async with until_disconnect(receive, self.watched):
+                async with until_disconnect(receive):
                     num_tokens = await self.gateway.count_tokens(call)
                 await answer.whole(200, self.dialect.render_count(num_tokens))
             elif call.asked.get("stream"):
@@ -94,7 +87,7 @@ class CallEndpoint:
             await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
             metrics.in_flight -= 1
-            self.room.give(scope)
+            self.budget.release(scope)
             seconds = time.perf_counter() - started
             metrics.observe(self.dialect.wire.name, mode, answer.status, seconds)
             if answer.call is not None:
@@ -158,12 +151,10 @@ class CallEndpoint:
             raise
         named = session_named(path, headers, caller)
         named = self.sessions.unattributed.attributed(named, path, headers)
-        if self.limits is not None:
-            await self.limits.admit_call(named)
         asked: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         try:
-            body = await read_body(scope, receive, self.config, self.room)
+            body = await read_body(scope, receive, self.config, self.budget)
             metadata = metadata_of(headers)
             if named is None and not self.counts:
                 metadata |= self.sessions.unattributed.note(scope, headers)
@@ -244,7 +235,7 @@ class CallEndpoint:
             await answer.whole(200, await self._join(earlier, retry, receive))
             return
         with self.in_flight.begin(retry) as own:
-            async with until_disconnect(receive, self.watched, partial(own.client_gone, retry)):
+            async with until_disconnect(receive, partial(own.client_gone, retry)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
             own.complete(body)
         await answer.whole(200, body)
@@ -282,7 +273,7 @@ class CallEndpoint:
             def continues(cancel: Callable[[], None]) -> bool:
                 return not answer.began and own.client_gone(retry, cancel)
 
-            leaves = until_disconnect(receive, self.watched, continues)
+            leaves = until_disconnect(receive, continues)
             async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
                 async for piece in pieces:
                     spoken()
@@ -297,7 +288,7 @@ class CallEndpoint:
         """Return the answer of the earlier call that a request repeats."""
         assert retry is not None
         body = earlier.join(retry)
-        async with until_disconnect(receive, self.watched):
+        async with until_disconnect(receive):
             try:
                 return await asyncio.shield(body)
             except asyncio.CancelledError:

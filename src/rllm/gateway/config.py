@@ -23,9 +23,6 @@ _ABOVE_ZERO = (
     "unread_timeout_s",
     "keep_alive_s",
     "ready_timeout_s",
-    "calls_per_minute",
-    "session_calls_per_minute",
-    "max_sessions",
 )
 
 
@@ -62,12 +59,6 @@ class GatewayConfig:
     """How long the headers of a request may take to arrive."""
     unread_timeout_s: float = 300.0
     """How long a client may leave so much of its answer unread that nothing more can be sent; then it counts as gone."""
-    calls_per_minute: float | None = None
-    """How many calls are answered in a minute, which may come all at once; further ones get 429."""
-    session_calls_per_minute: float | None = None
-    """The same for each session; calls that name none count as one session's together."""
-    max_sessions: int | None = None
-    """How many sessions the store may hold for a new one to begin."""
     redact: Callable[[Trace], Trace] | None = None
     """Changes the texts of each trace before it is stored; see `rllm.gateway.redaction`."""
     keep_alive_s: float = 15.0

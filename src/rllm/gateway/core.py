@@ -177,7 +177,6 @@ class Gateway:
             request=sent,
             prompt_ids=call.prompt_ids,
             logprob_details=bool(call.asked.get("logprobs")),
-            as_arrays=not (call.asked.get("logprobs") or call.asked.get("return_token_ids")),
             headers=call.trace_context or call.session.trace_context,
             route=call.route,
         )

@@ -1,50 +1,59 @@
-"""What a client may send before it has said what it wants: heads of bounded size, and requests that arrive in bounded time; and how
-long it may leave an answer unread.
+"""HTTP limits of the gateway: sizes and deadlines of requests, clients that leave, and keep-alives of silent streams.
 
-The server below knows none of these bounds. Nothing is measured of a request that arrives in one read, as nearly all do.
+`BoundedHTTP` is uvicorn's protocol with bounds on the heads of requests, on the time that requests take to arrive, and on
+the time that a client may leave its answer unread. `read_body` bounds bodies, `BodyBudget` all of them together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rllm._runtime.main_memory import total_memory
 from rllm._runtime.untrusted import LARGE
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.corked import CorkedHTTP
 from rllm.gateway.dialects import dialect_of
-from rllm.gateway.disconnect import ClientDisconnected
-from rllm.gateway.errors import GatewayError
+from rllm.gateway.errors import STOPPED, GatewayError, was_stopped
 
 LATE = "rllm.late"
-"""What the scope of a request says whose body was cut off because it came too slowly."""
+"""Scope key of a request whose body was cut off because it came too slowly."""
+WATCH_AFTER_S = 0.1
+"""Seconds before a call's connection is watched: most calls of a fast server end sooner and never pay for the task."""
+
+# Seconds for which a connection with a late body is kept, so that the client can read the error.
 _LATE_S = 5.0
-"""How much longer its connection is kept, so that the client can be told."""
-
-_HELD = "rllm.held"
-"""What the scope of a request has with a large body: the bytes of its room."""
-_LONGEST_NUMBER = 15
+_BUDGET_KEY = "rllm.body_budget"
+_MAX_LENGTH_DIGITS = 15
+_H2C_OFFER = re.compile(rb"(?i)\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)")
 
 
-class BoundedHTTP(CorkedHTTP):
-    """One connection of the server, which ends when its client exceeds the limits."""
+class ClientDisconnected(Exception):
+    """The client closed its connection before it had the whole answer."""
+
+
+class BoundedHTTP(HttpToolsProtocol):
+    """One connection of the server, closed when its client exceeds the limits."""
 
     def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        self._most_beside = limits.max_header_bytes + limits.max_body_bytes
-        """Bytes of a request beside its body: one in chunks has headers of its own, and what follows it, which nobody else counts."""
+        # Chunked bodies have headers and trailers of their own, which nothing else counts.
+        self._max_beside_body = limits.max_header_bytes + limits.max_body_bytes
+        self._is_new = True
         self._deadline: asyncio.TimerHandle | None = None
+        # The request whose head or body is being waited for.
         self._awaited: object = None
-        """The request of which the end of the head, or of the body, is being waited for."""
+        # Bytes read since the last whole request, without those of bodies.
         self._num_read = 0
-        """Bytes read since the last whole request, but for those of bodies."""
+        # Runs while the client leaves its answer unread.
         self._unread: asyncio.TimerHandle | None = None
-        """Runs while more of an answer is waiting for the client than can be sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -57,7 +66,7 @@ class BoundedHTTP(CorkedHTTP):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Its call would wait for it as long as it likes, and keep a place at the upstream.
+        # Otherwise the call would wait for its client forever, and occupy a place at the upstream.
         self._unread = self.loop.call_later(self._limits.unread_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -65,6 +74,13 @@ class BoundedHTTP(CorkedHTTP):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_new:
+            # Java's HttpClient offers HTTP/2 with its first request. A server may ignore the offer (RFC 9110, 7.8), but the
+            # parser would drop the request's body.
+            self._is_new = False
+            if b"h2c" in data:
+                head, end, body = data.partition(b"\r\n\r\n")
+                data = _H2C_OFFER.sub(b"", head + end[:2]) + end[2:] + body
         before = self.cycle
         self._num_read += len(data)
         super().data_received(data)
@@ -89,7 +105,7 @@ class BoundedHTTP(CorkedHTTP):
             error = _unknown_coding(b", ".join(codings))
             self.app = _answering(error.status, self._rendered(error))
         if self._awaited is not None:
-            self._awaited = None  # From here on it is the body that is waited for.
+            self._awaited = None  # The body is waited for from here on.
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -100,7 +116,7 @@ class BoundedHTTP(CorkedHTTP):
         return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
 
     def _wait_for_rest(self, *, is_first: bool) -> None:
-        """Look after a request that is not whole yet; `is_first`: no other one ended in what was read last."""
+        """Bound a request that is not complete; `is_first`: no other request ended in the last read."""
         if self.transport.is_closing() or self.scope is None:
             return
         is_in_head = self._is_in_head()
@@ -108,7 +124,7 @@ class BoundedHTTP(CorkedHTTP):
             self._num_read = 0
         if is_in_head and self._num_read > self._limits.max_header_bytes:
             self._refuse(self._head_too_large())
-        elif self._num_read > self._most_beside:
+        elif self._num_read > self._max_beside_body:
             self.transport.abort()
         elif self._awaited is not self.scope:
             self._awaited = self.scope
@@ -133,11 +149,11 @@ class BoundedHTTP(CorkedHTTP):
             self.cycle.more_body = self.cycle.keep_alive = False
             self.cycle.message_event.set()
             self._set_deadline(_LATE_S)
-        else:  # A client that never said anything, or that does not listen.
+        else:  # A client that sent nothing, or reads nothing.
             self.transport.abort()
 
     def _refuse(self, error: GatewayError) -> None:
-        """Answer a request whose head nobody has read to its end."""
+        """Answer a request whose head is incomplete, and close its connection."""
         body = self._rendered(error)
         head = (
             f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"
@@ -170,7 +186,7 @@ def _unknown_coding(codings: bytes) -> GatewayError:
 
 
 def _answering(status: int, body: bytes) -> ASGIApp:
-    """Answers anything with an error, and ends the connection."""
+    """Return an application that answers everything with an error and closes the connection."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
@@ -180,60 +196,60 @@ def _answering(status: int, body: bytes) -> ASGIApp:
     return app
 
 
-class BodyRoom:
-    """Bounds the bytes of all requests under way together; bodies below a megabyte are not counted.
+class BodyBudget:
+    """Bound on the bytes of all requests in progress together; bodies below a megabyte are not counted.
 
-    The body of a request without room stays unread, so its client cannot send on. Belongs to one event loop.
+    The body of a request that waits stays unread, so its client cannot send more. Belongs to one event loop.
     """
 
     def __init__(self, limits: GatewayConfig, *, most: int | None = None) -> None:
         """`most` is the bound in bytes, by default an eighth of the memory, or eight of the longest bodies."""
         self._longest = limits.max_body_bytes
-        self._left = self._most = most or max(8 * self._longest, total_memory() // 8)
-        self._patience_s = limits.body_timeout_s / 2
+        self._available = self._most = most or max(8 * self._longest, total_memory() // 8)
+        self._timeout_s = limits.body_timeout_s / 2
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def take(self, scope: Scope) -> None:
-        """Wait for room for the whole body of a request, which keeps it until `give`.
+    async def acquire(self, scope: Scope) -> None:
+        """Reserve the bytes of a request's whole body until `release`.
 
         Raises:
-            GatewayError: 503, if there is none in time.
+            GatewayError: 503, if they are not available in time.
         """
         declared = dict(scope["headers"]).get(b"content-length", b"")
-        size = int(declared) if declared.isdigit() and len(declared) < _LONGEST_NUMBER else self._longest
+        size = int(declared) if declared.isdigit() and len(declared) < _MAX_LENGTH_DIGITS else self._longest
         size = min(size, self._longest, self._most)
         try:
-            async with asyncio.timeout(self._patience_s):
-                while self._left < size:
+            async with asyncio.timeout(self._timeout_s):
+                while self._available < size:
                     self._waiting.append(asyncio.get_running_loop().create_future())
                     await self._waiting[-1]
         except TimeoutError:
             raise GatewayError(
                 503,
-                "the requests under way are too large together: send this one again later",
+                "the requests in progress are too large together: send this one again later",
                 code="overloaded",
-                retry_after_s=self._patience_s,
+                retry_after_s=self._timeout_s,
             ) from None
-        self._left -= size
-        scope[_HELD] = size
+        self._available -= size
+        scope[_BUDGET_KEY] = size
 
-    def give(self, scope: Scope) -> None:
-        """Make the room of a request free, if it has any."""
-        size = scope.pop(_HELD, 0)
+    def release(self, scope: Scope) -> None:
+        """Release the bytes of a request, if it has reserved any."""
+        size = scope.pop(_BUDGET_KEY, 0)
         if size:
-            self._left += size
+            self._available += size
             for waiter in self._waiting:
                 with suppress(asyncio.InvalidStateError):
                     waiter.set_result(None)
             self._waiting.clear()
 
 
-async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, room: BodyRoom) -> bytes:
-    """Return the whole body of a request; a large one takes room until its request is done.
+async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyBudget) -> bytes:
+    """Return the whole body of a request; a large one reserves bytes of the budget until its request ends.
 
     Raises:
         GatewayError: 413, if it is longer than the limit; 408, if it does not arrive in time; 415, if it is compressed;
-            503, if there is no room for it.
+            503, if the budget is spent.
         ClientDisconnected: if it never arrives.
     """
     for name, coding in scope["headers"]:
@@ -261,15 +277,15 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, room:
                 f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, or raise "
                 "max_body_bytes",
             )
-        if size > LARGE and _HELD not in scope:
-            await room.take(scope)
+        if size > LARGE and _BUDGET_KEY not in scope:
+            await budget.acquire(scope)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, room: BodyRoom) -> Receive:
-    """A `receive` that gives a request's body in one piece, if it keeps the limits; see `read_body`."""
+def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyBudget) -> Receive:
+    """Return a `receive` that gives a request's body in one piece, if it is within the limits; see `read_body`."""
     is_read = False
 
     async def receive_whole() -> Message:
@@ -277,6 +293,98 @@ def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, room: BodyRoo
         if is_read:
             return await receive()
         is_read = True
-        return {"type": "http.request", "body": await read_body(scope, receive, limits, room), "more_body": False}
+        return {"type": "http.request", "body": await read_body(scope, receive, limits, budget), "more_body": False}
 
     return receive_whole
+
+
+class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
+    """`async with until_disconnect(receive):` cancels its block, and raises `ClientDisconnected`, when the client leaves.
+
+    A block that is cancelled because the gateway stops raises a `GatewayError`, 503. The request's body must have been read:
+    from there on an ASGI server only reports the disconnect.
+    """
+
+    def __init__(self, receive: Receive, outlives: Callable[[Callable[[], None]], bool] | None = None) -> None:
+        """`outlives(cut)` is called when the client has left; if it returns true, the block continues until `cut()`."""
+        self._receive = receive
+        self._outlives = outlives
+        self._active = True
+        self._watcher: asyncio.Task[None] | None = None
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        worker = asyncio.current_task()
+        assert worker is not None
+        self._worker = worker
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch_connection)
+
+    def _watch_connection(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._outlives is None or not self._outlives(self._cut):
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._active:
+            self._gone = True
+            self._worker.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._active = False
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None  # Otherwise a reference cycle keeps the call's session until garbage is collected.
+        if self._gone:
+            self._worker.uncancel()
+            if kind is asyncio.CancelledError:
+                raise ClientDisconnected from error
+        elif was_stopped(error):
+            self._worker.uncancel()
+            raise GatewayError(503, f"{STOPPED}: ask again", code="stopped", retry_after_s=1.0) from error
+
+
+class keep_alive:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
+    """`with keep_alive(send, comment, 15.0) as sent:` sends `comment` whenever `sent()` was not called for that long.
+
+    A prompt may queue for longer than a client waits for a silent stream. One timer serves a stream, and is set again only
+    when it fires: a stream that is never silent pays for two calls.
+    """
+
+    def __init__(self, send: Callable[[bytes], Awaitable[None]], comment: bytes, interval_s: float) -> None:
+        self._send = send
+        self._comment = comment
+        self._interval_s = interval_s
+        self._sending: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Callable[[], None]:
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(self._interval_s, self._check)
+        return self._sent
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _sent(self) -> None:
+        self._last = self._loop.time()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        if now - self._last >= self._interval_s and (self._sending is None or self._sending.done()):
+            self._sending = self._loop.create_task(self._send_comment())
+            self._last = now
+        self._timer = self._loop.call_at(self._last + self._interval_s, self._check)
+
+    async def _send_comment(self) -> None:
+        await self._send(self._comment)

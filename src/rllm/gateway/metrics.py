@@ -1,41 +1,36 @@
-"""What the gateway counts, in the Prometheus text format."""
+"""Metrics of one gateway, for Prometheus."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import accumulate
 
-from rllm.gateway.upstream.replica import Replica
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from rllm.gateway.upstream.replicas import ReplicaSet
 
+_PREFIX = "rllm_gateway_"
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Histogram:
-    """How often each duration was seen, by bucket."""
+    """Counts of durations, by bucket."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(_BUCKETS_S) + 1)
-        self._sum = 0.0
+        self.counts = [0] * (len(_BUCKETS_S) + 1)
+        self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_BUCKETS_S, seconds)] += 1
-        self._sum += seconds
-
-    def render(self, name: str, labels: str) -> list[str]:
-        """Its samples; `labels` are those that all of them have, as `mode="json"`."""
-        cumulative = list(accumulate(self._counts))
-        buckets = [
-            f'{name}_bucket{{{labels},le="{bound}"}} {count}'
-            for bound, count in zip((*_BUCKETS_S, "+Inf"), cumulative, strict=True)
-        ]
-        return [*buckets, f"{name}_sum{{{labels}}} {self._sum}", f"{name}_count{{{labels}}} {cumulative[-1]}"]
+        self.counts[bisect_left(_BUCKETS_S, seconds)] += 1
+        self.sum += seconds
 
 
 class Metrics:
-    """Counters of one gateway; touched only from its event loop."""
+    """Counters of one gateway; touched only from its event loop, so they are plain numbers until they are scraped."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -72,64 +67,62 @@ class Metrics:
             self.first_token_seconds.observe(first_token_s)
 
     def render(self, *, store_pending: int, replicas: ReplicaSet | None = None) -> str:
-        """All of it, as `GET /metrics` answers."""
-        lines = [*self._requests(), *self._traces(), *self._latencies(), *_upstreams(replicas)]
-        lines += _single("rllm_gateway_store_pending", "gauge", "Writes not yet durable.", store_pending)
-        return "\n".join(lines) + "\n"
-
-    def _requests(self) -> list[str]:
-        name = "rllm_gateway_requests_total"
-        samples = [
-            f'{name}{{dialect="{dialect}",mode="{mode}",status="{status}"}} {count}'
-            for (dialect, mode, status), count in sorted(self.requests.items())
-        ]
-        return [
-            *_family(name, "counter", "Model calls answered.", samples),
-            *_single("rllm_gateway_requests_in_flight", "gauge", "Model calls being answered.", self.in_flight),
-        ]
-
-    def _traces(self) -> list[str]:
-        return [
-            *_single("rllm_gateway_traces_total", "counter", "Traces made durable.", self.traces),
-            *_single("rllm_gateway_failed_traces_total", "counter", "Of these, calls that failed.", self.failed_traces),
-            *_single("rllm_gateway_prompt_tokens_total", "counter", "Prompt ids captured.", self.prompt_tokens),
-            *_single("rllm_gateway_response_tokens_total", "counter", "Sampled ids captured.", self.response_tokens),
-        ]
-
-    def _latencies(self) -> list[str]:
-        whole, first = "rllm_gateway_request_seconds", "rllm_gateway_first_token_seconds"
-        wholes = [line for mode, seen in sorted(self.seconds.items()) for line in seen.render(whole, f'mode="{mode}"')]
-        firsts = self.first_token_seconds.render(first, 'mode="stream"')
-        return [
-            *_family(whole, "histogram", "Time to the whole answer.", wholes),
-            *_family(first, "histogram", "Time to the first piece of a streamed answer.", firsts),
-        ]
+        """Return all metrics in Prometheus' text format, as `GET /metrics` answers."""
+        registry = CollectorRegistry()
+        registry.register(_Scrape(self, store_pending, replicas))
+        return generate_latest(registry).decode()
 
 
-def _upstreams(replicas: ReplicaSet | None) -> list[str]:
-    """What is known of each replica of a pool; nothing where there is none."""
-    if replicas is None:
-        return []
+class _Scrape(Collector):
+    """The metrics as Prometheus' client takes them."""
 
-    def each(name: str, kind: str, help: str, value_of: Callable[[Replica], float | None]) -> list[str]:
-        name = f"rllm_gateway_upstream_{name}"
-        values = {item.address: value_of(item) for item in replicas}
-        known = [f'{name}{{upstream="{address}"}} {value}' for address, value in values.items() if value is not None]
-        return _family(name, kind, help, known)
+    def __init__(self, metrics: Metrics, store_pending: int, replicas: ReplicaSet | None) -> None:
+        self._metrics = metrics
+        self._store_pending = store_pending
+        self._replicas = replicas
 
-    return [
-        *_single("rllm_gateway_calls_waiting", "gauge", "Calls held until an upstream is free.", replicas.num_waiting),
-        *each("up", "gauge", "Whether it answers, as far as is known.", lambda item: int(item.up)),
-        *each("paused", "gauge", "Whether it is held by an operator.", lambda item: int(item.paused)),
-        *each("in_flight", "gauge", "Calls that it is answering.", lambda item: item.in_flight),
-        *each("calls_total", "counter", "Calls that went to it.", lambda item: item.num_calls),
-        *each("weight_version", "gauge", "Its weights, as far as was said.", lambda item: item.weight_version),
-    ]
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        requests = CounterMetricFamily(
+            f"{_PREFIX}requests", "Model calls answered.", labels=["dialect", "mode", "status"]
+        )
+        for (dialect, mode, status), count in sorted(metrics.requests.items()):
+            requests.add_metric([dialect, mode, str(status)], count)
+        yield requests
+        yield GaugeMetricFamily(f"{_PREFIX}requests_in_flight", "Model calls in progress.", metrics.in_flight)
+        yield CounterMetricFamily(f"{_PREFIX}traces", "Durable traces.", metrics.traces)
+        yield CounterMetricFamily(f"{_PREFIX}failed_traces", "Durable traces of failed calls.", metrics.failed_traces)
+        yield CounterMetricFamily(f"{_PREFIX}prompt_tokens", "Captured prompt ids.", metrics.prompt_tokens)
+        yield CounterMetricFamily(f"{_PREFIX}response_tokens", "Captured sampled ids.", metrics.response_tokens)
+        yield _histogram("request_seconds", "Time to the whole answer.", metrics.seconds)
+        first = {"stream": metrics.first_token_seconds}
+        yield _histogram("first_token_seconds", "Time to the first piece of a streamed answer.", first)
+        yield GaugeMetricFamily(f"{_PREFIX}store_pending", "Writes that are not durable yet.", self._store_pending)
+        if self._replicas is not None:
+            yield from _upstreams(self._replicas)
 
 
-def _family(name: str, kind: str, help: str, samples: list[str]) -> list[str]:
-    return [f"# HELP {name} {help}", f"# TYPE {name} {kind}", *samples]
+def _histogram(name: str, help: str, by_mode: dict[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(f"{_PREFIX}{name}", help, labels=["mode"])
+    for mode, seen in sorted(by_mode.items()):
+        bounds = (*map(str, _BUCKETS_S), "+Inf")
+        family.add_metric([mode], list(zip(bounds, accumulate(seen.counts), strict=True)), seen.sum)
+    return family
 
 
-def _single(name: str, kind: str, help: str, value: float) -> list[str]:
-    return _family(name, kind, help, [f"{name} {value}"])
+def _upstreams(replicas: ReplicaSet) -> Iterator[Metric]:
+    yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", replicas.num_waiting)
+    prefix = f"{_PREFIX}upstream_"
+    up = GaugeMetricFamily(f"{prefix}up", "1 if the upstream answers, as far as is known.", labels=["upstream"])
+    paused = GaugeMetricFamily(f"{prefix}paused", "1 while an operator holds its calls.", labels=["upstream"])
+    in_flight = GaugeMetricFamily(f"{prefix}in_flight", "Calls in progress at the upstream.", labels=["upstream"])
+    calls = CounterMetricFamily(f"{prefix}calls", "Calls sent to the upstream.", labels=["upstream"])
+    version = GaugeMetricFamily(f"{prefix}weight_version", "Published weight version.", labels=["upstream"])
+    for replica in replicas:
+        up.add_metric([replica.address], int(replica.up))
+        in_flight.add_metric([replica.address], replica.in_flight)
+        calls.add_metric([replica.address], replica.num_calls)
+        paused.add_metric([replica.address], int(replica.paused))
+        if replica.weight_version is not None:
+            version.add_metric([replica.address], replica.weight_version)
+    yield from (up, paused, in_flight, calls, version)

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp
 
 from rllm._runtime.signals import on_ctrl_c
 from rllm.errors import ConfigError, RLLMError, counted
-from rllm.gateway.acceptor import Acceptor
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.errors import STOPPED
@@ -251,13 +250,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup([])
         try:
-            for listener in sockets or ():
-                self.servers.append(Acceptor(listener, self._protocol))  # type: ignore[arg-type]  # Closed alike.
-        except BaseException:
-            await self.shutdown()
-            self.started = False
+            await super().startup(sockets)
+        except OSError:
+            await self.lifespan.shutdown()
             raise
         self.ready.set()
 
@@ -269,9 +265,8 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._asked.wait(), _TICK_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for acceptor in self.servers:
-            acceptor.close()
-            await acceptor.wait_closed()  # only those that are known by then are told to end
+        for server in self.servers:
+            server.close()
         state = self.server_state
         for connection in list(state.connections):
             connection.shutdown()
@@ -285,12 +280,6 @@ class _Server(uvicorn.Server):
                 task.cancel(STOPPED)
             await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients are told
         await self.lifespan.shutdown()
-
-    def _protocol(self) -> asyncio.Protocol:
-        """What speaks with one client."""
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

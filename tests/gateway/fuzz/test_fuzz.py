@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.openapi import openapi
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+
+from .openapi import openapi
 
 NUM_EXAMPLES = int(os.environ.get("RLLM_FUZZ_EXAMPLES", "10"))
 THOROUGH = "RLLM_FUZZ_EXAMPLES" in os.environ
@@ -182,7 +183,7 @@ class Running:
     def check_healthy(self):
         async def check():
             assert (await self.client.get("/healthz")).status_code == 200
-            assert (await self.client.get("/metrics")).text.count("rllm_gateway_requests_in_flight 0\n") == 1
+            assert (await self.client.get("/metrics")).text.count("rllm_gateway_requests_in_flight 0.0\n") == 1
 
         self.run(check())
 

@@ -6,35 +6,27 @@ so that no field is ever lost.
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import msgspec
-import orjson
 
-from rllm._runtime import native
 from rllm._runtime.untrusted import TooLargeError, check_values
-from rllm.capture.tokens import LOGPROB_TOLERANCE, TOKEN_ID_PREFIX
+from rllm.capture.tokens import TOKEN_ID_PREFIX
 from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_plain_answer
 
 
-def parse_plain_answer(body: bytes, *, as_arrays: bool = False) -> dict[str, Any] | None:
+def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
     """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one.
 
     Args:
         body: of the HTTP answer.
-        as_arrays: see `UpstreamCall`.
 
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
     if not _has_few_values(body):
         return None
-    if as_arrays and native.compiled is not None:
-        scanned = native.compiled.scan_answer(body, LOGPROB_TOLERANCE)
-        if scanned is not None and (read := _with_arrays(*scanned)) is not None:
-            return read
     try:
         answer = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -53,23 +45,6 @@ def _has_few_values(body: bytes) -> bool:
     except TooLargeError:
         return False  # `json_object` names it
     return True
-
-
-def _with_arrays(
-    rest: bytes, prompt_ids: array[int], tokens: list[tuple[array[int], array[float]]]
-) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = orjson.loads(rest)
-    except ValueError:
-        return None
-    if answer.get("error"):
-        return None
-    check_plain_answer(answer)
-    answer["prompt_token_ids"] = prompt_ids
-    for choice, (ids, logprobs) in zip(answer["choices"], tokens, strict=True):
-        choice["token_ids"] = ids
-        choice["logprobs"] = {"token_logprobs": logprobs}
-    return answer
 
 
 def _has_labels(entries: list[_Entry]) -> bool:

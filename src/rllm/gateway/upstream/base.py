@@ -32,9 +32,6 @@ class UpstreamCall:
     logprob_details: bool = True
     """Whether token texts and alternatives are wanted beside the log-probabilities. Where they are not, the bare numbers may
     stand in `logprobs.token_logprobs`."""
-    as_arrays: bool = False
-    """Whether checked ids and log-probabilities may come as arrays of the package `array` in the place of lists, which is faster.
-    With `logprob_details` they never do."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """To send along, where there is an HTTP request."""
     route: Route = field(default_factory=Route)

@@ -20,13 +20,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from rllm.gateway.deadlines import Deadlines
-
 _MAX_BUFFERED = 1024 * 1024
 """Bytes that may wait for a slow reader before the server is made to wait."""
 
-
-_GRAIN_S = 0.1
 
 _REST_S = 1.0
 """How long the end of the HTTP message may follow the end of what is said."""
@@ -54,7 +50,6 @@ class HTTPConnections:
         self._read_timeout_s = read_timeout_s
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
-        self._silences = Deadlines(_GRAIN_S)
         self._waiting: deque[asyncio.Future[tuple[Connection, bool]]] = deque()
         """Calls without a connection, the one that waits longest first."""
         self._connecting: set[asyncio.Task[None]] = set()
@@ -180,7 +175,7 @@ class HTTPConnections:
         return connection
 
     def _new_connection(self) -> Connection:
-        return Connection(self._idle, self._silences)
+        return Connection(self._idle)
 
 
 class UnreachableError(ConnectionError):
@@ -212,9 +207,8 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """One connection, and the answer to the request that was last sent on it."""
 
-    def __init__(self, idle: list[Connection], silences: Deadlines) -> None:
+    def __init__(self, idle: list[Connection]) -> None:
         self._idle = idle
-        self._silences = silences
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         # Called for every HTTP chunk, of which a streamed answer has one for each token.
@@ -288,14 +282,13 @@ class Connection(asyncio.Protocol):
             raise self._failure
         self._waiter = self._loop.create_future()
         allowed_s = min(self._read_timeout_s, self._deadline - time.monotonic())
-        self._silences.set(self, allowed_s, self._loop)
+        timer = self._loop.call_later(allowed_s, self._expire)
         try:
             await self._waiter
         finally:
-            self._silences.drop(self)
+            timer.cancel()
 
-    def expire(self) -> None:
-        """Let whoever waits for the server wait no longer."""
+    def _expire(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError("the server was silent for too long"))
 

@@ -7,39 +7,23 @@ since the network merges events as it likes. Any other event is parsed as it is.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from rllm._runtime import native
 from rllm._runtime.untrusted import parse_json
 from rllm.capture import has_labels
-from rllm.capture.stream import split_lines
-from rllm.capture.tokens import LOGPROB_TOLERANCE
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
 from rllm.gateway.upstream.shape import check_answer
 
-Event: TypeAlias = "bytes | tuple[bytes, array[int]] | tuple[bytes, array[int], array[float] | None]"
-"""The data of a server-sent event. What the compiled reader has taken out of it, so that null stands there, follows it: the prompt's
-ids; or of events that only carry text, and are one by now, the tokens and their log-probabilities."""
 
-
-def split_events(text: bytes) -> Sequence[Event] | None:
-    """For `SSEDecoder`: events that only carry text are merged as they are found, by the compiled reader, where there is one."""
-    if native.compiled is None:
-        return split_lines(text)
-    events: list[Event] | None = native.compiled.scan_events(text, LOGPROB_TOLERANCE)
-    return events
-
-
-def parse_events(events: Sequence[Event], *, logprob_details: bool) -> list[dict[str, Any]]:
+def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[dict[str, Any]]:
     """The chunks of these events, in order.
 
     Args:
-        events: one JSON object each, or merged ones.
+        events: data of server-sent events, one JSON object each.
         logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are not,
             the bare numbers stand in `logprobs.token_logprobs`.
 
@@ -47,15 +31,11 @@ def parse_events(events: Sequence[Event], *, logprob_details: bool) -> list[dict
         UpstreamError: if one of them is not a JSON object, or a field of it has another type than it should.
     """
     if logprob_details:
-        return [_parse(payload) for payload in events if isinstance(payload, bytes)]
+        return [_parse(payload) for payload in events]
     chunks: list[dict[str, Any]] = []
     runs: list[_Run] = []
     run: _Run | None = None
     for payload in events:
-        if isinstance(payload, tuple):
-            run = None
-            chunks.append(_merged(*payload) if len(payload) == 3 else _with_prompt(*payload))
-            continue
         try:
             text_chunk = _decode_text_chunk(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -77,20 +57,6 @@ def parse_events(events: Sequence[Event], *, logprob_details: bool) -> list[dict
     for run in runs:
         run.delta["content"] = "".join(run.texts)
     return chunks
-
-
-def _merged(text: bytes, ids: array[int], logprobs: array[float] | None) -> dict[str, Any]:
-    chunk: dict[str, Any] = _loads(text)
-    [choice] = chunk["choices"]
-    choice["token_ids"] = ids
-    choice["logprobs"] = None if logprobs is None else {"token_logprobs": logprobs}
-    return chunk
-
-
-def _with_prompt(text: bytes, prompt_ids: array[int]) -> dict[str, Any]:
-    chunk = _with_bare_logprobs(_parse(text))
-    chunk["prompt_token_ids"] = prompt_ids
-    return chunk
 
 
 def _loads(payload: bytes) -> Any:

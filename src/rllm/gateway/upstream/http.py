@@ -16,7 +16,6 @@ import orjson
 
 from rllm._runtime.untrusted import LARGE
 from rllm.capture import PriorAnswer, SSEDecoder
-from rllm.capture.stream import split_lines
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.gateway.upstream.answers import parse_plain_answer
@@ -30,7 +29,7 @@ from rllm.gateway.upstream.connection import (
     TooLongError,
     UnreachableError,
 )
-from rllm.gateway.upstream.events import Event, parse_events, split_events
+from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.refusals import json_object, refusal_of, start_of, without_error
 from rllm.gateway.upstream.roles import for_template
 from rllm.gateway.upstream.shape import check_answer, check_models
@@ -178,7 +177,7 @@ class HTTPUpstream:
         return tokens.chat_answer(parsed, call.request, call.prompt_ids)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
-        decoder: SSEDecoder[Event] = SSEDecoder(split_events if call.as_arrays else split_lines)
+        decoder = SSEDecoder()
         num_read = num_unread = 0
         is_done = False
         without_key = self._secret.hidden_in_stream() if self._secret else bytes
@@ -339,7 +338,7 @@ def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[
         UpstreamError: if it is an error, or nothing that was asked for.
     """
     may_be_plain = status == 200 and call.prompt_ids is None and not call.logprob_details
-    if may_be_plain and (plain := parse_plain_answer(body, as_arrays=call.as_arrays)):
+    if may_be_plain and (plain := parse_plain_answer(body)):
         return plain
     [parsed] = without_error([json_object(status, body, headers)])
     check_answer(parsed)
