@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rllm.parser.chat_template import ChatTemplate
-from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
-from rllm.testing.warmup import warm_up
+from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer, warm_up
 from rllm.types import Message
 
 from .workloads import WORKLOADS, questions

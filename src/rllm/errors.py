@@ -1,22 +1,23 @@
-"""Every exception of the project, and the one place where a user's exception gets its name.
+"""Exceptions of the project, and the context managers that attribute errors of users' code.
 
     RLLMError
     ├── ConfigError(ValueError)              a setting is wrong; raised before anything starts
     ├── MissingDependencyError(ImportError)  names the extra: pip install 'rllm[verl]'
-    ├── PluginError                          a module that the user named raised when it was imported
-    ├── RolloutError                         recorded on the episode, never stops its siblings
+    ├── PluginError                          a module named by the user raised when it was imported
+    ├── RolloutError                         recorded on the episode; other rollouts continue
     │   ├── AgentError · EnvError · RewardError   user code raised; `boundary` attributes it
-    │   ├── CaptureError                     a rollout that called no model, or whose calls hold no usable tokens
+    │   ├── CaptureError                     a rollout without model calls, or without usable tokens
     │   ├── InferenceError(status_code) ─ PromptTooLongError
     │   └── RolloutTimeout(TimeoutError)
-    ├── TokenMismatchError(ValueError)       ids, mask, logprobs disagree; fatal: this is the promise
+    ├── TokenMismatchError(ValueError)       ids, mask or logprobs disagree; always fatal
     ├── StoreError ─ SessionDeletedError
     ├── CheckpointError
     ├── WeightSyncError
     └── WorkerError                      a training worker failed, died or ran out of memory
 
-Users raise plain Python errors; `with boundary(EnvError, "env.step")` types them once, at the border. Every message says
-what was wrong, the value seen, and the remedy. All of them survive pickling, because Ray sends them between processes.
+Users raise plain Python errors; `with boundary(EnvError, "env.step")` gives them a type once, at the border. Every
+message states what was wrong, the value, and the remedy. All errors can be pickled, because Ray sends them between
+processes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rllm._runtime.forks import forks_end_here
 
 
 class RLLMError(Exception):
-    """The root of every error that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls `cls(*args)`, which fails for constructors with keyword arguments.
@@ -61,12 +62,12 @@ class MissingDependencyError(RLLMError, ImportError):
 
 
 _TO_TRAIN = frozenset({"torch", "transformers", "peft", "safetensors", "jinja2", "numpy"})
-"""What the extra `train` installs."""
+"""Packages of the extra `train`."""
 
 
 @contextmanager
 def needed_to_train(purpose: str) -> Iterator[None]:
-    """Name the extra where an import inside finds a package of it missing: most of what trains imports them at its head."""
+    """Raise `MissingDependencyError` if an import inside the block needs a missing package of the extra `train`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -76,11 +77,11 @@ def needed_to_train(purpose: str) -> Iterator[None]:
 
 
 class PluginError(RLLMError):
-    """A module of the user's raised when it was imported; the message has the traceback through the user's own lines."""
+    """A module of the user raised when it was imported. The message has the traceback of the user's own code."""
 
 
 class RolloutError(RLLMError):
-    """One rollout failed. Recorded on its episode; its siblings go on."""
+    """One rollout failed. The error is recorded on its episode; other rollouts continue."""
 
 
 class AgentError(RolloutError):
@@ -96,11 +97,11 @@ class RewardError(RolloutError):
 
 
 USER_CODE_ERRORS = (AgentError, EnvError, RewardError, PluginError)
-"""Errors in the user's own code, which the same code raises again."""
+"""Errors in the user's own code, which a retry would only repeat."""
 
 
 class CaptureError(RolloutError):
-    """A rollout made no model call that reached the gateway, or its calls hold no usable tokens."""
+    """No model call of a rollout reached the gateway, or its calls have no usable tokens."""
 
 
 class InferenceError(RolloutError):
@@ -117,7 +118,7 @@ class PromptTooLongError(InferenceError):
     def __init__(self, message: str, *, status_code: int = 400, num_tokens: int | None = None) -> None:
         super().__init__(message, status_code=status_code)
         self.num_tokens = num_tokens
-        """Of the prompt, where they were counted."""
+        """Tokens of the prompt, if they were counted."""
 
 
 class RolloutTimeout(RolloutError, TimeoutError):
@@ -125,7 +126,7 @@ class RolloutTimeout(RolloutError, TimeoutError):
 
 
 class TokenMismatchError(RLLMError, ValueError):
-    """Token ids, mask and log-probabilities disagree. Never recovered from: this is the promise of the project."""
+    """Token ids, mask and log-probabilities disagree. Never caught: exact tokens are the promise of the project."""
 
 
 class StoreError(RLLMError):
@@ -133,11 +134,11 @@ class StoreError(RLLMError):
 
 
 class SessionDeletedError(StoreError):
-    """What was to be added belongs to a session that was deleted meanwhile."""
+    """Traces were added to a session that has been deleted."""
 
 
 class CheckpointError(RLLMError):
-    """A checkpoint cannot be written; those that were are untouched."""
+    """A checkpoint cannot be written. Earlier ones are unchanged."""
 
 
 class WeightSyncError(RLLMError):
@@ -145,15 +146,15 @@ class WeightSyncError(RLLMError):
 
 
 class WorkerError(RLLMError):
-    """A process that trains failed, died, ran out of memory or does not answer."""
+    """A training process failed, died, ran out of memory or does not respond."""
 
 
 @contextmanager
 def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
-    """Raise `error("{where} raised ValueError: ... (at my_agent.py:12)")` from an exception of the user's code inside.
+    """Convert exceptions of users' code to `error("{where} raised ValueError: ... (at my_agent.py:12)")`.
 
-    Our own errors pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A group, as a
-    `TaskGroup` raises it, is replaced by one of its errors. A fork ends here.
+    Errors of this project pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A group, as
+    raised by a `TaskGroup`, is replaced by one of its errors. If the code forks, the child process ends here.
     """
     try:
         with forks_end_here(), ungrouped():
@@ -166,14 +167,14 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
 
 def raised(where: str, cause: BaseException) -> str:
     """Return the message of an error in the user's code: `agent raised ValueError: bad move (at my_agent.py:12)`."""
-    first, newline, rest = _said_by(cause).partition("\n")
+    first, newline, rest = _message_of(cause).partition("\n")
     first = f": {first}" if first else ""
     return f"{where} raised {type(cause).__name__}{first}{place_of(cause)}{newline}{rest}"
 
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """Raise, in place of a group of errors, the first of them, or the first of ours that is no `RolloutError`."""
+    """Replace a group of errors by the first fatal error of this project in it, or else by its first error."""
     try:
         yield
     except ExceptionGroup as group:
@@ -193,7 +194,7 @@ def _errors_in(error: Exception) -> Iterator[Exception]:
 
 @contextmanager
 def concerning(what: str) -> Iterator[None]:
-    """Begin what is said of a mistake inside with the option or argument that it is in: `"--val: ..."`."""
+    """Prefix the message of a `ConfigError` inside with the option or argument that it concerns: `"--val: ..."`."""
     try:
         yield
     except (ConfigError, MissingDependencyError) as error:
@@ -201,25 +202,25 @@ def concerning(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing; for a message that has more to say itself."""
-    return _said_by(error).strip().partition("\n")[0] or type(error).__name__
+    """Return the first line of an error's message, or its class if the message is empty."""
+    return _message_of(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def shown(value: object) -> str:
-    """A value that users gave, shortened, for a message about it."""
+    """Return a shortened form of a user's value, for a message."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
+    except ValueError:  # Python does not format integers of thousands of digits
         return "<a number too long to write>"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 task`, `2 tasks`, for a message; `plural` is that of a noun which takes no mere s."""
+    """Return `1 task` or `2 tasks`, for a message; `plural` is needed for nouns whose plural is irregular."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def all_of(number: int, noun: str, plural: str = "") -> str:
-    """`all 2 tasks`, or `the only task`, likewise."""
+    """Return `all 2 tasks` or `the only task`, for a message."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun, plural)}"
 
 
@@ -255,9 +256,9 @@ def number(value: object, *, digits: int = 3, decimals: int | None = None) -> st
     """Format a number in a few digits, as 0.531, 12.4 or 3.1e-07; rounding noise as 0, and `None` as nothing.
 
     Args:
-        value: anything that is not a number is returned as its text.
-        digits: significant digits.
-        decimals: digits behind the point of numbers from 0.001 to 1000, so that those of a column or a log line up.
+        value: The number; other values are converted to text.
+        digits: Significant digits.
+        decimals: Digits after the point for numbers from 0.001 to 1000, so that the numbers of a column line up.
     """
     if value is None:
         return ""
@@ -278,8 +279,8 @@ def signed(value: float | None, *, decimals: int | None = None) -> str:
     return f"{'+' if value is not None and value >= NOISE else ''}{number(value, decimals=decimals)}"
 
 
-def _said_by(error: BaseException) -> str:
-    """Its message; of a user's exception whose `__str__` raises in turn, the arguments."""
+def _message_of(error: BaseException) -> str:
+    """Return the message of an error, or its arguments if its `__str__` raises."""
     try:
         return str(error)
     except Exception:

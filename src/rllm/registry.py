@@ -1,6 +1,6 @@
 """Short names and import paths to objects: `resolve("grpo", ALGORITHMS)` or `resolve("my_pkg.mod:Class", ALGORITHMS)`.
 
-No decorators and no import side effects, so a name means the same in every process, Ray workers included.
+There are no decorators and no import side effects, so a name means the same in every process, including Ray workers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rllm.errors import ConfigError, PluginError, RLLMError, needed_to_train
 __all__ = ["closest", "did_you_mean", "load_object", "own_frames", "resolve"]
 
 _LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-"""Where code lies that is not the user's: ours, Python's, and what is installed."""
+"""Folders of code that is not the user's: this package, the standard library, and installed packages."""
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
-    """The object behind a short name of `known`, or behind `pkg.mod:Attribute`.
+    """Return the object of a short name in `known`, or of an import string `pkg.mod:Attribute`.
 
     Raises:
-        ConfigError: if it is neither, in which case the message lists what is known; or see `load_object`.
+        ConfigError: if the name is neither, with a list of the known names; or see `load_object`.
         PluginError: see `load_object`.
     """
     path = known.get(name, name)
@@ -38,15 +38,15 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str = "name") -> Any:
 
 
 def did_you_mean(name: str, known: Collection[str], section: str = "") -> str | None:
-    """A question that names the closest of the known names, with the section they are in; `None` if none is close."""
+    """Return a question that names the closest known name, with its section; `None` if none is close."""
     meant = closest(name, known)
     return None if meant is None else f"did you mean {'.'.join(filter(None, (section, meant)))!r}?"
 
 
 def closest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one; `None` if none is as much alike as `cutoff`, where 1 is the same.
+    """Return the most similar known name; `None` if its similarity is below `cutoff`, where 1 means equal.
 
-    One with the same letters comes first: the commonest slip swaps two of them.
+    A name with the same letters comes first: the most common typing error swaps two of them.
     """
     swapped = [item for item in known if sorted(item) == sorted(name)]
     found = difflib.get_close_matches(name, swapped or known, n=1, cutoff=0.0 if swapped else cutoff)
@@ -57,9 +57,9 @@ def load_object(path: str, *, kind: str = "name") -> Any:
     """Import `package.module:Attribute`.
 
     Raises:
-        ConfigError: if the module is not found, is no Python, or lacks the attribute.
-        PluginError: if it raises.
-        MissingDependencyError: if it is ours, and to train is not installed.
+        ConfigError: if the module is not found, has a syntax error, or does not have the attribute.
+        PluginError: if its import raises.
+        MissingDependencyError: if it belongs to this package and needs the extra `train`.
     """
     module_name, _, attribute = path.partition(":")
     ours = module_name.startswith("rllm.")
@@ -90,7 +90,7 @@ def _raised(path: str, kind: str, error: BaseException) -> PluginError:
 
 
 def own_frames(error: BaseException) -> str:
-    """The traceback without what lies in libraries, Python's or ours: how their code came to be called is no help."""
+    """Return the traceback without frames of libraries, which do not help the user."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<") and not _is_library(Path(frame.filename))]
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()

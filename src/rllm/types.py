@@ -28,8 +28,8 @@ Message: TypeAlias = dict[str, Any]
 """One chat message in the OpenAI format: `role`, `content`, and optionally `tool_calls`, `tool_call_id`, `name`."""
 
 LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
-"""Distribution of the log-probabilities. `processed`: the one sampled from (after temperature, top-p, top-k). `raw`: the
-model's own at temperature 1. `unknown`: the server did not specify."""
+"""Distribution of the log-probabilities. `processed`: the one sampled from (after temperature, top-p, top-k). `raw`:
+the model's own at temperature 1. `unknown`: the server did not specify."""
 
 
 class Unscored(float):
@@ -95,8 +95,8 @@ class Trace:
     Nothing here can be recovered later, which is why it is stored. A call with `n > 1` gives one trace for each choice;
     they share `call_id`. Traces are built only in `rllm.capture`, which checks ids, log-probabilities and lengths.
 
-    Each field declares how it is stored; stores and exports follow from that. A field without a declaration is part of the
-    JSON document of its trace, so that an optional one can be added here alone. A new column needs a new
+    Each field declares how it is stored; stores and exports follow from that. A field without a declaration is part of
+    the JSON document of its trace, so that an optional one can be added here alone. A new column needs a new
     `rllm.store.rows.SCHEMA`.
     """
 
@@ -147,7 +147,7 @@ class Trace:
 
 @dataclass
 class Action:
-    """What an agent decided to do, wrapped so that an environment can tell it from text."""
+    """Action of an agent, wrapped so that an environment can distinguish it from text."""
 
     action: Any = None
 
@@ -157,28 +157,28 @@ class Step:
     """One model call inside a trajectory: the agent's view of it, and once joined with its trace, its exact tokens."""
 
     id: str = field(default_factory=new_id)
-    """The trace id: the `id` of the response that the agent received."""
+    """Trace id: the `id` of the response that the agent received."""
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
     """As in `Trace`."""
     logprobs: list[float] = field(default_factory=list)
     """Sampler log-probabilities, aligned to `response_ids`."""
     chat_completions: list[Message] = field(default_factory=list)
-    """The prompt's messages followed by the answer."""
+    """Messages of the prompt, followed by the answer."""
     observation: Any = None
     thought: str = ""
     action: Any = None
     model_response: str = ""
     model_output: Any = None
-    """The `ModelOutput` of the call; a step made with it has its id and tokens."""
+    """`ModelOutput` of the call; a step made with it takes its id and tokens."""
     info: dict[str, Any] = field(default_factory=dict)
     reward: float | None = UNSCORED
-    """What this step itself earned, if anybody says so."""
+    """Reward of this step alone, if it has one."""
     done: bool = False
     mc_return: float = 0.0
-    """Its reward and the later ones, discounted."""
+    """Discounted sum of this reward and the later ones."""
     advantage: float | None = None
-    """Set by the trainer: the advantage that this step's tokens were trained with."""
+    """Advantage that this step's tokens were trained with; set by the trainer."""
     weight_version: int | None = None
     weight_updates: list[list[int]] = field(default_factory=list)
     """As in `Trace`."""
@@ -194,13 +194,15 @@ class Step:
 
     @property
     def input(self) -> dict[str, Any]:
-        """The prompt: `messages` and `prompt_token_ids`."""
+        """Return the prompt: `messages` and `prompt_token_ids`."""
         return {"messages": self.chat_completions[:-1], "prompt_token_ids": self.prompt_ids}
 
     @property
     def output(self) -> dict[str, Any]:
-        """The answer: `message`, `finish_reason`, `output_token_ids`, `rollout_logprobs`; and as a chat completion has it,
-        in `choices`."""
+        """Return the answer: `message`, `finish_reason`, `output_token_ids`, `rollout_logprobs`.
+
+        `choices` has it in the form of a chat completion.
+        """
         message = self.chat_completions[-1] if self.chat_completions else None
         return {
             "message": message,
@@ -212,7 +214,7 @@ class Step:
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Step:
-        """The step of this trace, not yet rewarded."""
+        """Return the step of a trace, without a reward."""
         return cls(
             id=trace.id,
             prompt_ids=trace.prompt_ids,
@@ -228,12 +230,12 @@ class Step:
 
     @classmethod
     def from_model_output(cls, output: Any, messages: Sequence[Message] = (), action: Any = None) -> Step:
-        """The step of a model call made through an engine: its tokens, the prompt's messages and the answer."""
+        """Return the step of a model call made through an engine."""
         chat = [*messages, output.to_message()]
         return cls(model_output=output, chat_completions=chat, action=action, thought=output.reasoning)
 
     def fill_from_output(self, output: Any) -> None:
-        """Take the id and the tokens, and whatever the agent left empty, from the `ModelOutput` of the call."""
+        """Take the id and the tokens from the `ModelOutput` of the call, and other fields if they are empty."""
         self.model_output = output
         self.id = output.id or self.id
         self.prompt_ids = output.prompt_ids
@@ -245,7 +247,7 @@ class Step:
         self.model_response = self.model_response or output.text
 
     def fill_from(self, trace: Trace) -> None:
-        """Take the tokens, and whatever the agent left empty, from the trace of the same id."""
+        """Take the tokens from the trace of the same id, and other fields if they are empty."""
         if DRIFT_KEY in trace.metadata:
             self.info[DRIFT_KEY] = trace.metadata[DRIFT_KEY]
         self.info |= _beside_text(trace)
@@ -261,36 +263,36 @@ class Step:
     def to_dict(self) -> dict[str, Any]:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["action"] = self.action.action if isinstance(self.action, Action) else self.action
-        data["model_output"] = None  # its facts are the step's own fields
+        data["model_output"] = None  # its content is in the step's own fields
         data["reward"] = _reward_or_none(self.reward)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        # What the rLLM framework writes has the model output, too, as a dict; its facts are the step's own fields there as well.
+        # Files of the rLLM framework have the model output as a dict, too; its content is in the step's own fields.
         return cls(**{**data, "model_output": None, "reward": _reward_or_unscored(data.get("reward"))})
 
 
 @dataclass(kw_only=True)
 class Trajectory:
-    """What one agent did in one rollout: its steps in call order, and its reward."""
+    """Steps of one agent in one rollout, in call order, and its reward."""
 
     uid: str = field(default_factory=new_id)
     name: str = "agent"
-    """The role. Trajectories of one task and one name are compared with each other."""
+    """Role of the agent. Trajectories of one task and one name are compared with each other."""
     task: Any = None
     steps: list[Step] = field(default_factory=list)
     reward: float | None = UNSCORED
     """See `final_reward`."""
     trainable: bool = True
-    """False for a baseline, an opponent or a judge that must not be learned from."""
+    """False for a baseline, an opponent or a judge that must not be trained on."""
     input: Any = None
     output: Any = None
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def result(self) -> Any:
-        """What the agent function returned."""
+        """Return value of the agent function."""
         return self.output
 
     @result.setter
@@ -302,14 +304,14 @@ class Trajectory:
         return self.info
 
     def final_reward(self) -> float | None:
-        """The trajectory's own reward, else the sum of its steps' rewards, else `None`: unscored."""
+        """Return the trajectory's own reward, or the sum of its steps' rewards, or `None` if neither is set."""
         if is_scored(self.reward):
             return self.reward
         scored = [step.reward for step in self.steps if step.reward is not None and is_scored(step.reward)]
         return sum(scored) if scored else None
 
     def is_cumulative(self) -> bool:
-        """Whether every step's messages extend those of the step before."""
+        """Return True if the messages of every step extend those of the step before."""
         pairs = zip(self.steps, self.steps[1:], strict=False)
         return all(
             later.chat_completions[: len(earlier.chat_completions)] == earlier.chat_completions
@@ -329,7 +331,7 @@ class Trajectory:
 
 
 class TerminationReason(Enum):
-    """Why a rollout ended."""
+    """Reason for the end of a rollout."""
 
     MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
     MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
@@ -342,23 +344,23 @@ class TerminationReason(Enum):
 
 @dataclass(kw_only=True)
 class Episode:
-    """One rollout of one task: the trajectories of every agent that took part, or the reason why there are none."""
+    """One rollout of one task: the trajectories of all its agents, or the reason why there are none."""
 
     id: str = ""
-    """`"{task_id}:{index}"`; the parts are fields of their own, so a task id may contain anything."""
+    """`"{task_id}:{index}"`. Both parts are fields of their own, so a task id may contain any character."""
     task: Any = None
     task_id: str = ""
     index: int = 0
-    """Which of the task's rollouts this is."""
+    """Number of this rollout among those of its task, from 0."""
     session_id: str = ""
-    """Where the store keeps this rollout's traces."""
+    """Session of this rollout's traces in the store."""
     termination_reason: TerminationReason | None = None
     is_correct: bool | None = None
-    """`None`: nobody has said so yet; a rollout that has ended says yes or no."""
+    """`None` while the rollout is running."""
     trajectories: list[Trajectory] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-    """Free; a failed rollout has `info["error"]` with `type`, `message` and `traceback`."""
+    """Free data; a failed rollout has `info["error"]` with `type`, `message` and `traceback`."""
 
     def __post_init__(self) -> None:
         if self.id and not self.task_id:
@@ -372,7 +374,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the rollout crashed, timed out or could not be captured; nothing is learned from it, and it counts as wrong."""
+        """True if the rollout crashed, timed out or was not captured; it is not trained on and counts as wrong."""
         return "error" in self.info
 
     def to_dict(self) -> dict[str, Any]:
@@ -395,18 +397,18 @@ class Episode:
 
 @dataclass(kw_only=True)
 class TrajectoryGroup:
-    """Trajectories that are compared with each other: one task, one role, several rollouts."""
+    """Trajectories that are compared with each other: those of one task and one role in several rollouts."""
 
     trajectories: list[Trajectory]
     group_id: str = ""
     references: list[Trajectory] = field(default_factory=list)
-    """Scored trajectories of the same task and role in attempts that are made to be compared with: greedy ones."""
+    """Scored trajectories of the same task and role in greedy rollouts, which serve as a baseline."""
     penalties: list[float] = field(default_factory=list)
-    """What is taken off each trajectory's reward, such as its divergence from a reference model; empty for nothing."""
+    """Penalty for each trajectory, such as its divergence from a reference model; empty for none."""
 
     @property
     def rewards(self) -> list[float]:
-        """The reward of each trajectory, penalties taken off; only scored trajectories belong in a group."""
+        """Return the reward of each trajectory minus its penalty. Only scored trajectories belong to a group."""
         rewards = [reward for reward in (item.final_reward() for item in self.trajectories) if reward is not None]
         if not self.penalties:
             return rewards
@@ -414,13 +416,13 @@ class TrajectoryGroup:
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens each trajectory sampled."""
+        """Return the number of sampled tokens of each trajectory."""
         return [sum(len(step.response_ids) for step in item.steps) for item in self.trajectories]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCredit:
-    """What the trainer decided about one step; kept beside its trace so that every gradient can be explained."""
+    """Decision of the trainer about one step, stored with its trace so that every gradient can be explained."""
 
     trace_id: str
     session_id: str
@@ -428,20 +430,20 @@ class StepCredit:
     episode_id: str
     trajectory_name: str
     trajectory_index: int = 0
-    """Which of the episode's trajectories: a step that several of them share has a credit in each."""
+    """Number of the trajectory in its episode: a step that several of them share has a credit in each."""
     reward: float | None
-    """`None`: unscored."""
+    """`None` if unscored."""
     group_id: str | None = None
     baseline: float | None = None
     advantage: float | None = None
     trainer_logprobs: Sequence[float] | None = None
-    """The trainer's log-probabilities of the same response ids, before the update."""
+    """Log-probabilities of the same response ids under the trained policy before the update, in nats."""
     dropped: str | None = None
-    """Why this step was not trained on; `None` means that it was."""
+    """Reason why this step was not trained on; `None` if it was."""
 
 
 def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit]]:
-    """The credits of each call: one for each trajectory that it is a step of, and for each training step."""
+    """Return the credits of each call: one for each trajectory that it is a step of, in each training step."""
     found: dict[str, list[StepCredit]] = {}
     for credit in credits:
         found.setdefault(credit.trace_id, []).append(credit)
@@ -449,13 +451,13 @@ def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit
 
 
 def task_id_of(task: Mapping[str, Any], place: object) -> str:
-    """The task's own id as text, else its place among the others; `?` stands for what is not Unicode."""
+    """Return the task's own id, or else its place among the others, as valid Unicode."""
     own = (task[name] for name in TASK_ID_FIELDS if task.get(name) is not None)
     return str(next(own, place)).encode(errors="replace").decode()
 
 
 def token_versions(sampled: Step | Trace) -> list[int]:
-    """Which weights sampled each token of an answer; empty where that is not known."""
+    """Return the version of the weights that sampled each token of an answer; empty if unknown."""
     if sampled.weight_version is None:
         return []
     versions = [sampled.weight_version] * len(sampled.response_ids)
@@ -465,7 +467,7 @@ def token_versions(sampled: Step | Trace) -> list[int]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a chat message, whether its content is a string, a list of parts, or absent."""
+    """Return the text of a chat message, whose content may be a string, a list of parts, or missing."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -475,14 +477,13 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def parts_beside_text(messages: Iterable[Any]) -> list[str]:
-    """The types of those parts of chat messages that are no text, such as `image_url`: tokens alone do not say what is in them."""
+    """Return the types of the parts of chat messages that are not text, such as `image_url`."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping))
     return sorted({str(part.get("type") or "text") for part in parts} - TEXT_PARTS)
 
 
 def _beside_text(trace: Trace) -> dict[str, Any]:
-    """What a step keeps of it."""
     found = parts_beside_text(trace.messages)
     return {NOT_TEXT_KEY: found} if found else {}
 

@@ -81,7 +81,7 @@ WRONG_STREAMS = {
     "facts in words": (event_stream({"choices": [], "rllm": "raw"}), "$.rllm"),
     "several answers of one index": (
         event_stream(*({"choices": [{**ANSWER["choices"][0], "delta": {"content": said}}]} for said in "ab")),
-        "several answers the same index",
+        "same index",
     ),
     "no end at all": (event_stream(), "before the answer was"),
     "garbled chunks": (event_stream({"choices": [{"delta": {"content": "h"}}]}, end=False) + b"zz\r\n", "broke off"),

@@ -15,8 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.demo.tasks import CAREFUL, conversations
 from rllm.parser.chat_template import ChatTemplate
-from rllm.testing.tiny_policy import TinyPolicyRecipe, default_cache_dir, tiny_policy, train_tokenizer
-from rllm.testing.warmup import Muon, encode, orthogonal, warm_up
+from rllm.testing.tiny_policy import (
+    Muon,
+    TinyPolicyRecipe,
+    default_cache_dir,
+    encode,
+    orthogonal,
+    tiny_policy,
+    train_tokenizer,
+    warm_up,
+)
 from rllm.types import Message
 
 SMALL = TinyPolicyRecipe(

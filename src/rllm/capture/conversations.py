@@ -395,7 +395,7 @@ class Conversations:
         )
 
     def _call_at(self, asked: MessageDigests, place: int) -> _Call | None:
-        """Return the answer that ends the first messages: with this reasoning if there are several, or else the latest."""
+        """Return the answer that ends the first messages: the one with this reasoning, or else the latest."""
         digest, answer = asked.digests[place], asked.messages[place - 1]
         reasoning = reasoning_of(answer) if is_answer(answer) else ""
         return (self._calls.get(hash((digest, reasoning))) if reasoning else None) or self._calls.get(digest)

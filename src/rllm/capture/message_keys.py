@@ -33,7 +33,7 @@ def tool_key(answer: Message) -> tuple[str, ...]:
 
 
 def content_key(answer: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the parts of a canonical answer that no client rewrites: tool calls without arguments, or else its text."""
+    """Return the parts of a canonical answer that no client rewrites: tool calls without arguments, or else text."""
     num_calls = len(answer) // 2 - 1
     return answer[2 : 2 + num_calls] or answer
 

@@ -10,12 +10,14 @@ from rllm.capture.tokens import join_ids, join_logprobs
 from rllm.errors import TokenMismatchError
 
 _MAX_CHOICES, _MAX_TOOL_CALLS = 1_024, 10_000
-"""Of one answer: a server may name any number as the index of the next piece."""
+"""Limits for one answer: a server may send any number as the index of the next piece."""
 
 
 def split_lines(text: bytes) -> list[bytes] | None:
-    """The payloads of whole events, each one line `data: ...` and an empty one (missing behind the last); `None` if any is not. Lines
-    end with LF only."""
+    """Return the payloads of whole events in the common form, or `None` if any event has another form.
+
+    In the common form each event is a line `data: ...` and an empty line (missing after the last one), ending with LF.
+    """
     if not text.startswith(b"data: "):
         return None
     payloads = text[6:].split(b"\n\ndata: ")
@@ -33,7 +35,7 @@ class SSEDecoder:
     def __init__(self) -> None:
         self._rest = b""
         self._later: list[bytes] = []
-        """What follows the rest, while no line ends."""
+        """Bytes after the rest, until a line ends."""
         self._data: list[bytes] = []
         self._after_cr = False
 
@@ -68,7 +70,7 @@ class SSEDecoder:
 
 
 _DATA = (b"data", b"\xef\xbb\xbfdata")
-"""Also behind the mark with which a stream in UTF-8 may begin."""
+"""With and without the byte order mark that a stream may begin with."""
 _LINE_ENDS = (b"\n", b"\r\n", b"\r")
 
 
@@ -83,7 +85,7 @@ class ChatStream:
         """Take one parsed `chat.completion.chunk`.
 
         Raises:
-            TokenMismatchError: if a choice goes on after its end.
+            TokenMismatchError: if a choice continues after its end.
         """
         for name, value in chunk.items():
             if name == "choices":
@@ -94,20 +96,18 @@ class ChatStream:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice that began has its finish reason."""
+        """True if every choice that began has its finish reason."""
         return bool(self._choices) and all("finish_reason" in choice.fields for choice in self._choices.values())
 
     def response(self) -> dict[str, Any]:
-        """The completion of what has arrived; a choice that was cut off has the finish reason `abort`."""
+        """Return the completion so far; a choice that was cut off has the finish reason `abort`."""
         choices = [choice.whole() for _, choice in sorted(self._choices.items())]
         return {**self._head, "object": "chat.completion", "choices": choices}
 
     def _choice(self, index: int) -> _ChoiceStream:
         if index not in self._choices:
             if len(self._choices) >= _MAX_CHOICES:
-                raise TokenMismatchError(
-                    f"the answer has more than {_MAX_CHOICES} choices, and nobody asks for so many"
-                )
+                raise TokenMismatchError(f"the answer has more than {_MAX_CHOICES} choices")
             self._choices[index] = _ChoiceStream(index)
         return self._choices[index]
 
@@ -122,15 +122,15 @@ class _ChoiceStream:
         self.extras: dict[str, Any] = {}
         self.tool_calls: dict[int, dict[str, Any]] = {}
         self.logprobs: dict[str, list[Any]] | None = None
-        """Of each name, the lists or arrays that it came in."""
+        """Lists or arrays of each field, as they arrived."""
         self.token_ids: list[Any] | None = None
-        """Likewise."""
+        """Lists or arrays of ids, as they arrived."""
 
     def feed(self, choice: Mapping[str, Any]) -> None:
         if "finish_reason" in self.fields and self.token_ids is not None:
             self._check_over(choice)
         for name, value in choice.items():
-            if value is None or (name == "finish_reason" and not value):  # some servers say "" until there is one
+            if value is None or (name == "finish_reason" and not value):  # some servers send "" until there is one
                 continue
             if name == "delta":
                 self._feed_delta(value)
@@ -146,7 +146,7 @@ class _ChoiceStream:
         """Nothing that is sampled may follow the end: it would be another answer's, under the same index."""
         if choice.get("finish_reason") or choice.get("token_ids"):
             raise TokenMismatchError(
-                f"choices[{self.fields['index']}] goes on after its end: the server gives several answers the same index"
+                f"choices[{self.fields['index']}] continues after its end: several answers have the same index"
             )
 
     def _feed_delta(self, delta: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class _ChoiceStream:
                 self.logprobs.setdefault(name, []).append(entries)
 
     def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:
-        """The call that this piece belongs to; servers that send no index send each call whole, with an id."""
+        """Return the call of a piece; servers that send no index send each call whole, with an id."""
         index = piece.get("index")
         if index is None:
             index = len(self.tool_calls) if piece.get("id") else max(len(self.tool_calls) - 1, 0)
@@ -182,7 +182,7 @@ class _ChoiceStream:
         if self.tool_calls:
             message["tool_calls"] = [_joined(call) for _, call in sorted(self.tool_calls.items())]
         if not message["content"] and any(value for name, value in message.items() if name != "role"):
-            # What an unstreamed answer says when everything it holds is a tool call, reasoning or a refusal.
+            # As in an unstreamed answer that consists of a tool call, reasoning or a refusal.
             message["content"] = None
         logprobs = self.logprobs and {name: join_logprobs(pieces) for name, pieces in self.logprobs.items()}
         choice = {"finish_reason": "abort", "logprobs": logprobs, **self.fields, "message": message}
@@ -192,11 +192,11 @@ class _ChoiceStream:
 
 
 _GROWING = ("arguments", "input")
-"""The texts of a tool call that arrive in pieces; its id and name arrive whole, and some servers repeat them."""
+"""Texts of a tool call that arrive in pieces; id and name arrive whole, and some servers repeat them."""
 
 
 class _Pieces(list[str]):
-    """A text that is still growing: to add to it each time would take time for all that it has."""
+    """A growing text: appending to a string each time would copy all of it."""
 
 
 def _joined(call: Mapping[str, Any]) -> dict[str, Any]:

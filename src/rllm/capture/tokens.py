@@ -1,10 +1,10 @@
-"""The tokens of one sampled answer, taken from the wire and checked against each other.
+"""Tokens of one sampled answer, taken from the wire and checked against each other.
 
-Nothing is ever guessed here: a field that the server left out is named, and never filled with zeros (a log-probability
-of zero would claim certainty).
+Nothing is guessed: a missing field is named, and never filled with zeros (a log-probability of zero would mean
+certainty).
 
-Where a thousand objects would cost more than all else, tokens come as arrays, which were checked while they were read,
-and stand for lists until somebody may want one: see `with_lists`.
+Tokens may come as arrays, which were checked while they were read, because a thousand objects would cost more than
+everything else. `with_lists` converts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKEN_ID_PREFIX = "token_id:"
 """Prefix of a token's text in `logprobs` if the request had `return_tokens_as_token_ids: true`."""
 
 LOGPROB_TOLERANCE = 1e-4
-"""Largest log-probability above 0 that is accepted: rounding in the server's log-softmax causes it for certain tokens."""
+"""Largest accepted log-probability: rounding in a server's log-softmax can put it above 0 for certain tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
     if missing:
         return (
             f"the server's chat completion (OpenAI format) lacks {' and '.join(missing)}: "
-            f"send {' and '.join(remedies)} to a server that honours it; calls without it can be evaluated, not trained on"
+            f"send {' and '.join(remedies)} to a server that honours it; other calls can be evaluated, not trained on"
         )
     if not response_ids:
         return f"{where} holds no sampled token"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.demo.tasks import CAREFUL, SLOPPY, Clerk, conversations
-from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
-from rllm.testing.warmup import OnProgress
+from rllm.testing.tiny_policy import OnProgress, TinyPolicyRecipe, tiny_policy
 from rllm.types import Message
 
 

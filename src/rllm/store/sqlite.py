@@ -1,6 +1,6 @@
 """Trace store in one SQLite file: durable before it acknowledges, and readable by other processes while in use.
 
-A file is ours if its `application_id` says so, and `user_version` is the version of its tables. Nothing is written to a
+`application_id` identifies a file of rllm, and `user_version` is the version of its tables. Nothing is written to a
 file before both are known.
 """
 
@@ -173,8 +173,8 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
         if _identity(path) == file:
             return
     raise StoreError(
-        f"trace store {str(path)!r} was deleted, moved or replaced while in use: what is written to it now would be lost: "
-        "put it back, or start with a new one"
+        f"trace store {str(path)!r} was deleted, moved or replaced while in use: writes to it would be lost: put it "
+        "back, or start with a new one"
     )
 
 

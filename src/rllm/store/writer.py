@@ -64,7 +64,7 @@ class GroupCommitWriter(Generic[C]):
         # Re-entrant, because the garbage collector may close a forgotten store while this thread holds it.
         lock = threading.RLock()
         self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
-        # A daemon, so that a store which nobody closed cannot keep the interpreter from ending.
+        # A daemon, so that a store that was not closed cannot keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name="rllm-trace-writer", daemon=True)
         self._thread.start()
 

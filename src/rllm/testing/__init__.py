@@ -1,6 +1,9 @@
-"""Test agents without a model, in milliseconds: see docs/testing.md.
+"""Tests of agents without a model, in milliseconds; see docs/testing.md.
 
-from rllm.testing import scripted_gateway
+* `scripted`: an inference engine that follows a script, with exact tokens. Read this first.
+* `gateway`: a gateway in front of it, for agents that speak HTTP: `from rllm.testing import scripted_gateway`.
+* `scripted_server`: an inference server with the same answers, which can fail on request.
+* `tiny_policy`: a real model of a million parameters, trained in a minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gateway in front of a scripted model, for tests of agents that speak HTTP, whatever they are made with.
+"""A gateway in front of a scripted model, for tests of agents that speak HTTP, in any framework.
 
 with scripted_gateway(["The answer is 42."]) as gateway:
     client = openai.OpenAI(base_url=gateway.base_url, api_key="unused")
@@ -26,49 +26,50 @@ SESSION = "test"
 
 
 class ScriptedGateway:
-    """What a test asks of it; made by `scripted_gateway`."""
+    """A running gateway with a scripted model; made by `scripted_gateway`."""
 
     def __init__(self, engine: ScriptedEngine, server: GatewayServer, store: MemoryTraceStore) -> None:
         self.engine = engine
         self.url = server.url
-        """`http://host:port`; calls to `{url}/v1` get a session each."""
+        """`http://host:port`; each call to `{url}/v1` gets a session of its own."""
         self.base_url = server.open_session(SESSION)
-        """Of the session "test", up to and including `/v1`. Anthropic's clients take it without `/v1`."""
+        """URL of the session "test", including `/v1`. Anthropic's clients need it without `/v1`."""
         self._server = server
         self._store = store
 
     def open_session(self, session_id: str, *, sampling: Mapping[str, Any] | None = None) -> str:
-        """The base URL of another session; `sampling` is imposed on its calls, as in training."""
+        """Return the base URL of another session; `sampling` is imposed on its calls, as in training."""
         return self._server.open_session(session_id, sampling=sampling)
 
     def environment(self, base_url: str | None = None) -> dict[str, str]:
-        """The variables of a program that is to call this session; for `monkeypatch.setenv`, or another process."""
+        """Return environment variables that lead a program's calls to this session."""
         return gateway_variables(base_url or self.base_url)
 
     def traces(self, session_id: str = SESSION) -> list[Trace]:
-        """The calls of a session, in the order in which they began."""
+        """Return the calls of a session, in the order in which they began."""
         return sorted(self._store.by_session(session_id), key=lambda trace: trace.started_at)
 
     def rollout(self, agent: Callable[..., Any], task: Mapping[str, Any] | None = None) -> Episode:
-        """What `rllm train` would make of this agent function and this task.
+        """Run an agent function on a task, as `rllm train` would, and return the episode.
 
         Raises:
-            RolloutError: if it fails, which in training would be recorded.
+            RolloutError: if it fails; in training the error would be recorded.
         """
         return asyncio.run(self.rollout_async(agent, task))
 
     async def rollout_async(self, agent: Callable[..., Any], task: Mapping[str, Any] | None = None) -> Episode:
-        """As `rollout`, for async tests, several at once."""
+        """Run an agent function like `rollout`; several may run at once."""
         with AgentFunctionEngine(agent, gateway=self._server, store=self._store) as engine:
             return await engine.rollout(Attempt(task=dict(task or {}), task_id=SESSION))
 
 
 @contextmanager
 def scripted_gateway(script: Script | ScriptedEngine) -> Iterator[ScriptedGateway]:
-    """A gateway whose model follows a script; it listens on a free port of this machine until the block ends.
+    """Start a gateway whose model follows a script, on a free port of this machine, until the block ends.
 
     Args:
-        script: answers in the order of the calls, or a function of the messages (see `rllm.testing.scripted`), or an engine.
+        script: Answers in the order of the calls, a function of the messages (see `rllm.testing.scripted`), or an
+            engine.
     """
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script)
     store = MemoryTraceStore()

@@ -1,12 +1,12 @@
-"""An inference engine that follows a script: exact tokens and log-probabilities, no model, no waiting.
+"""An inference engine that follows a script, with exact tokens and log-probabilities, and without a model.
 
     engine = ScriptedEngine(["I will add.", "The answer is 42."])
     engine = ScriptedEngine(lambda messages: messages[-1]["content"].upper())
     engine = ScriptedEngine([{"tool_calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}, "It is 3."])
 
 Test an agent with it in milliseconds, in process or behind a gateway. Its "tokenizer" is the bytes of the text plus two
-markers, so ids can be read back with `decode`, and the prompt of a continued conversation extends the tokens of the turn
-before exactly, as a good chat template does.
+markers, so ids can be read back with `decode`, and the prompt of a continued conversation extends the tokens of the
+turn before exactly, as a good chat template does.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rllm.types import Message, text_of
 __all__ = ["TURN_END", "TURN_START", "Answer", "Script", "ScriptedEngine", "decode", "encode", "encode_prompt"]
 
 Answer: TypeAlias = str | Mapping[str, Any] | Exception
-"""What the engine says: a text; a mapping with any of `content`, `reasoning` and `tool_calls` (each in the OpenAI format
-or just `{"name", "arguments"}`); or an error to raise."""
+"""Answer of the engine: a text; a mapping with any of `content`, `reasoning` and `tool_calls` (each in the OpenAI
+format or as `{"name", "arguments"}`); or an error to raise."""
 
 Script: TypeAlias = Sequence[Answer] | Callable[[list[Message]], Answer]
 """Answers in the order of the calls, starting over after the last; or a function of the messages."""
 
 TURN_START, TURN_END = 256, 257
-"""The two ids that are not bytes: where a message begins, and where it ends."""
+"""The two ids that are not bytes: beginning and end of a message."""
 
 TEMPLATE_HASH = "scripted"
 _PIECE = 4  # Characters in one streamed delta.
 
 
 class ScriptedEngine:
-    """Answers from a script; every call's exact output is kept in `outputs`, in the order in which they were answered."""
+    """Engine that answers from a script. `outputs` has the exact output of every call, in the order of the answers."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ScriptedEngine:
         context_length: int = 1_000_000,
         weight_version: int = 0,
     ) -> None:
-        """`latency_s` is the time that a whole answer takes, streamed or not: a number, or a function of the messages.
+        """Take a script; `latency_s` is the duration of a whole answer: a number, or a function of the messages.
 
         Raises:
             ConfigError: if the script is empty, or is a single text.
@@ -67,7 +67,7 @@ class ScriptedEngine:
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
-        """The script's next answer, and the tokens of it."""
+        """Return the script's next answer, with its tokens."""
         output = self._answer(list(messages), tools, SamplingParams.from_request(params))
         await asyncio.sleep(self._latency_of(messages))
         self.outputs.append(output)
@@ -76,7 +76,7 @@ class ScriptedEngine:
     async def stream_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
-        """The same answer in pieces of a few characters; tokens of what is not content come with the whole answer."""
+        """Yield the same answer in pieces of a few characters; tokens outside of the content come with the last one."""
         output = self._answer(list(messages), tools, SamplingParams.from_request(params))
         deltas = list(_deltas(output))
         for number, delta in enumerate(deltas):
@@ -128,7 +128,7 @@ class ScriptedEngine:
         return answer
 
     def _message(self, answer: Answer) -> dict[str, Any]:
-        """The answer in full: `content`, `reasoning` and OpenAI `tool_calls`, each present."""
+        """Return an answer with `content`, `reasoning` and OpenAI `tool_calls`."""
         given: dict[str, Any] = (
             {"content": answer} if isinstance(answer, str) else dict(answer) if isinstance(answer, Mapping) else {}
         )
@@ -157,17 +157,17 @@ class ScriptedEngine:
 
 
 def encode(text: str) -> list[int]:
-    """A text as ids: one a byte of its UTF-8."""
+    """Return a text as ids, one for each byte of its UTF-8."""
     return list(text.encode())
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text of these ids, with the markers left out."""
+    """Return the text of ids, without the markers."""
     return bytes(token_id for token_id in ids if token_id < TURN_START).decode(errors="replace")
 
 
 def encode_prompt(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-    """A conversation as ids, up to the point where the assistant begins to speak."""
+    """Return a conversation as ids, up to the beginning of the assistant's answer."""
     ids: list[int] = []
     if tools:
         ids += [TURN_START, *encode("tools\n" + json.dumps(list(tools))), TURN_END, *encode("\n")]
@@ -177,7 +177,7 @@ def encode_prompt(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
 
 
 def _encode_body(message: Mapping[str, Any]) -> list[int]:
-    """What the message says. Of an assistant's message, precisely what was sampled, however a client spelt it again."""
+    """Return the ids of a message's content; for an answer exactly the sampled ones, however a client rewrote it."""
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     thought = f"<think>\n{reasoning}\n</think>\n" if reasoning else ""
     calls = "".join(_render_tool_call(call) for call in message.get("tool_calls") or [])
@@ -193,7 +193,7 @@ def _render_tool_call(call: Mapping[str, Any]) -> str:
 
 
 def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
-    """The answer's ids, finish reason and stop string; cuts the message where that or the token limit ends it."""
+    """Return ids, finish reason and stop string of an answer; cut the message at that or at the token limit."""
     ids = [*_encode_body(message), TURN_END]
     reason = "tool_calls" if message["tool_calls"] else "stop"
     ends = [(at, at + len(text)) for text in stop if (at := message["content"].find(text)) >= 0]
@@ -212,12 +212,12 @@ def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tu
 
 
 def _logprob(token_id: int, position: int) -> float:
-    """A different number for every neighbour, and the same on every machine: a multiple of 1/128 is exact."""
+    """Return a number that differs between neighbours and is exact on every machine: a multiple of 1/128."""
     return -(1 + (31 * token_id + 17 * position) % 255) / 128
 
 
 def _deltas(output: ModelOutput) -> Iterator[OutputDelta]:
-    """Pieces of the text with their tokens; all that is left, markers and tool calls, belongs to the whole answer."""
+    """Yield pieces of the text with their tokens; markers and tool calls belong to the whole answer alone."""
     pieces = [output.content[start : start + _PIECE] for start in range(0, len(output.content), _PIECE)]
     taken = 0
     if output.reasoning:

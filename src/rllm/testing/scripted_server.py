@@ -1,9 +1,9 @@
-"""The scripted engine behind a real HTTP server that answers in vLLM's shape, and that can fail on request.
+"""A real HTTP server for the scripted engine, which answers in vLLM's format and can fail on request.
 
     with ScriptedServer(ScriptedEngine(["Hello."])) as server:
         client = OpenAI(base_url=server.base_url, api_key="unused")
 
-It is written apart from the gateway, so that a test of the gateway against it does not compare the gateway with itself.
+It shares no code with the gateway's wire formats, so that tests do not compare the gateway with itself.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rllm.testing.scripted import ScriptedEngine, decode
 
 Fault: TypeAlias = Literal["html", "malformed", "error", "cut", "stall", "mismatch", "no_tokens"]
 """`html`: a proxy's error page. `malformed`: 200 with half a JSON object. `error`: 500 with an OpenAI error. `cut`: the
-stream's connection breaks in the middle. `stall`: the stream stops there, and nothing more comes. `mismatch`: one
+stream's connection breaks in the middle. `stall`: the stream stops in the middle. `mismatch`: one
 log-probability is missing. `no_tokens`: no ids, as OpenAI."""
 
 
 class ScriptedServer:
-    """A server in a thread; set `fault` to make the next calls fail, read `requests` to see what it was sent."""
+    """A server in a thread. Set `fault` to make the next calls fail; `requests` has the bodies it received."""
 
     def __init__(self, engine: ScriptedEngine, *, model: str = "scripted", port: int = 0) -> None:
         self.engine = engine
@@ -38,7 +38,7 @@ class ScriptedServer:
         self.fault: Fault | None = None
         self.requests: list[dict[str, Any]] = []
         self.clients: set[Any] = set()
-        """The addresses that have called; each is a connection."""
+        """Addresses of the clients' connections."""
         self.num_cancelled = 0
         """Streams that the client closed before their end."""
         routes = [
@@ -49,7 +49,7 @@ class ScriptedServer:
 
     @property
     def base_url(self) -> str:
-        """Up to and including `/v1`."""
+        """Return the URL, including `/v1`."""
         return f"{self._thread.url}/v1"
 
     def start(self) -> Self:
@@ -121,7 +121,7 @@ class ScriptedServer:
     async def _events(
         self, asked: dict[str, Any], outputs: list[ModelOutput], head: dict[str, Any]
     ) -> AsyncIterator[str]:
-        """As vLLM streams: an opening chunk a choice, then one chunk a token, the choices taking turns."""
+        """Stream as vLLM does: an opening chunk for each choice, then one for each token, with choices in turns."""
         ids = self._returns_ids(asked)
         try:
             for index, output in enumerate(outputs):
@@ -160,7 +160,7 @@ class ScriptedServer:
 
 
 def _delta(output: ModelOutput, position: int, last: bool) -> dict[str, Any]:
-    """Reasoning with the first token, the content a character at a time, tool calls with the last token."""
+    """Yield reasoning with the first token, content one character at a time, tool calls with the last token."""
     delta: dict[str, Any] = {}
     if position == 0 and output.reasoning:
         delta["reasoning_content"] = output.reasoning

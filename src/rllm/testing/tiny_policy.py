@@ -1,13 +1,18 @@
-"""A real language model of about a million parameters, built in a minute or two from conversations: nothing is downloaded.
+"""A real language model of about a million parameters, built in a minute or two from conversations, without downloads.
 
 It is an ordinary Hugging Face folder (Qwen3 architecture, byte-level BPE tokenizer, ChatML template with tools) that
-`transformers` and vLLM load like any other. A short supervised warm-up teaches it to speak as the conversations do;
-reinforcement learning then has something to improve. Everything follows from the seed.
+`transformers` and vLLM load like any other. A short supervised warm-up teaches it to imitate the conversations, so that
+reinforcement learning has something to improve. Everything follows from the seed.
+
+Two choices make the warm-up short. The conversations of a batch are merged into a token tree, so that their common
+beginning, the tools, is computed once; and the weight matrices are updated by Muon (Jordan et al. 2024), which learns
+to copy from the context in a quarter of the steps that AdamW needs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +27,26 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rllm.algorithms.tree import build_tree
+from rllm.backends.local.forward import hidden_states
+from rllm.backends.local.token_logprobs import logprobs_and_entropy
 from rllm.inference.local.loading import save_model
 from rllm.parser.chat_template import ChatTemplate
-from rllm.testing.warmup import OnProgress, warm_up
 from rllm.types import Message
 
 END_OF_TURN, END_OF_TEXT, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
 TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER_SAMPLE = 2000
-"""Conversations that the tokenizer is trained on."""
+"""Number of conversations that the tokenizer is trained on."""
+
+OnProgress = Callable[[int, int], None]
+
+MATRIX_LR, VECTOR_LR = 0.02, 3e-3
+LR_RISE, LR_FALL = 10, 0.5
+"""Steps over which the learning rate rises, and the share of the last steps over which it falls to zero."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -56,15 +70,15 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif -%}
 """
-"""ChatML; tools are listed below the first message, and called in the Hermes format."""
+"""ChatML, with tools listed below the first message and called in the Hermes format."""
 
 Conversations = Callable[[int], Iterator[list[Message]]]
-"""`seed -> endless conversations`, each ending with an assistant message."""
+"""Function from a seed to an endless stream of conversations, each of which ends with an assistant message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinyPolicyRecipe:
-    """Everything beside the conversations that decides what the policy is; equal recipes give equal policies."""
+    """Sizes, steps and seed of a policy. Equal recipes and conversations give equal policies."""
 
     hidden_size: int = 160
     num_layers: int = 3
@@ -72,12 +86,12 @@ class TinyPolicyRecipe:
     num_key_value_heads: int = 2
     intermediate_size: int = 512
     vocab_size: int = 1024
-    """At most; a small language needs fewer."""
+    """Maximum; a small language needs fewer entries."""
     context_length: int = 1024
     skill_steps: int = 100
-    """Warm-up steps on the first conversations: how to do the task."""
+    """Warm-up steps on the first conversations, which show how to do the task."""
     habit_steps: int = 30
-    """Warm-up steps on the second ones: how it is usually done."""
+    """Warm-up steps on the second conversations, which show how it is usually done."""
     batch_size: int = 32
     seed: int = 0
 
@@ -91,15 +105,15 @@ def tiny_policy(
     cache_dir: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """The folder of the policy that first learns `skill` and then falls into `habit`; built once, then cached.
+    """Return the folder of a policy that first learns `skill` and then `habit`; it is built once and cached.
 
     Args:
-        skill: what it should be able to say.
-        habit: how it is used to speak; the share of good decisions here is roughly its first accuracy.
-        tools: the tools, as the agent will send them.
-        recipe: sizes, steps and seed.
-        cache_dir: default `$RLLM_CACHE`, else `$XDG_CACHE_HOME/rllm`, else `~/.cache/rllm`.
-        on_progress: called with (steps done, steps in all) while the policy warms up; by default a terminal shows a bar.
+        skill: Conversations that the policy should be able to have.
+        habit: Conversations that it usually has; the share of good decisions in them is roughly its initial accuracy.
+        tools: The tools, as the agent will send them.
+        recipe: Sizes, steps and seed.
+        cache_dir: By default `$RLLM_CACHE`, or `$XDG_CACHE_HOME/rllm`, or `~/.cache/rllm`.
+        on_progress: Called with the number of completed steps and of all steps; by default a terminal shows a bar.
     """
     recipe = recipe or TinyPolicyRecipe()
     folder = Path(cache_dir or default_cache_dir(), "tiny-policy", _fingerprint(skill, habit, tools, recipe))
@@ -111,7 +125,7 @@ def tiny_policy(
 
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
-    """On a terminal, how far the building has come; it is gone afterwards."""
+    """Show a progress bar on a terminal, and remove it afterwards."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task("building a tiny model (once)", total=None, visible=False)
@@ -119,13 +133,13 @@ def _bar() -> Iterator[OnProgress]:
 
 
 def default_cache_dir() -> Path:
-    """Where this user keeps what can be built again."""
+    """Return the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer whose digits stay apart, with a ChatML template that renders tools."""
+    """Train a byte-level BPE tokenizer with one token for each digit, and a ChatML template that renders tools."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -144,7 +158,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedToken
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyPolicyRecipe) -> Qwen3ForCausalLM:
-    """A randomly initialised Qwen3 of the recipe's size, deterministic in its seed."""
+    """Return a randomly initialised Qwen3 of the recipe's size, deterministic in its seed."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -174,7 +188,7 @@ def _build(
     recipe: TinyPolicyRecipe,
     on_progress: OnProgress,
 ) -> None:
-    """Train the tokenizer and the model, and put the folder in place in one step, so that none is ever half there."""
+    """Train the tokenizer and the model, and put the finished folder in place in one step."""
     words = ChatTemplate(_with_template(Tokenizer(models.BPE())))
     sample = islice(habit(recipe.seed), TOKENIZER_SAMPLE)
     texts = [words.render_text(conversation, tools, add_generation_prompt=False) for conversation in sample]
@@ -194,7 +208,7 @@ def _build(
         try:
             finished.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process was faster
                 raise
 
 
@@ -205,7 +219,129 @@ def _with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _fingerprint(*parts: Any) -> str:
-    """Changes with the recipe, the tools, and what the conversations say."""
+    """Return a hash of the recipe, the tools, and the first conversations."""
     skill, habit, tools, recipe = parts
-    said = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
-    return sha256(json.dumps([said, tools, asdict(recipe), CHAT_TEMPLATE]).encode()).hexdigest()[:16]
+    samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
+    return sha256(json.dumps([samples, tools, asdict(recipe), CHAT_TEMPLATE]).encode()).hexdigest()[:16]
+
+
+def warm_up(
+    model: Any,
+    template: ChatTemplate,
+    phases: Sequence[tuple[Iterator[list[Message]], int]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    batch_size: int,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Train on the conversations of each phase for its number of steps, on the assistant's tokens only."""
+    total = sum(steps for _, steps in phases)
+    optimizers = _optimizers(model)
+    schedule = [torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(total)) for optimizer in optimizers]
+    end_id = model.config.eos_token_id
+    done = 0
+    model.train()
+    for conversations, steps in phases:
+        for _ in range(steps):
+            examples = [encode(template, item, tools, end_id=end_id) for item in islice(conversations, batch_size)]
+            loss = _loss(model, examples)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for step in (*optimizers, *schedule):
+                step.step()
+            model.zero_grad(set_to_none=True)
+            done += 1
+            if on_progress:
+                on_progress(done, total)
+    model.eval()
+
+
+def encode(
+    template: ChatTemplate,
+    conversation: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    end_id: int,
+) -> tuple[list[int], list[bool]]:
+    """Return a conversation's token ids up to its last answer, and for each whether it is the assistant's.
+
+    Each turn is rendered as the prompt that an inference engine would see, so that training matches sampling.
+    """
+    ids: list[int] = []
+    is_answer: list[bool] = []
+    for turn, message in enumerate(conversation):
+        if message["role"] != "assistant":
+            continue
+        prompt = template.render(conversation[:turn], tools)
+        whole = template.render(conversation[: turn + 1], tools, add_generation_prompt=False)
+        answer = whole[len(prompt) :]
+        while answer and answer[-1] != end_id:
+            answer.pop()  # text of the template after the end of a turn is not the assistant's
+        assert whole[: len(prompt)] == prompt, "the template must render append-only"
+        assert prompt[: len(ids)] == ids, "the template must render append-only"
+        is_answer += [False] * (len(prompt) - len(ids)) + [True] * len(answer)
+        ids = prompt + answer
+    return ids, is_answer
+
+
+def _loss(model: Any, batch: Sequence[tuple[list[int], list[bool]]]) -> Tensor:
+    """Return the mean negative log-probability of the assistant's tokens."""
+    tree = build_tree([ids for ids, _ in batch])
+    sources, targets = [], []
+    for index, (ids, is_answer) in enumerate(batch):
+        positions = tree.positions(index)
+        for place in range(1, len(ids)):
+            if is_answer[place]:
+                sources.append(positions[place - 1])
+                targets.append(ids[place])
+    hidden = hidden_states(model.model, tree)[torch.tensor(sources)]
+    logprobs, _ = logprobs_and_entropy(hidden, model.lm_head, torch.tensor(targets), temperature=1.0, entropy=False)
+    return -logprobs.mean()
+
+
+def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of layers, and AdamW for embeddings and vectors."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
+    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight is embedding]
+    return [Muon(matrices, lr=MATRIX_LR), torch.optim.AdamW(others, lr=VECTOR_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def _schedule(total: int) -> Callable[[int], float]:
+    def factor(step: int) -> float:
+        return min((step + 1) / LR_RISE, 1.0, max(0.02, (total - step) / (LR_FALL * total)))
+
+    return factor
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with an orthogonalised update of each matrix (Jordan et al. 2024).
+
+    `torch.optim.Muon` works in bfloat16, which many CPUs emulate slowly; this one keeps float32.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], *, lr: float, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every matrix from its gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for weight in group["params"]:
+                average = self.state[weight].setdefault("average", torch.zeros_like(weight))
+                average.lerp_(weight.grad, 1 - group["momentum"])
+                update = orthogonal(weight.grad.lerp(average, group["momentum"]))
+                weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1, weight.shape[0] / weight.shape[1])))
+
+
+def orthogonal(matrix: Tensor, *, iterations: int = 5) -> Tensor:
+    """Return approximately the closest orthogonal matrix, by the quintic Newton-Schulz iteration of the Muon paper."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.T if tall else matrix
+    wide = wide / (wide.norm() + 1e-7)
+    for _ in range(iterations):
+        gram = wide @ wide.T
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide.T if tall else wide
