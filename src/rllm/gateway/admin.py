@@ -16,7 +16,7 @@ from rllm.errors import RLLMError
 from rllm.gateway.admission import caller_of, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects.fields import members_of
+from rllm.gateway.dialects.base import members_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id

@@ -15,7 +15,7 @@ import orjson
 
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.baggage import session_of_baggage
-from rllm.gateway.dialects.fields import check_depth
+from rllm.gateway.dialects.base import check_depth
 from rllm.gateway.errors import GatewayError
 from rllm.types import RESERVED_PREFIX
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.dialects.fields import members_of
+from rllm.gateway.dialects.base import members_of
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of
 from rllm.gateway.upstream.pool import UpstreamPool

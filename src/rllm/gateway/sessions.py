@@ -20,7 +20,7 @@ from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigest
 from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
-from rllm.gateway.dialects.fields import problem_of_n
+from rllm.gateway.dialects.base import problem_of_n
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.unattributed import Unattributed
 from rllm.inference.engine import SamplingParams

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rllm.gateway.dialects.chat import ChatStreamEncoder
-from rllm.gateway.dialects.completions import CompletionsStreamEncoder
+from rllm.gateway.dialects.chat import ChatStreamEncoder, CompletionsStreamEncoder
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 

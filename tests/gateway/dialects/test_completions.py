@@ -2,7 +2,9 @@
 
 import pytest
 
-from rllm.gateway.dialects.completions import CompletionsDialect, from_chat, to_chat
+from rllm.gateway.dialects.chat import CompletionsDialect
+from rllm.gateway.dialects.chat import completion_from_chat as from_chat
+from rllm.gateway.dialects.chat import completion_to_chat as to_chat
 from rllm.gateway.errors import GatewayError
 
 

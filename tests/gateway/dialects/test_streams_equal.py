@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.capture import ChatStream, SSEDecoder
-from rllm.gateway.dialects import completions, messages, responses_output
-from rllm.gateway.dialects.completions import CompletionsStreamEncoder
+from rllm.gateway.dialects import chat, messages, responses_output
+from rllm.gateway.dialects.chat import CompletionsStreamEncoder
 from rllm.gateway.dialects.messages import MessagesStreamEncoder
 from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder
 
@@ -183,7 +183,7 @@ def without_status(item):
 def test_a_streamed_completion_is_the_whole_completion(batches):
     asked = {"prompt": "p", "echo": True, "stream_options": {"include_usage": True}}
     events, response = streamed(CompletionsStreamEncoder(asked), batches, "cmpl-1")
-    [choice] = completions.from_chat(response, asked)["choices"]
+    [choice] = chat.completion_from_chat(response, asked)["choices"]
     told = [event["choices"][0] for event in events if event["choices"]]
     assert "".join(piece["text"] for piece in told) == choice["text"]
     assert [piece["finish_reason"] for piece in told][-1] == choice["finish_reason"]

@@ -1,6 +1,6 @@
 """Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
-`base.py` has the protocol and shared helpers, `fields.py` checks requests, `parameters.py` lists documented fields and their
+`base.py` has the protocol, the checks of requests and shared helpers, `parameters.py` lists documented fields and their
 effect, and each other module is a dialect. Read `base.py` and `chat.py` first. A new dialect is a module here, a row in
 `rllm.capture.wire_formats`, an entry in `DIALECTS`, and a table of its parameters.
 """
@@ -14,8 +14,7 @@ from itertools import chain
 
 from rllm.capture.wire_formats import path_pattern
 from rllm.gateway.dialects.base import Dialect, StreamEncoder
-from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.dialects.completions import CompletionsDialect
+from rllm.gateway.dialects.chat import ChatDialect, CompletionsDialect
 from rllm.gateway.dialects.google import GoogleDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.responses import ResponsesDialect

@@ -1,19 +1,37 @@
-"""OpenAI's chat completions: the wire format that the gateway also speaks inside."""
+"""OpenAI's chat completions, which the gateway also speaks inside, and its older completions.
+
+A completion's prompt is token ids as they are, or a text as the only message of a chat. An upstream that speaks only chat
+completions renders a text through its chat template, as a user's message. Agents that need the bare prompt continued, as by
+a base model, send its ids; so does another gateway, whose prompts are exact.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from rllm.capture import strip_chunk
-from rllm.gateway.dialects.base import COMMENT, OpenAIDialect, wire_format
-from rllm.gateway.dialects.fields import check_chat, field, invalid, named_in, objects
+from rllm.gateway.dialects.base import (
+    COMMENT,
+    OpenAIDialect,
+    bytes_of,
+    check_chat,
+    check_options,
+    created_at,
+    field,
+    invalid,
+    named_in,
+    objects,
+    wire_format,
+)
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
-from rllm.types import Trace
+from rllm.types import Trace, text_of
 
 
 class ChatDialect(OpenAIDialect):
@@ -112,3 +130,199 @@ def _fill_head(answer: dict[str, Any], object: str) -> None:
         answer["created"] = int(time.time())
     if answer.get("object") != object:
         answer["object"] = object
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+_OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
+
+
+class CompletionsDialect(OpenAIDialect):
+    """OpenAI's `/v1/completions`."""
+
+    wire = wire_format("completions")
+    id_prefix = "cmpl-"
+    needs = "'model' and 'prompt'"
+    prompt_name = "prompt"
+    chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
+
+    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+        return completion_to_chat(asked)
+
+    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+        prompt = _prompt(asked)
+        return prompt if isinstance(prompt, list) else None
+
+    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(completion_from_chat(response, asked))
+
+    def encoder(self, *, asked: Mapping[str, Any]) -> CompletionsStreamEncoder:
+        return CompletionsStreamEncoder(asked)
+
+
+def completion_to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat request of a completion request, without messages where the prompt is token ids.
+
+    Members that are not of this dialect are passed on.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
+    """
+    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    if asked.get("suffix"):
+        raise invalid("suffix: an answer cannot be fitted between two texts here: put both into the prompt", "suffix")
+    if asked.get("best_of") not in (None, asked.get("n") or 1):
+        raise invalid(f"best_of={asked['best_of']!r}: ask for n answers and choose among them", "best_of")
+    if asked.get("logprobs") is not None:
+        if asked.get("echo"):
+            raise invalid("echo with logprobs: log-probabilities of a prompt are not to be had here", "echo")
+        if type(asked["logprobs"]) is not int or asked["logprobs"] < 0:
+            raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
+        chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
+    prompt = _prompt(asked)
+    if isinstance(prompt, str):
+        chat["messages"] = [{"role": "user", "content": prompt}]
+        check_chat(chat)
+        return chat
+    if asked.get("echo"):
+        raise invalid("echo: the text of token ids is not known here: leave it out", "echo")
+    chat["messages"] = []
+    check_options(chat)
+    return chat
+
+
+def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
+    prompt = asked.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        [prompt] = prompt
+    if isinstance(prompt, list) and set(map(type, prompt)) == {int} and 0 <= min(prompt) <= max(prompt) < 2**32:
+        return prompt
+    if not isinstance(prompt, str):
+        raise invalid(f"prompt={repr(prompt)[:80]}: send one text, or its token ids, in a call of its own", "prompt")
+    return prompt
+
+
+def completion_from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the completion of a chat completion, choice for choice."""
+    ids, echoed = _prompt_ids(response, asked), _echoed(asked)
+    choices = [
+        {
+            **_choice(choice, position, echoed + text_of(choice.get("message") or {}), asked, _Offsets(len(echoed))),
+            **ids,
+        }
+        for position, choice in enumerate(response.get("choices") or ())
+    ]
+    return {**_head(response), "choices": choices, "usage": response.get("usage"), **_facts(response, asked)}
+
+
+def _prompt_ids(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the prompt's ids for a choice, where vLLM has them."""
+    return {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
+
+
+def _facts(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {FACTS_KEY: response[FACTS_KEY]} if asked.get("return_token_ids") and FACTS_KEY in response else {}
+
+
+def _head(response: Mapping[str, Any]) -> dict[str, Any]:
+    head = {"id": response.get("id"), "object": "text_completion", "created": created_at(response)}
+    return {**head, "model": response.get("model") or ""}
+
+
+def _choice(
+    choice: Mapping[str, Any], position: int, text: str, asked: Mapping[str, Any], offsets: _Offsets
+) -> dict[str, Any]:
+    reason = choice.get("finish_reason")
+    ids = {"token_ids": choice.get("token_ids")} if asked.get("return_token_ids") else {}
+    return {
+        "index": choice.get("index", position),
+        "text": text,
+        "logprobs": _logprobs(choice, offsets) if asked.get("logprobs") is not None else None,
+        "finish_reason": "stop" if reason == "tool_calls" else reason,
+        "stop_reason": choice.get("stop_reason"),
+        **ids,
+    }
+
+
+def _echoed(asked: Mapping[str, Any]) -> str:
+    return str(_prompt(asked)) if asked.get("echo") else ""
+
+
+class _Offsets:
+    """Positions in a text of the tokens that spell it."""
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def of(self, entry: Mapping[str, Any]) -> int:
+        """Return the position at which the next token begins; one within a character begins after it."""
+        at = self._at
+        self._at += len(self._decoder.decode(bytes_of(entry)))
+        return at
+
+
+def _logprobs(choice: Mapping[str, Any], offsets: _Offsets) -> dict[str, Any] | None:
+    entries = (choice.get("logprobs") or {}).get("content")
+    if entries is None:
+        return None
+    return {
+        "tokens": [entry.get("token") or "" for entry in entries],
+        "token_logprobs": [entry.get("logprob") for entry in entries],
+        "top_logprobs": [_alternatives(entry.get("top_logprobs") or ()) for entry in entries],
+        "text_offset": [offsets.of(entry) for entry in entries],
+    }
+
+
+def _alternatives(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {str(entry.get("token")): entry.get("logprob") for entry in entries}
+
+
+class CompletionsStreamEncoder:
+    """Encoder of chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
+        self._endings: list[dict[str, Any]] = []
+        self._usage: list[dict[str, Any]] = []
+        self._offsets: dict[int, _Offsets] = {}
+
+    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+        events = []
+        for chunk in chunks:
+            head = _head(chunk)
+            for choice in chunk.get("choices") or ():
+                piece = {**self._piece(choice), **_prompt_ids(chunk, self._asked)}
+                if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
+                    events.append(_data({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]}))
+                if piece["finish_reason"] is not None:
+                    ending = {"index": piece["index"], "text": "", "logprobs": None}
+                    ending |= {name: piece[name] for name in ("finish_reason", "stop_reason")}
+                    self._endings.append({**head, "choices": [ending]})
+            if chunk.get("usage") and self._wants_usage:
+                # Some servers count in every chunk.
+                self._usage = [{**head, "choices": [], "usage": chunk["usage"], **_facts(chunk, self._asked)}]
+        return b"".join(events)
+
+    def finish(self) -> bytes:
+        return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
+
+    def fail(self, error: GatewayError) -> bytes:
+        return _data(error.to_dict(prompt="prompt"))
+
+    def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        index = choice.get("index", 0)
+        text = text_of(choice.get("delta") or {})
+        if index not in self._offsets:
+            echoed = _echoed(self._asked)
+            self._offsets[index] = _Offsets(len(echoed))
+            text = echoed + text
+        return _choice(choice, index, text, self._asked, self._offsets[index])
+
+
+def _data(value: Mapping[str, Any]) -> bytes:
+    return b"data: %s\n\n" % orjson.dumps(value)

@@ -21,12 +21,15 @@ from rllm.gateway.dialects.base import (
     OpenAIDialect,
     arguments_object,
     arguments_text,
+    check_chat,
+    field,
+    invalid,
     joined_parts,
+    objects,
     reasoning_of,
     usage_of,
     wire_format,
 )
-from rllm.gateway.dialects.fields import check_chat, field, invalid, objects
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
 from rllm.types import Message, Trace, text_of
 

@@ -15,15 +15,18 @@ from rllm.gateway.dialects.base import (
     OpenAIDialect,
     arguments_object,
     arguments_text,
+    check_single_chat,
     event,
+    field,
     first_choice,
+    invalid,
     joined_parts,
+    objects,
     reasoning_of,
     token_fields,
     usage_of,
     wire_format,
 )
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects
 from rllm.gateway.errors import CONTEXT_OVERFLOW, DeclinedError, GatewayError
 from rllm.types import Message, Trace, text_of
 

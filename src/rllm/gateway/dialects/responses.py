@@ -13,8 +13,15 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.base import OpenAIDialect, joined_parts, wire_format
-from rllm.gateway.dialects.fields import check_single_chat, field, invalid, objects
+from rllm.gateway.dialects.base import (
+    OpenAIDialect,
+    check_single_chat,
+    field,
+    invalid,
+    joined_parts,
+    objects,
+    wire_format,
+)
 from rllm.gateway.dialects.responses_output import (
     ENCRYPTED,
     ResponsesStreamEncoder,

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.dialects.fields import field, invalid, objects
+from rllm.gateway.dialects.base import field, invalid, objects
 
 CUSTOM_INPUT = "input"
 """Only argument of the function that stands for a custom tool, which takes plain text."""
