@@ -45,7 +45,9 @@ def google_client(serve):
         clients.append(genai.Client(api_key=api_key, vertexai=False, http_options=options))
         return clients[-1]
 
-    return client
+    yield client
+    for each in clients:
+        each.close()
 
 
 def config(**options):
@@ -240,13 +242,15 @@ def test_key_and_header_name_the_session(serve, google_client, by):
 @pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")  # Of its use of aiohttp.
 async def test_asynchronous_clients_call_and_stream(serve, google_client):
     served = serve(["hello"])
-    models = google_client(served).aio.models
+    client = google_client(served)
+    models = client.aio.models
 
     async def streamed():
         pieces = await models.generate_content_stream(model="m", contents="hi")
         return "".join([piece.text or "" async for piece in pieces])
 
     whole, text = await asyncio.gather(models.generate_content(model="m", contents="hi"), streamed())
+    await client.aio.aclose()
     assert (whole.text, text) == ("hello", "hello")
     assert len(served.store.by_session("s")) == 2
 
