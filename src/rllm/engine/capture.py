@@ -16,7 +16,7 @@ from rllm._runtime.threads import in_thread
 from rllm.engine.recorded import imposed
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
-from rllm.gateway.unattributed import unattributed_session
+from rllm.gateway.sessions import unattributed_session
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to

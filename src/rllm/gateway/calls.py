@@ -91,7 +91,7 @@ class CallEndpoint:
             seconds = time.perf_counter() - started
             metrics.observe(self.dialect.wire.name, mode, answer.status, seconds)
             if answer.call is not None:
-                self.sessions.weigh(answer.call.session)
+                self.sessions.update_size(answer.call.session)
             if self.hooks:
                 self._run_hooks(scope, mode, answer, seconds)
 

@@ -1,9 +1,11 @@
-"""Sessions: whom a call belongs to, which sampling parameters are fixed for it, and what it continues."""
+"""Sessions of the gateway: sampling imposed on their calls, the calls they continue, and calls that name no session."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import os
 import re
 import threading
 import time
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,85 +25,87 @@ from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.base import problem_of_n
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.unattributed import Unattributed
+from rllm.gateway.identity import openly_named, own_session
 from rllm.inference.engine import SamplingParams
 from rllm.registry import did_you_mean
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
-from rllm.types import RESERVED_PREFIX, Trace
+from rllm.types import CLIENT_KEY, RESERVED_PREFIX, Trace
+
+logger = logging.getLogger(__name__)
 
 SAMPLING_KEY = "rllm.sampling"
-"""Where a session's metadata keeps its fixed sampling parameters, so that a restarted gateway still obeys them."""
+"""Session metadata: its imposed sampling parameters, so that they survive a restart of the gateway."""
 TRACE_CONTEXT_KEY = "rllm.trace_context"
-"""Likewise, where it keeps in what span the session was opened."""
+"""Session metadata: the W3C headers of the span in which it was opened."""
 
 _VALID_ID = re.compile(r"(?!\.{1,2}\Z)[^\s/\x00-\x1f\x7f\ud800-\udfff\ufffd]{1,256}")
-"""Clients and proxies resolve `.` and `..`; and U+FFFD stands for whatever is no UTF-8, so that several names would be one."""
+"""Ids without `.` and `..`, which clients and proxies resolve, and without U+FFFD, which replaces any invalid UTF-8."""
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
-"""Characters that show nothing although Unicode counts them as letters, marks and symbols."""
+"""Invisible characters that Unicode counts as letters, marks and symbols."""
 _MAX_IN_MEMORY = 10_000
 _ALWAYS_IN_MEMORY = 1
-"""So many of those used last stay, however much they hold: to read a long one for each of its calls takes longer each time."""
+"""Sessions used last that stay in memory at any size: reading a long one for each of its calls is slower each time."""
 _TRUSTED_S = 5.0
-"""How long a session is taken to be there still, after it was last looked for; what is written is checked in any case."""
+"""Seconds for which a session is assumed to exist after the last check; writes are checked in any case."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Session:
-    """What the gateway keeps in memory about a session; all of it can be read back from the store."""
+    """State of a session in memory; all of it can be read back from the store."""
 
     id: str
     sampling: ImposedSampling = field(default_factory=ImposedSampling)
     parents: ParentIndex | None = field(default_factory=ParentIndex)
-    """`None` for a session of one call."""
+    """Index of its calls by tokens; `None` for a session of one call."""
     conversations: Conversations | None = field(default_factory=Conversations)
-    """Likewise."""
+    """Index of its answers by messages; `None` for a session of one call."""
     has_tools: bool = False
-    """Whether any of its calls had some."""
+    """Whether any of its calls had tools."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
-    """W3C headers of what the session was opened in, for calls that say nothing of their own; empty without telemetry."""
+    """W3C headers of the span in which it was opened, for calls without their own; empty without telemetry."""
     ref: SessionRef = field(default_factory=SessionRef)
-    """Which session of the store it is, so that nothing is added to a later one of its name."""
+    """Its identity in the store, so that nothing is added to a later session of its name."""
     looked_for_at: float = field(default_factory=time.monotonic)
-    """When it was last known to be in the store, or to begin."""
+    """Time of the last check that it exists, or of its beginning."""
     deleted: bool = False
-    """Whether it was deleted. Nothing more is kept of its calls: another session may have its name by then."""
+    """Whether it was deleted. Its calls are not stored any more: another session may have its name."""
     num_counted_bytes: int = 0
-    """How many of its bytes count among those of all kept sessions."""
+    """Its part of the counted bytes of all kept sessions."""
 
     @property
     def num_bytes(self) -> int:
-        """About what its calls take in memory."""
+        """Approximate size of its calls in memory."""
         return sum(part.num_bytes for part in (self.parents, self.conversations) if part is not None)
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether somebody else may have deleted it since it was last looked for."""
+        """Whether another process may have deleted it since the last check."""
         is_old = self.ref.number is not None and time.monotonic() - self.looked_for_at > _TRUSTED_S
         return (is_old or self.ref.is_gone) and not self.deleted
 
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """A session that is being read from the store."""
+    """A running read of a session from the store."""
 
     session_id: str
     is_outdated: bool = False
-    """Whether it was deleted meanwhile, so that what is found may be gone."""
+    """Whether the session was deleted meanwhile."""
 
 
 class Sessions:
-    """The sessions of a gateway, each an object that is shared by its calls. One is
+    """Sessions of a gateway, each an object shared by its calls. A session is
 
-    - *begun*, once somebody has opened it or made a call: it is known, or in the store, from which it is read then;
-    - *kept* in memory, while it is among those used last: at most 10,000, and at most so many bytes, but for the very last;
-    - *known*, while anything holds it, also where calls under way alone do: there are never two of one name;
-    - *doubtful*, if it was not looked for in the store for seconds, or was refused a write: somebody else may have deleted it;
-    - *deleted*, from when we are asked to delete it, or find that somebody else has: its calls under way end with an error.
+    - *begun* once it was opened or called: it is known, or is read from the store;
+    - *kept* in memory while it is among those used last: at most 10,000, and at most `memory_gb`, except for the very last;
+    - *known* while anything holds it, even a running call alone: there are never two of one name;
+    - *doubtful* if it was not checked for seconds, or a write was refused: another process may have deleted it;
+    - *deleted* from the request to delete it, or from a check that found it gone: its running calls end with an error.
 
-    One that is deleted is known until it is out of the store. Then it is forgotten, and another may begin under its name.
+    A deleted session is known until it is out of the store. Then it is forgotten, and another may begin under its name.
     """
 
     def __init__(self, store: TraceStore, *, memory_gb: float = SESSION_MEMORY_GB) -> None:
@@ -109,26 +114,28 @@ class Sessions:
         self._num_bytes = 0
         self._kept: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
-        """For what is kept, and how many bytes that is."""
+        """Guards `_kept` and `_num_bytes`."""
         self._known: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._readings: set[_Reading] = set()
         self._unnamed: OrderedDict[str, str] = OrderedDict()
-        """The sessions of answers whose calls named none, by the answer's id."""
-        self.unattributed = Unattributed()
+        """Sessions of answers whose calls named none, by the answer's id."""
+        self.unattributed = UnattributedCalls()
 
     def fresh(self) -> Session:
-        """Return a session for a call that names none: during rollouts the one that keeps all of these, else a new one.
-        Nothing continues it, so it is not kept in memory."""
+        """Return a session for a call that names none: during rollouts the one of all such calls, else a new one.
+
+        Nothing continues it, so it is not kept in memory.
+        """
         return Session(self.unattributed.session_id or new_session_id(), parents=None, conversations=None)
 
     async def get(self, session_id: str) -> Session:
-        """The session of this id, whether or not it has been seen before.
+        """Return the session of an id, whether it is new or not.
 
         Raises:
             ConfigError: if the id cannot stand in a URL path.
             GatewayError: 410, if it is being deleted.
         """
-        session = await self._still_known(session_id)
+        session = await self._checked(session_id)
         while session is None:
             check_session_id(session_id)
             self._readings.add(reading := _Reading(session_id))
@@ -139,16 +146,16 @@ class Sessions:
             if not reading.is_outdated:
                 session = self._know(found)
         check_not_deleted(session)
-        with suppress(KeyError):  # another thread may just have let go of it
+        with suppress(KeyError):  # Another thread may just have dropped it.
             self._kept.move_to_end(session_id)
         return session
 
     def open(
         self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None
     ) -> Future[None]:
-        """Begin a session, or add to one. Its row precedes its first trace in the store: writes keep their order.
+        """Begin a session, or add to one; return a future that ends once this is durable, for other gateways too.
 
-        Returns what ends once it is durable, and other gateways know of it.
+        Its row precedes its first trace in the store, because writes keep their order.
 
         Raises:
             ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling parameter is
@@ -161,7 +168,7 @@ class Sessions:
         session = self._known.get(session_id)
         if session is not None:
             check_not_deleted(session)
-            session = session if self._is_there(session) else None
+            session = session if self._exists(session) else None
         fixed = check_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         ref = SessionRef() if session is None else session.ref
@@ -171,65 +178,66 @@ class Sessions:
         if session is None:
             is_old = self._store.session(session_id) is not None
             session = self._know(self._load(session_id) if is_old else Session(session_id, ref=ref))
-        write.add_done_callback(lambda _: session)  # which is known for as long as it cannot be read from the store
+        write.add_done_callback(lambda _: session)  # Known while it cannot be read from the store.
         if fixed is not None:
             session.sampling.parameters = fixed
         session.trace_context = trace_context or session.trace_context
         return write
 
-    def weigh(self, session: Session) -> None:
-        """Count what a call has added to its session. Where all together hold too much, those used longest ago are let go of;
-        they are read from the store again when they go on."""
+    def update_size(self, session: Session) -> None:
+        """Update the counted size of a session after a call, and drop sessions used longest ago if all are too large.
+
+        Dropped sessions are read from the store again when they continue.
+        """
         with self._lock:
             if self._known.get(session.id) is session:
                 self._keep(session)
 
     def knows(self, session_id: str) -> bool:
-        """Whether the session is known."""
+        """Return whether the session is known."""
         return session_id in self._known
 
     async def has_begun(self, session_id: str) -> bool:
-        """Whether somebody has begun this session."""
+        """Return whether the session has begun."""
         return (
-            await self._still_known(session_id) is not None
+            await self._checked(session_id) is not None
             or await asyncio.to_thread(self._store.session, session_id) is not None
         )
 
     async def number_of(self, session_id: str) -> int | None:
-        """Return which session of this name is there, by its number in the store; `None` if there is none."""
-        session = await self._still_known(session_id)
+        """Return the store's number of the session of this name, or `None` if there is none."""
+        session = await self._checked(session_id)
         if session is not None and session.ref.number is not None:
             return session.ref.number
         info = await asyncio.to_thread(self._store.session, session_id)
         return None if info is None else info.number
 
     def remember_answer(self, answer_id: str, session_id: str) -> None:
-        """Keep in mind where an answer is, for a client that names nothing else when it continues.
+        """Remember the session of an answer, for a client that continues it by the answer's id alone.
 
-        Only this process knows, and only of the latest answers: a session that is named outlives both.
+        This lasts only for the latest answers, and in this process; named sessions outlive both.
         """
         self._unnamed[answer_id] = session_id
         if len(self._unnamed) > _MAX_IN_MEMORY:
             self._unnamed.popitem(last=False)
 
     def session_of_answer(self, answer_id: str) -> str | None:
-        """The session of an answer whose call named none."""
+        """Return the session of an answer whose call named none."""
         return self._unnamed.get(answer_id)
 
     async def delete(self, session_id: str) -> int:
-        """Delete a session with its traces; returns how many there were. Its calls under way end with an error.
+        """Delete a session with its traces, and return their number. Its running calls end with an error.
 
-        Its name may be used again then, for a session that has nothing of this one. If the store fails, nothing has happened to
-        it, but for calls that have ended meanwhile.
+        Its name may then be used by an unrelated session. If the store fails, the session remains.
         """
         known = self._known.get(session_id)
         ended = self._know(known or Session(session_id))
-        ended.deleted = True  # and stays known until it is gone, so that calls that come meanwhile hear of it
+        ended.deleted = True  # It stays known until it is gone, so that new calls are refused.
         try:
             return await asyncio.to_thread(self._store.delete, session_id)
         except Exception:
             ended.deleted = False
-            ended.looked_for_at = -math.inf  # so that the store is asked before it is believed to be there
+            ended.looked_for_at = -math.inf  # The next use checks the store.
             raise
         finally:
             for reading in list(self._readings):
@@ -237,20 +245,19 @@ class Sessions:
             if ended.deleted or known is None:
                 self._forget(ended)
 
-    async def _still_known(self, session_id: str) -> Session | None:
-        """The session, if it is known and in the store still, as far as that is not doubtful."""
+    async def _checked(self, session_id: str) -> Session | None:
+        """Return the session if it is known, after a check of the store if it is doubtful."""
         session = self._known.get(session_id)
         if session is None or not session.is_doubtful:
             return session
-        is_there = self._is_there(session) if self._store.is_local else await asyncio.to_thread(self._is_there, session)
-        return session if is_there else self._known.get(session_id)
+        exists = self._exists(session) if self._store.is_local else await asyncio.to_thread(self._exists, session)
+        return session if exists else self._known.get(session_id)
 
-    def _is_there(self, session: Session) -> bool:
-        """Look for the session in the store; one that somebody else has deleted, another gateway, the command line, or for its
-        age, is forgotten."""
+    def _exists(self, session: Session) -> bool:
+        """Return whether the session is in the store; forget one that another process deleted."""
         if session.ref.number is None:
             return True
-        with suppress(StoreError):  # if it cannot be asked now, what is written will tell
+        with suppress(StoreError):  # Writes are checked anyway.
             info = self._store.session(session.id)
             session.looked_for_at = time.monotonic()
             session.ref.is_gone = info is None or info.number != session.ref.number
@@ -260,14 +267,14 @@ class Sessions:
         return not session.ref.is_gone
 
     def _know(self, session: Session) -> Session:
-        """Keep a session in memory; returns it, or the one of its name that is known by now."""
+        """Keep a session in memory; return it, or the one of its name that is known by now."""
         with self._lock:
             session = self._known.setdefault(session.id, session)
             self._keep(session)
         return session
 
     def _keep(self, session: Session) -> None:
-        """Count what it holds now, and let go of others where that is too much. Under the lock."""
+        """Update the counted size of a session, and drop others if all are too large. Called under the lock."""
         self._kept[session.id] = session
         self._kept.move_to_end(session.id)
         num_bytes = session.num_bytes
@@ -283,7 +290,7 @@ class Sessions:
         session.num_counted_bytes = 0
 
     def _forget(self, session: Session) -> None:
-        """Leave its name to another session, which may have it by now."""
+        """Forget a session, unless another one has its name by now."""
         with self._lock:
             for sessions in (self._kept, self._known):
                 if sessions.get(session.id) is session:
@@ -291,7 +298,7 @@ class Sessions:
             self._uncount(session)
 
     async def _read(self, session_id: str) -> Session:
-        # Nearly every session is new. To hear that from a local store takes less than to have a thread ask it.
+        # Nearly every session is new, and asking a local store is faster than a thread.
         if self._store.is_local and self._store.session(session_id) is None:
             return Session(session_id)
         return await asyncio.to_thread(self._load, session_id)
@@ -326,7 +333,7 @@ def new_session_id() -> str:
 def is_session_id(text: str) -> bool:
     """Return whether a session can have this id."""
     is_valid = _VALID_ID.fullmatch(text) is not None
-    # Others look like another id, or turn the order of what stands beside them (U+202E and its like).
+    # Other ids look like another one, or reverse the text beside them (U+202E and the like).
     return is_valid and (text.isascii() or (text.isprintable() and not _INVISIBLE.search(text)))
 
 
@@ -344,7 +351,7 @@ def check_not_deleted(session: Session) -> None:
     if session.deleted:
         raise GatewayError(
             410,
-            f"the session {session.id!r} was deleted while this call was under way: nothing of it is kept",
+            f"the session {session.id!r} was deleted during this call, which is not stored",
             code="session_deleted",
         )
 
@@ -353,7 +360,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
     for name in metadata:
         if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
             raise ConfigError(
-                f"session metadata {name!r}: names that begin with {RESERVED_PREFIX!r} are the gateway's own: choose another"
+                f"session metadata {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved: choose another"
             )
 
 
@@ -371,3 +378,97 @@ def check_sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"sampling.{problem}")
     SamplingParams.from_request(parameters)
     return {name: value for name, value in parameters.items() if value is not None}
+
+
+# --- calls without a session -----------------------------------------------------------------------------------------
+
+_LOOPBACK = {"127.0.0.1", "::1"}
+_MAX_LOOKUPS = 8
+_SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")
+
+
+def unattributed_session(run_id: str | None) -> str:
+    """Return the id of the session that keeps the unattributed calls of a run."""
+    return f"unattributed-{run_id}" if run_id else "unattributed"
+
+
+class UnattributedCalls:
+    """Calls that name no session while rollouts are running: stored together, counted, and logged once.
+
+    Such a call comes from a process or a client without a session, and so belongs to no rollout, although it may have been
+    made in one. Used only from the gateway's event loop, except `expect_sessions`.
+    """
+
+    def __init__(self) -> None:
+        self.session_id: str | None = None
+        """Session of these calls; `None` before the first rollout, when calls need no session."""
+        self.num_calls = 0
+        self._processes: dict[str, str] = {}
+        """Client processes of the first connections."""
+        self._warned_of: str | None = None
+
+    def expect_sessions(self, metadata: Mapping[str, Any]) -> None:
+        """Note that a session was opened: from the first one of a rollout on, calls should name one."""
+        if "split" in metadata:
+            self.session_id = unattributed_session(metadata.get("run_id"))
+
+    def attributed(self, named: str | None, path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the session of a call from the one it names; during rollouts not one that its client invented."""
+        if named is None:
+            return None
+        is_clients_own = not openly_named(path, headers) and named == own_session(headers)
+        return None if self.session_id is not None and is_clients_own else named
+
+    def note(
+        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_refused: bool = False
+    ) -> dict[str, Any]:
+        """Count a call that names no session, and return the metadata to store with it, unless it is refused."""
+        if self.session_id is None:
+            return {}
+        self.num_calls += 1
+        client = self._client_of(scope, headers)
+        if self._warned_of != self.session_id:
+            self._warned_of = self.session_id
+            logger.warning(
+                "a model call without a session came during rollouts, from %s: it belongs to no rollout and is not "
+                "trained on. Such calls are %s and counted as dropped/unattributed_call. "
+                "Pass the agent's base_url, or rllm.sdk.bind(function), to the process that makes them",
+                client,
+                "refused for lack of a key" if is_refused else f"stored in the session {self.session_id!r}",
+            )
+        return {CLIENT_KEY: client}
+
+    def _client_of(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> str:
+        """Describe the client of a call."""
+        agent = headers.get(b"user-agent", b"").decode("latin-1") or "an unnamed client"
+        host, port = scope.get("client") or ("", 0)
+        if host not in _LOOPBACK:
+            return f"{agent} at {host}" if host else agent
+        connection = f"{agent} {port}"
+        if connection not in self._processes and len(self._processes) < _MAX_LOOKUPS:
+            self._processes[connection] = _process_at(port)
+        process = self._processes.get(connection, "")
+        return f"{agent} ({process})" if process else agent
+
+
+def _process_at(port: int) -> str:
+    """Return the process on this machine with a connection from this port, as `process 12: python agent.py`; else "".
+
+    Other arguments are omitted, because this is stored and they may be secrets.
+    """
+    with suppress(OSError, IndexError, ValueError):
+        inode = _inode_of(port)
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            with suppress(OSError):
+                if str(link.readlink()) == f"socket:[{inode}]":
+                    pid = link.parts[2]
+                    words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                    script = Path(words[1]).name if words[1:] and words[1].endswith(_SCRIPTS) else ""
+                    here = " (this one)" if int(pid) == os.getpid() else ""
+                    return f"process {pid}{here}: {Path(words[0]).name} {script}".rstrip()
+    return ""
+
+
+def _inode_of(port: int) -> str:
+    lines = Path("/proc/net/tcp").read_text().split("\n")[1:-1]
+    return next((f[9] for f in map(str.split, lines) if f[1].endswith(f":{port:04X}")), "none")
