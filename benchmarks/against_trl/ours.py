@@ -10,7 +10,7 @@ from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.optimizer import OptimizerSettings
 from rllm.engine.garbage import rarely_collected
 from rllm.inference.local.loading import load_model
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import Episode, Step, Trajectory
 
 from .jobs import Job

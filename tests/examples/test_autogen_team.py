@@ -15,7 +15,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import Message
 
 Example = Callable[[str, str], ModuleType]

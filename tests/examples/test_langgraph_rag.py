@@ -16,7 +16,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import Answer, ScriptedEngine, decode
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import Episode, Message, Trajectory
 
 Example = Callable[[str, str], ModuleType]

@@ -15,7 +15,7 @@ from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.rewards.countdown_reward import countdown_reward_fn
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import Episode, Trajectory
 
 Example = Callable[[str, str], ModuleType]

@@ -7,7 +7,7 @@ import pytest
 from rllm.algorithms.grpo import GRPO
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine
 from rllm.testing.scripted import ScriptedEngine, decode
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import TerminationReason
 
 AUCTION = {"question": "Bids: 4 9 2 7", "answer": "9"}

@@ -35,7 +35,7 @@ from rllm.sdk import StepView, TrajectoryView, environment, get_chat_client, get
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine, decode
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import assemble
 from rllm.types import Action, Episode, is_scored
 from rllm.workflows.workflow import Workflow
 

@@ -42,7 +42,7 @@ UNITS = (
 )
 METHODS = ("compile", "sub", "subn", "search", "match", "fullmatch", "findall", "finditer", "split")
 OUR_OWN_TEXT = {
-    "trainer/config/load.py": "errors of OmegaConf about settings of the user's command line",
+    "config/loading.py": "errors of OmegaConf about settings of the user's command line",
     "backends/verl/versions.py": "the version of an installed package",
 }
 """Files whose patterns meet nothing that others write."""

@@ -246,8 +246,7 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
         ({"model": {}}, r"model\.path is not set"),
         ({"sft": {"reward_threshold": 0.5}}, r"sft\.reward_threshold: no row has a reward"),
         ({"sft": {"train_on": "some"}}, r"sft\.train_on='some'"),
-        ({"teacher": {"path": "x"}}, r"teacher is set, and nothing is learned from it"),
-        ({"roles": {"x": {"estimator": {"name": "rloo"}}}}, r"roles\.x\.estimator=.*they count for nothing"),
+        ({"teacher": {"path": "x"}}, r"teacher is set"),
     ],
 )
 def test_what_means_nothing_here_is_refused(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "steps": (conversation, {"algorithm": {"name": "grpo", "level": "step", "gamma": 0.5}}),
     "edited": (edited, {}),
     "edited steps": (edited, {"algorithm": {"name": "rloo", "level": "step"}}),
-    "roles": (roles, {"roles": {"judge": {"weight": 0.5, "estimator": {"name": "rloo"}}}}),
+    "roles": (roles, {"roles": {"judge": {"weight": 0.5}}}),
     "a shared call": (shared, {}),
     "a frozen role": (roles, {"roles": {"judge": {"trainable": False}}}),
     "filters": (often_cut, {"filters": {"truncated": True, "ended_by": ["max_turns_exceeded"]}}),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllm.store.memory import MemoryTraceStore
-from rllm.trainer.failed import credits_of_failed
+from rllm.trainer.selection import credits_of_failed
 from rllm.types import Episode, Step, Trace, Trajectory
 
 ERROR = {"error": {"type": "AgentError", "message": "", "traceback": ""}}

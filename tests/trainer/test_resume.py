@@ -248,7 +248,6 @@ def test_random_numbers_of_an_interrupted_step_are_drawn_again(run_trainer: RunT
         ({"algorithm": {"name": "rloo"}}, "algorithm.name was 'grpo' and is 'rloo'"),
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"roles": {"agent": {"weight": 2}}}, "agent.weight was 1.0 and is 2.0"),
-        ({"roles": {"agent": {"estimator": {"name": "rloo"}}}}, "roles.agent.estimator.name was None and is 'rloo'"),
         ({"optim": {"schedule": "linear"}}, "of: optim.schedule was 'constant' and is 'linear'. Set it back"),
     ],
 )

@@ -88,7 +88,7 @@ def test_steps_without_tokens_are_passed_over() -> None:
     [
         (Step(id="x", prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0]), "step x: 2 response ids but 1 log-prob"),
         (Step(id="x", prompt_ids=[1], response_ids=[2]), "1 response ids but 0 log-probabilities"),
-        (Step(id="x", response_ids=[2], logprobs=[-1.0]), "step x: 1 response ids behind an empty prompt"),
+        (Step(id="x", response_ids=[2], logprobs=[-1.0]), "step x: 1 response ids after an empty prompt"),
     ],
 )
 def test_tokens_that_do_not_line_up_stop_the_run(broken: Step, told: str) -> None:

@@ -170,7 +170,6 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "filters.ended_by": (["max_turns_exceeded"], dropped("max_turns_exceeded"), 12),
     "roles.*.trainable": (False, largest_advantage, 0.0),
     "roles.*.weight": (2.0, largest_advantage, 2.828),
-    "roles.*.estimator": ({"name": "rloo"}, largest_advantage, 1.0),
     "model.path": ("other", lambda run: run.backend.config.model.path, "other"),
     "gateway.host": ("localhost", lambda run: run.urls[0].split(":")[1], "//localhost"),
     "gateway.port": (PORT, lambda run: run.urls[0].split("/")[2], f"127.0.0.1:{PORT}"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rllm.algorithms.configured import algorithm_of
+from rllm.algorithms.from_config import algorithm_of
 from rllm.backends.verl.compose import worker_configs
 from rllm.backends.verl.configure import check
 from rllm.backends.verl.losses import surrogate_of_verl

@@ -81,11 +81,11 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
 def _check(path: Path, *, as_json: bool) -> None:
     from rllm.cli.terminal import print_json
     from rllm.tracking.about import flat
-    from rllm.trainer.algorithm import make_algorithm, make_roles
+    from rllm.trainer.algorithm import check_roles, make_algorithm
     from rllm.trainer.config import load_config
 
     loaded = load_config(path)
-    make_roles(loaded, make_algorithm(loaded))
+    check_roles(loaded, make_algorithm(loaded))
     changed = dict(flat(loaded.model_dump(mode="json", exclude_defaults=True)))
     if as_json:
         print_json({"valid": True, "settings": changed})

@@ -154,14 +154,12 @@ class FilterConfig(Section):
 
 
 class RoleConfig(Section):
-    """What sets trajectories of one name apart, where an episode has several."""
+    """Settings of trajectories of one name, for episodes with several."""
 
     trainable: bool = True
-    """False learns nothing from them."""
+    """Whether they are trained on."""
     weight: PositiveFloat = 1.0
-    """What their advantages are multiplied with."""
-    estimator: dict[str, Any] = Field(default_factory=dict)
-    """The algorithm that credits them, `name` and settings; the loss is that of the run's algorithm."""
+    """Factor on their advantages."""
 
 
 class EvalConfig(Section):

@@ -45,7 +45,7 @@ from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.tracking.own_runs import seal
 from rllm.trainer import rng
 from rllm.trainer.activations import fitted_to_memory
-from rllm.trainer.algorithm import check_fit, make_algorithm, make_roles
+from rllm.trainer.algorithm import check_fit, check_roles, make_algorithm
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints
@@ -56,7 +56,7 @@ from rllm.trainer.own_loop import run_anywhere
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
-from rllm.trainer.teachers.configured import check_teacher, open_teacher
+from rllm.trainer.teacher import check_teacher, open_teacher
 from rllm.types import TASK_ID_FIELDS
 from rllm.workflows.workflow import Workflow
 
@@ -177,7 +177,7 @@ class AgentTrainer:
         check_sizes(self.config, len(self.train_data))
         _check_evaluations(self.config, self.val_data)
         self.algorithm = make_algorithm(self.config)
-        self.roles = make_roles(self.config, self.algorithm)
+        check_roles(self.config, self.algorithm)
         for name in self.config.trackers:
             resolve(name, TRACKERS, kind="trackers")
         for name, data in (("train_dataset", self.train_data), ("val_dataset", self.val_data)):
@@ -298,8 +298,7 @@ class AgentTrainer:
             config=self.config,
             backend=backend,
             algorithm=self.algorithm,
-            roles=self.roles,
-            judge=self.door.judge(self.algorithm, backend, self.roles),
+            judge=self.door.judge(self.algorithm, backend, self.config.roles),
             teacher=teacher,
             batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
             runner=runner,

@@ -26,8 +26,8 @@ from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
+from rllm.trainer.credit import Roles
 from rllm.trainer.judge import Judge, RolloutJudge
-from rllm.trainer.roles import Roles
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)

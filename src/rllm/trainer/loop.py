@@ -28,12 +28,10 @@ from rllm.errors import CheckpointError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.tracking.base import Trackers
 from rllm.trainer import rng
-from rllm.trainer.assemble import Assembled, Teacher, assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, score_of
-from rllm.trainer.failed import credits_of_failed, name_side_call
-from rllm.trainer.filters import leave_out, leave_out_uniform, num_informative
+from rllm.trainer.credit import Assembled, assemble
 from rllm.trainer.judge import Judge, RolloutJudge
 from rllm.trainer.metrics.measure import (
     batch_metrics,
@@ -46,8 +44,16 @@ from rllm.trainer.metrics.measure import (
 from rllm.trainer.metrics.signals import Watch
 from rllm.trainer.outcomes import keep_outcomes
 from rllm.trainer.resume import newest_session
-from rllm.trainer.roles import Roles, warn_of_unknown
-from rllm.trainer.tokens import spans
+from rllm.trainer.selection import (
+    credits_of_failed,
+    drop_filtered,
+    drop_uniform,
+    num_informative,
+    warn_of_side_call,
+    warn_of_unknown_roles,
+)
+from rllm.trainer.sequences import step_spans
+from rllm.trainer.teacher import Teacher
 from rllm.types import Episode, StepCredit
 
 T = TypeVar("T")
@@ -67,12 +73,10 @@ class TrainingLoop:
     checkpoints: Checkpoints
     train_data: Dataset
     val_data: Dataset | None = None
-    roles: Roles = field(default_factory=dict)
-    """What sets trajectories of some names apart."""
     judge: Judge = field(default_factory=RolloutJudge)
     """What is made known of episodes."""
     teacher: Teacher | None = None
-    """Whom the algorithm asks about the policy's tokens, if it does."""
+    """Teacher model for distillation, if the algorithm uses one."""
     batch_log: BatchLog | None = None
     """Where batches are kept to be looked at."""
     num_unattributed_calls: Callable[[], int] = lambda: 0
@@ -137,10 +141,10 @@ class TrainingLoop:
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
         """Update the weights on these episodes, publish them, and tell the store and the trackers what came of it."""
         if self._is_first:
-            warn_of_unknown(self.roles, episodes)
+            warn_of_unknown_roles(self.config.roles, episodes)
             self._is_first = False
         if not self._has_named_side_call:
-            self._has_named_side_call = await self._in_thread(name_side_call, episodes, self.store)
+            self._has_named_side_call = await self._in_thread(warn_of_side_call, episodes, self.store)
         self.trackers.progress("assemble", 0, 1)
         with _timed(times, "assemble"):
             assembled = await self._assembled(episodes)
@@ -163,9 +167,9 @@ class TrainingLoop:
 
     async def _assembled(self, episodes: Sequence[Episode]) -> Assembled:
         """The batch of these episodes, without what is not to be trained on."""
-        leave_out(episodes, self.config.filters)
+        drop_filtered(episodes, self.config.filters)
         if self.config.rollout.resample_rounds:
-            leave_out_uniform(episodes, self.algorithm)
+            drop_uniform(episodes, self.algorithm)
         return await self._in_thread(
             assemble,
             episodes,
@@ -174,7 +178,7 @@ class TrainingLoop:
             temperature=self.config.rollout.temperature,
             scorer=self.backend,
             teacher=self.teacher,
-            roles=self.roles,
+            roles=self.config.roles,
         )
 
     def _metrics(
@@ -268,8 +272,8 @@ class TrainingLoop:
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
         num_drawn = 0
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
-            leave_out(episodes, self.config.filters)
-            missing = self.config.tasks_per_step - num_informative(episodes, self.algorithm, self.roles)
+            drop_filtered(episodes, self.config.filters)
+            missing = self.config.tasks_per_step - num_informative(episodes, self.algorithm, self.config.roles)
             if missing <= 0:
                 break
             more = self._attempts(step, extra_round=extra_round, num_drawn=num_drawn, num_tasks=missing)
@@ -336,7 +340,7 @@ def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredi
             f"the backend gave {len(update.logprobs)} log-probabilities for {assembled.batch.num_tokens} sampled tokens"
         )
     logprobs: dict[tuple[str, int, str], list[float]] = {}
-    for (number, step_id), tokens in spans(assembled.batch):
+    for (number, step_id), tokens in step_spans(assembled.batch):
         logprobs[*assembled.trajectories[number], step_id] = update.logprobs[tokens].tolist()
     return [
         replace(credit, trainer_logprobs=logprobs.get((credit.session_id, credit.trajectory_index, credit.trace_id)))

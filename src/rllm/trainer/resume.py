@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from rllm.algorithms.base import Algorithm
-from rllm.algorithms.configured import name_of
+from rllm.algorithms.from_config import name_of
 from rllm.backends.verl.settings import weights_dtype
 from rllm.config.schema import RoleConfig, TrainConfig
 from rllm.config.yaml_file import read_settings

@@ -1,62 +1,110 @@
-"""Steps to token sequences, without ever re-tokenising.
+"""Steps to token sequences, without re-tokenising, and the tokens of each step in a batch.
 
-A step whose prompt begins with all tokens of an earlier sequence, prompt and answer, continues it: a conversation is one
-sequence, however many turns it has. A step that does not (the agent edited its history, or the template renders an
-answer differently from how it was sampled) begins a sequence of its own. Nothing is guessed and nothing is re-rendered.
+A step whose prompt begins with all tokens of an earlier sequence, prompt and answer, continues that sequence: a conversation is
+one sequence, however many turns it has. Any other step begins a new sequence: the agent edited its history, or the template
+renders an answer differently from how it was sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeAlias
 
-from rllm.algorithms.batch import StepSpan, TokenSequence
-from rllm.capture.session_tree import continues
+import torch
+from torch import Tensor
+
+from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 from rllm.errors import TokenMismatchError
 from rllm.types import Step
 
+StepKey: TypeAlias = tuple[int, str]
+"""A step in a batch: the number of its trajectory, since several may share a call, and its id."""
+
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSequence:
     """A sequence that later steps may continue."""
 
-    last: Step
-    ids: list[int] = field(default_factory=list)
+    ids: list[int]
     spans: list[StepSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     def append(self, step: Step) -> None:
         start = len(step.prompt_ids)
-        self.last = step
         self.ids = [*step.prompt_ids, *step.response_ids]
         self.spans.append(StepSpan(step_id=step.id, start=start, stop=len(self.ids)))
         self.logprobs.extend(step.logprobs)
 
+    def continues_in(self, prompt: list[int]) -> bool:
+        """Return whether a prompt begins with all ids of this sequence.
+
+        The last id is compared first: after an edit of the history it usually differs, and nothing needs to be copied.
+        """
+        size = len(self.ids)
+        return size <= len(prompt) and prompt[size - 1] == self.ids[-1] and prompt[:size] == self.ids
+
 
 def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[TokenSequence]:
-    """The token sequences of one trajectory's steps, in the order in which they begin.
+    """Return the token sequences of one trajectory's steps, in the order in which they begin.
 
-    Steps without sampled tokens are passed over. What was `demonstrated` has no log-probabilities; those of the policy that
-    once sampled it, if one did, are left behind here.
+    Steps without sampled tokens are skipped. Demonstrations have no log-probabilities; those of an earlier policy are dropped.
 
     Raises:
         TokenMismatchError: if a step's ids and log-probabilities disagree.
     """
-    opened: list[_Open] = []
+    opened: list[_OpenSequence] = []
     for step in steps:
         if not step.response_ids:
             continue
         _check(step, demonstrated)
-        earlier = [item for item in opened if continues(step.prompt_ids, item.last)]
-        if earlier:
-            max(earlier, key=lambda item: len(item.ids)).append(step)
-        else:
-            opened.append(_Open(last=step))
-            opened[-1].append(step)
+        continued = [item for item in opened if item.continues_in(step.prompt_ids)]
+        if not continued:
+            opened.append(_OpenSequence(ids=[]))
+        target = max(continued, key=lambda item: len(item.ids)) if continued else opened[-1]
+        target.append(step)
     return [
         TokenSequence(ids=item.ids, spans=item.spans, logprobs=None if demonstrated else item.logprobs)
         for item in opened
     ]
+
+
+def step_spans(batch: Batch) -> Iterator[tuple[StepKey, slice]]:
+    """Yield each step of the batch, and the place of its tokens in [N]."""
+    assert batch.trajectory_of is not None, "the batch knows its trajectories"
+    start = 0
+    for sequence in batch.sequences:
+        for span in sequence.spans:
+            stop = start + span.stop - span.start
+            yield (int(batch.trajectory_of[start]), span.step_id), slice(start, stop)
+            start = stop
+
+
+def values_by_token(batch: Batch, values: Mapping[StepKey, float]) -> Tensor:
+    """Return [N] the value of each token's step."""
+    tokens = torch.zeros(batch.num_tokens)
+    for key, span in step_spans(batch):
+        tokens[span] = values[key]
+    return tokens
+
+
+def sums_by_step(batch: Batch, values: Tensor) -> dict[StepKey, float]:
+    """Return the sum of `values` [N] over each step's tokens."""
+    return {key: float(values[span].sum()) for key, span in step_spans(batch)}
+
+
+def token_order(batch: Batch, keys: Iterable[StepKey]) -> Tensor:
+    """Return [N] the places of the tokens step by step, for `keys` that are all steps of the batch."""
+    places: dict[StepKey, list[int]] = {}
+    for key, span in step_spans(batch):
+        places.setdefault(key, []).extend(range(span.start, span.stop))
+    return torch.tensor([place for key in keys for place in places[key]], dtype=torch.long)
+
+
+def reordered(batch: Batch, order: Tensor) -> Batch:
+    """Return the batch with its tokens, though not its sequences, in this order."""
+    tensors = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    return replace(batch, **{name: value[order] for name, value in tensors.items() if isinstance(value, Tensor)})
 
 
 def _check(step: Step, demonstrated: bool) -> None:
@@ -65,4 +113,4 @@ def _check(step: Step, demonstrated: bool) -> None:
             f"step {step.id}: {len(step.response_ids)} response ids but {len(step.logprobs)} log-probabilities"
         )
     if not step.prompt_ids:
-        raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} response ids behind an empty prompt")
+        raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} response ids after an empty prompt")

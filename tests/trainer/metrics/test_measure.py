@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rllm.algorithms.grpo import GRPO
-from rllm.trainer.assemble import assemble
+from rllm.config.schema import RoleConfig
+from rllm.trainer.credit import assemble
 from rllm.trainer.metrics.measure import (
     batch_metrics,
     episode_metrics,
@@ -14,7 +15,6 @@ from rllm.trainer.metrics.measure import (
     staleness,
     why_unusable,
 )
-from rllm.trainer.roles import Role
 from rllm.types import Episode, Step, TerminationReason, Trajectory
 
 
@@ -101,7 +101,7 @@ def test_why_rollouts_ended() -> None:
 
 def test_staleness_counts_publishes_of_what_is_trained_on() -> None:
     def ages_of(*episodes: Episode) -> dict[str, float]:
-        roles = {"frozen": Role(trainable=False)}
+        roles = {"frozen": RoleConfig(trainable=False)}
         return staleness(episodes, assemble(episodes, GRPO(), step=0, temperature=1.0, roles=roles).credits, 3)
 
     aged = [episode(1.0), episode(0.0), episode(0.0), episode(None), episode(1.0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from rllm.algorithms.configured import algorithm_of, kind_of, name_of
+from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
 from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.critic import CriticSettings
 from rllm.backends.local.optimizer import OptimizerSettings

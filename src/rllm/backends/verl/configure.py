@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rllm.algorithms.configured import algorithm_of, kind_of, name_of
+from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
 from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand
 from rllm.backends.verl.losses import MEAN_OF_SEQUENCES

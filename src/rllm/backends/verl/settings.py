@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.algorithms.configured import algorithm_of, kind_of
+from rllm.algorithms.from_config import algorithm_of, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
 from rllm.errors import ConfigError
 

@@ -16,12 +16,11 @@ from rllm.engine.failures import why_failed
 from rllm.engine.runner import Attempt
 from rllm.errors import ConfigError
 from rllm.store.base import TraceStore
-from rllm.trainer.assemble import assemble
+from rllm.trainer.credit import Roles, assemble
 from rllm.trainer.demonstrations.rows import FIELD, Demonstration
 from rllm.trainer.doors import Door, RunningRollout, Surroundings
 from rllm.trainer.judge import Judge
 from rllm.trainer.metrics.measure import rewards_of
-from rllm.trainer.roles import Roles
 from rllm.types import Episode
 
 

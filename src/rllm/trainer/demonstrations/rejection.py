@@ -14,8 +14,8 @@ from rllm.engine.episode_log import to_json
 from rllm.engine.task_file import plain_task_id
 from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.trainer.filters import NOT_TEXT
-from rllm.trainer.shares import FROZEN
+from rllm.trainer.credit import FROZEN
+from rllm.trainer.selection import NOT_TEXT
 from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trace, Trajectory, credits_by_trace, task_id_of
 
 T = TypeVar("T", Trajectory, Episode)

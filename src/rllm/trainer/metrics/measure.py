@@ -13,7 +13,7 @@ import torch
 
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
-from rllm.trainer.assemble import Assembled
+from rllm.trainer.credit import Assembled
 from rllm.types import Episode, Step, StepCredit, token_versions
 
 

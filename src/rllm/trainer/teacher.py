@@ -1,30 +1,42 @@
-"""The teacher that a configuration names: a model in this process, or a server, either with the policy's vocabulary."""
+"""The teacher of a configuration: a model in this process or a server, with the policy's vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
 from rllm.backends.refusals import refuse_changes
 from rllm.config.schema import TeacherConfig, TrainConfig
 from rllm.errors import ConfigError
-from rllm.trainer.assemble import Teacher
+
+
+class Teacher(Protocol):
+    """A model that the policy learns from, with the policy's tokens. It blocks, and is called in a thread."""
+
+    def score(self, batch: Batch) -> Tensor:
+        """Return [N] the teacher's log-probabilities of the batch's tokens.
+
+        Raises:
+            InferenceError: if it cannot be reached, or does not return them.
+        """
+        ...
 
 
 def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Refuse what can be seen to be wrong before a model is loaded or a server is asked.
+    """Check the teacher's settings before a model is loaded or a server is called.
 
     Raises:
-        ConfigError: if there is no teacher and one is needed, or the other way round; or if it has another vocabulary, or room
-            for less than the policy may say.
+        ConfigError: if a teacher is missing or unused, has another vocabulary, or a shorter context than the policy.
     """
     teacher = config.teacher
     if not algorithm.needs_teacher:
         if teacher != TeacherConfig():
-            raise ConfigError(
-                "teacher is set, and nothing is learned from it: set algorithm.name=distill, or algorithm.teacher_coef"
-            )
+            raise ConfigError("teacher is set but not used: set algorithm.name=distill, or algorithm.teacher_coef")
         return
     if (teacher.path is None) == (teacher.url is None):
         raise ConfigError(
@@ -47,11 +59,11 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
 
 @contextmanager
 def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher | None]:
-    """The teacher, ready to be asked; `None` if none is needed.
+    """Yield the teacher; `None` if the algorithm needs none.
 
     Raises:
-        ConfigError: if the server does not tell the log-probabilities of prompts, has another vocabulary, or room for less than
-            the policy may say.
+        ConfigError: if the server does not return log-probabilities of prompts, has another vocabulary, or a shorter context
+            than the policy.
         InferenceError: if it cannot be reached.
     """
     teacher = config.teacher
@@ -65,7 +77,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         yield LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
     else:
         from rllm.inference.local.loading import load_tokenizer
-        from rllm.trainer.teachers.endpoint import TeacherEndpoint
+        from rllm.trainer.teacher_endpoint import TeacherEndpoint
 
         assert teacher.url is not None, "checked before"
         with TeacherEndpoint(
@@ -82,7 +94,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
 
 
 def _check_model(config: TrainConfig, teacher: str) -> None:
-    """The same text must be the same ids, since log-probabilities are compared token by token; and there must be room for it."""
+    """Raise `ConfigError` unless both models have the same ids, which are compared token by token, and enough context."""
     from rllm.inference.local.loading import load_tokenizer
 
     student = config.model.path
@@ -98,7 +110,7 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
 
 
 def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int | None) -> None:
-    """Refuse a teacher that takes fewer tokens than the policy's prompts and answers may have; `None` is not known."""
+    """Raise `ConfigError` if the teacher takes fewer tokens than the policy; `None` is unknown."""
     bounds = [length for length in (config.model.max_length, own) if length is not None]
     if room is not None and bounds and min(bounds) > room:
         raise ConfigError(

@@ -19,7 +19,7 @@ from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rllm.algorithms.remax import ReMax
 from rllm.errors import ConfigError, TokenMismatchError
-from rllm.trainer.assemble import Assembled, assemble
+from rllm.trainer.credit import Assembled, assemble
 from rllm.types import (
     NUM_SIDE_CALLS_KEY,
     NUM_UNUSABLE_CALLS_KEY,
@@ -409,9 +409,7 @@ def test_an_algorithm_that_gives_no_number_for_each_token_is_named(given: list[f
         def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
             return torch.tensor(given), None
 
-    with pytest.raises(
-        ConfigError, match=r"token_advantages of Mine gave tensor\(\[.*\]\) for 2 tokens: give a tensor of one"
-    ):
+    with pytest.raises(ConfigError, match=r"token_advantages of Mine .* 2 tokens"):
         assembled(episodes_of(path(1.0)), Mine())
 
 

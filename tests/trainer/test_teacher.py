@@ -16,15 +16,15 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 from rllm.algorithms.distill import Distill
 from rllm.algorithms.grpo import GRPO
+from rllm.config.schema import RoleConfig
 from rllm.errors import ConfigError, InferenceError
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.algorithm import make_algorithm
-from rllm.trainer.assemble import Assembled, assemble
 from rllm.trainer.config import load_config
-from rllm.trainer.roles import Role
-from rllm.trainer.teachers.configured import check_teacher, open_teacher
-from rllm.trainer.teachers.endpoint import TeacherEndpoint
+from rllm.trainer.credit import Assembled, assemble
+from rllm.trainer.teacher import check_teacher, open_teacher
+from rllm.trainer.teacher_endpoint import TeacherEndpoint
 from rllm.types import Episode, Step, Trajectory
 
 from ..conftest import ask
@@ -126,7 +126,7 @@ def test_rewards_and_a_teacher_together() -> None:
 
 
 def test_a_role_weighs_its_teacher_too() -> None:
-    found = assembled(Distill(), None, roles={"agent": Role(weight=2.0)}, logprobs=(-0.5, -3.0))
+    found = assembled(Distill(), None, roles={"agent": RoleConfig(weight=2.0)}, logprobs=(-0.5, -3.0))
     assert found.batch.advantages.tolist() == [1.0, -4.0]
 
 

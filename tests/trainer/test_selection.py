@@ -8,15 +8,14 @@ import pytest
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.remax import ReMax
-from rllm.config.schema import FilterConfig
+from rllm.config.schema import FilterConfig, RoleConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import check_fit
-from rllm.trainer.assemble import assemble
 from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.filters import LEFT_OUT, leave_out, leave_out_uniform, num_informative
-from rllm.trainer.roles import Role
+from rllm.trainer.credit import DROPPED_KEY, assemble
+from rllm.trainer.selection import drop_filtered, drop_uniform, num_informative
 from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
 
 from .conftest import RunTrainer, ask
@@ -51,9 +50,9 @@ def test_rollouts_are_left_out_by_how_they_ended() -> None:
         episode_of(0.0, ended=TerminationReason.MAX_TURNS_EXCEEDED),
         episode_of(0.0, finish="length"),
     ]
-    leave_out(episodes, FilterConfig())
+    drop_filtered(episodes, FilterConfig())
     assert reasons(episodes) == [None, None, None]
-    leave_out(episodes, FilterConfig(ended_by=["max_turns_exceeded"], truncated=True))
+    drop_filtered(episodes, FilterConfig(ended_by=["max_turns_exceeded"], truncated=True))
     assert reasons(episodes) == [None, "max_turns_exceeded", "truncated"]
 
 
@@ -63,7 +62,7 @@ def test_what_tokens_do_not_say_is_left_out() -> None:
     told_of = Step(id="c", chat_completions=[{"role": "user", "content": "?"}])
     told_of.fill_from(trace)
     episodes = [Episode(trajectories=[Trajectory(steps=[step])]) for step in (Step.from_trace(trace), told_of)]
-    leave_out(episodes, FilterConfig())
+    drop_filtered(episodes, FilterConfig())
     assert reasons(episodes) == ["not_text", "not_text"]
 
 
@@ -75,17 +74,17 @@ def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() 
     frozen = [episode_of(1.0, task="frozen"), episode_of(0.0, task="frozen", trainable=False)]
     assert [num_informative(group, GRPO()) for group in (alike, different, roles, frozen)] == [0, 1, 1, 0]
     assert num_informative([*alike, *different, *roles, *frozen], GRPO()) == 2
-    assert num_informative(roles, GRPO(), {"judge": Role(trainable=False)}) == 0
-    leave_out_uniform(episodes := [*alike, *different], GRPO())
+    assert num_informative(roles, GRPO(), {"judge": RoleConfig(trainable=False)}) == 0
+    drop_uniform(episodes := [*alike, *different], GRPO())
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
 
 def test_who_is_left_alone_is_told_apart_from_those_who_earned_the_same() -> None:
     episodes = [episode_of(1.0), episode_of(None)]
-    leave_out_uniform(episodes, GRPO())
+    drop_uniform(episodes, GRPO())
     assert reasons(episodes) == ["too_few_siblings", None]
     alike = [episode_of(1.0), episode_of(1.0, **greedy())]
-    leave_out_uniform(alike, ReMax())
+    drop_uniform(alike, ReMax())
     assert reasons(alike) == ["zero_variance", None]
 
 
@@ -157,21 +156,21 @@ def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compa
         return [episode_of(1.0), episode_of(1.0), episode_of(0.0, **greedy())]
 
     def left_out(found: list[Episode]) -> list[bool]:
-        return [LEFT_OUT in episode.trajectories[0].info for episode in found]
+        return [DROPPED_KEY in episode.trajectories[0].info for episode in found]
 
     assert (num_informative(episodes(), GRPO()), num_informative(episodes(), ReMax())) == (0, 1)
     assert num_informative(episodes()[2:], ReMax()) == 0
     alone, compared = episodes(), episodes()
-    leave_out_uniform(alone, GRPO())
-    leave_out_uniform(compared, ReMax())
+    drop_uniform(alone, GRPO())
+    drop_uniform(compared, ReMax())
     assert (left_out(alone), left_out(compared)) == ([True, True, False], [False, False, False])
 
 
 def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_same() -> None:
     compared = episode_of(0.0, finish="length", **greedy())
     episodes = [episode_of(1.0), episode_of(1.0), compared]
-    leave_out(episodes, FilterConfig(truncated=True))
-    leave_out_uniform(episodes, ReMax())
+    drop_filtered(episodes, FilterConfig(truncated=True))
+    drop_uniform(episodes, ReMax())
     assert reasons(episodes) == [None, None, "truncated"]
     found = assemble(episodes, ReMax(), step=0, temperature=1.0)
     assert [credit.baseline for credit in found.credits] == [0.0, 0.0, None]
@@ -199,11 +198,11 @@ def test_where_steps_are_compared_they_decide_whether_a_task_teaches() -> None:
         "from the first step on 1 and 0.5, from the second 0 and 1"
     )
     assert num_informative(episodes(*alike), by_step) == 0, "from the first step on 0.5"
-    leave_out_uniform(found := episodes(*differing), by_step)
+    drop_uniform(found := episodes(*differing), by_step)
     assert reasons(found) == [None, None]
-    leave_out_uniform(found := episodes(*alike, (0.0, 1.0, 0.0)), by_step)
+    drop_uniform(found := episodes(*alike, (0.0, 1.0, 0.0)), by_step)
     assert reasons(found) == ["zero_variance"] * 4, "that one is alone in the third says less"
-    leave_out_uniform(found := episodes((0.0, 1.0), (0.25, 0.5), (0.5,)), by_step)
+    drop_uniform(found := episodes((0.0, 1.0), (0.25, 0.5), (0.5,)), by_step)
     assert reasons(found) == [None, None, "zero_variance"], "the second steps of the others differ"
 
 

@@ -1,0 +1,75 @@
+"""The algorithm of a configuration, with its settings converted to the types of the algorithm's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from rllm.algorithms import ALGORITHMS
+from rllm.algorithms.base import Algorithm
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
+from rllm.registry import did_you_mean, resolve
+
+DEFAULT = "grpo"
+"""The algorithm of a section with settings and without a name."""
+
+
+def name_of(section: Mapping[str, Any]) -> str:
+    """Return the name in the section `algorithm`: a short one, or `package.module:Class`."""
+    return str(section.get("name", DEFAULT))
+
+
+def kind_of(section: Mapping[str, Any]) -> type[Algorithm]:
+    """Return the class that the section `algorithm` names.
+
+    Raises:
+        ConfigError: if it is unknown, or not an algorithm.
+    """
+    name = name_of(section)
+    kind = resolve(name, ALGORITHMS, kind="algorithm.name")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ConfigError(
+            f"algorithm.name={name!r} is not an algorithm: name a subclass of rllm.algorithms.base.Algorithm"
+        )
+    return kind
+
+
+def algorithm_of(config: TrainConfig) -> Algorithm:
+    """Return the algorithm of a configuration, with the defaults that follow from its other settings.
+
+    The length that aggregation=fixed-length divides by is `rollout.max_tokens`; with `rollout.max_staleness`, samples of older
+    weights are corrected for.
+
+    Raises:
+        ConfigError: if the algorithm or one of its settings is unknown or does not fit.
+    """
+    section, rollout = config.algorithm, config.rollout
+    kind = kind_of(section)
+    settings = _typed(kind, {key: value for key, value in section.items() if key != "name"}, name_of(section))
+    if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
+        settings["fixed_length"] = rollout.max_tokens
+    if rollout.max_staleness and kind.correction == "none" and not kind.demonstrated:
+        settings.setdefault("correction", "truncate")
+    return kind(**settings)
+
+
+def _typed(kind: type[Algorithm], settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings in the types of the fields; they may be text, as which YAML reads `3e-4`."""
+    types = get_type_hints(kind)
+    known = sorted(item.name for item in fields(kind))
+    typed = {}
+    for key, value in settings.items():
+        if key not in known:
+            hint = did_you_mean(key, ["name", *known], "algorithm") or f"known here: {', '.join(known)}"
+            raise ConfigError(f"algorithm.{key} is not a setting of {name}; {hint}")
+        if isinstance(value, bool) and types[key] is not bool:
+            raise ConfigError(f"algorithm.{key}={value!r}: booleans are not accepted here")
+        try:
+            typed[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"algorithm.{key}={value!r}: {error.errors()[0]['msg']}") from error
+    return typed

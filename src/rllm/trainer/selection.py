@@ -1,0 +1,173 @@
+"""Selection of what is trained on: filters of trajectories and groups, and records of rollouts and calls that are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rllm.algorithms.base import Algorithm
+from rllm.capture.side_calls import side_calls
+from rllm.config.schema import FilterConfig
+from rllm.store.base import TraceStore
+from rllm.trainer.credit import (
+    ALONE,
+    DROPPED_KEY,
+    ZERO_VARIANCE,
+    Roles,
+    Sample,
+    failure_reason,
+    is_reference,
+    sampled_steps,
+    units_of,
+)
+from rllm.types import NOT_TEXT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory, text_of
+
+logger = logging.getLogger(__name__)
+
+TRUNCATED = "truncated"
+NOT_TEXT = "not_text"
+
+
+def drop_filtered(episodes: Sequence[Episode], filters: FilterConfig) -> None:
+    """Mark the trajectories that filters exclude with the reason; they are counted by it, and are part of no mean."""
+    for episode in episodes:
+        ended = episode.termination_reason.value if episode.termination_reason else None
+        for trajectory in episode.trajectories:
+            if any(NOT_TEXT_KEY in step.info for step in trajectory.steps):  # the trainer sees tokens, and no images
+                trajectory.info[DROPPED_KEY] = NOT_TEXT
+            elif ended in filters.ended_by:
+                trajectory.info[DROPPED_KEY] = ended
+            elif filters.truncated and any(step.finish_reason == "length" for step in trajectory.steps):
+                trajectory.info[DROPPED_KEY] = TRUNCATED
+
+
+def drop_uniform(episodes: Sequence[Episode], algorithm: Algorithm) -> None:
+    """Mark the trajectories of one training step whose groups have equal rewards throughout, or no other member.
+
+    If steps are compared, that holds for the groups of all steps of the trajectory.
+    """
+    groups = _groups(episodes, algorithm).values()
+    informative = {id(member) for group in groups if group.differs for member in group.members}
+    for group in groups:
+        for trajectory in group.members:
+            if id(trajectory) not in informative:
+                trajectory.info.setdefault(DROPPED_KEY, ZERO_VARIANCE if group.num_compared > 1 else ALONE)
+
+
+def num_informative(episodes: Sequence[Episode], algorithm: Algorithm, roles: Roles | None = None) -> int:
+    """Return the number of tasks with a trained role whose rewards differ."""
+    frozen = {name for name, role in (roles or {}).items() if not role.trainable}
+    informative = {
+        task
+        for (task, name, _), group in _groups(episodes, algorithm).items()
+        if name not in frozen
+        and group.members
+        and group.differs
+        and (group.has_reference or not algorithm.needs_greedy)
+    }
+    return len(informative)
+
+
+def warn_of_unknown_roles(roles: Roles, episodes: Sequence[Episode]) -> None:
+    """Warn of roles without a trajectory: their settings have no effect, and names are known only after the first rollouts."""
+    names = {path.name for episode in episodes for path in episode.trajectories}
+    for name in sorted(roles.keys() - names if names else ()):
+        logger.warning(
+            "roles.%s: no trajectory of the first step has this name, so its settings had no effect; the names are %s",
+            name,
+            ", ".join(sorted(names)),
+        )
+
+
+def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: int) -> list[StepCredit]:
+    """Return one record for each call of the failed episodes in each of its trajectories, with the reason of the failure."""
+    return [
+        StepCredit(
+            trace_id=trace.id,
+            session_id=episode.session_id,
+            training_step=step,
+            episode_id=episode.id,
+            trajectory_name=name,
+            trajectory_index=index,
+            reward=None,
+            dropped=failure_reason(episode),
+        )
+        for episode in episodes
+        if episode.failed
+        for trajectories in [_trajectories_by_call(episode)]
+        for trace in store.by_session(episode.session_id)
+        for index, name in trajectories.get(trace.id, {0: ""}).items()
+    ]
+
+
+def warn_of_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
+    """Log an example of the side calls of these episodes, and return whether there is one."""
+    for episode in episodes:
+        if not episode.failed and any(path.info.get(NUM_SIDE_CALLS_KEY) for path in episode.trajectories):
+            traces = store.by_session(episode.session_id)
+            for trace_id, reason in side_calls(traces).items():
+                trace = next(trace for trace in traces if trace.id == trace_id)
+                logger.warning(
+                    "side calls are not trained on (dropped/side_call counts them): their answers are in no later message. "
+                    "The first: session %s, %s, asked %s, answered %s. If they are part of the task: rollout.side_calls=true",
+                    episode.session_id,
+                    reason,
+                    _excerpt(" ".join(map(text_of, trace.messages))),
+                    _excerpt(text_of(trace.response)),
+                )
+                return True
+    return False
+
+
+@dataclass
+class _Group:
+    """Trajectories that are compared with each other, or a step of each."""
+
+    members: list[Trajectory] = field(default_factory=list)
+    """Those that may be trained on."""
+    rewards: set[float | None] = field(default_factory=set)
+    """Distinct rewards, including the greedy rollout's if it is compared with."""
+    num_compared: int = 0
+    has_reference: bool = False
+
+    @property
+    def differs(self) -> bool:
+        return len(self.rewards) > 1
+
+
+_GroupKey: TypeAlias = tuple[str, str, int]
+"""Task, name of the trajectories, and place of the unit in them."""
+
+
+def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey, _Group]:
+    """Return the scored trajectories by the group in which they are compared."""
+    groups: dict[_GroupKey, _Group] = {}
+    for episode in episodes:
+        for index, trajectory in enumerate(episode.trajectories):
+            if trajectory.final_reward() is None or episode.failed:
+                continue
+            may_learn = trajectory.trainable and sampled_steps(trajectory) and DROPPED_KEY not in trajectory.info
+            is_greedy = algorithm.needs_greedy and is_reference(trajectory)
+            units = units_of(Sample(episode=episode, index=index), algorithm.level, algorithm.gamma)
+            for place, unit in enumerate(units if may_learn or is_greedy else ()):
+                group = groups.setdefault((episode.task_id, trajectory.name, place), _Group())
+                group.members += [trajectory] if may_learn else []
+                group.rewards.add(unit.trajectory.final_reward())
+                group.num_compared += 1
+                group.has_reference = group.has_reference or is_greedy
+    return groups
+
+
+def _trajectories_by_call(episode: Episode) -> dict[str, dict[int, str]]:
+    """Return for each call id the trajectories it belongs to, as place in the episode and name."""
+    found: dict[str, dict[int, str]] = {}
+    for index, path in enumerate(episode.trajectories):
+        for step in path.steps:
+            found.setdefault(step.id, {})[index] = path.name
+    return found
+
+
+def _excerpt(text: str) -> str:
+    return repr(" ".join(text[:1000].split())[:80])
