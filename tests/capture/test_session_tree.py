@@ -1,5 +1,3 @@
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +54,6 @@ def index_of(traces: list[Trace]) -> ParentIndex:
 def test_the_parent_is_the_longest_call_and_the_latest_of_equal_ones(prompt_ids, parent):
     assert parent_of(prompt_ids, CALLS) == parent
     assert index_of(CALLS).parent_of(prompt_ids) == parent
-    assert index_of(CALLS).parent_of(array("I", prompt_ids)) == parent
 
 
 @given(st.lists(st.tuples(tokens, tokens), max_size=6), tokens)

@@ -41,7 +41,7 @@ from rllm.capture.message_keys import (
     tool_key,
     without_content,
 )
-from rllm.capture.session_tree import TokenIds, begins_with
+from rllm.capture.session_tree import begins_with
 from rllm.types import Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
@@ -281,7 +281,7 @@ class Conversations:
             appended_text=found.appended_text,
         )
 
-    def drift_of(self, asked: MessageDigests, prompt_ids: TokenIds) -> Drift | None:
+    def drift_of(self, asked: MessageDigests, prompt_ids: Sequence[int]) -> Drift | None:
         """Return the reason why a prompt does not continue the tokens sampled before.
 
         `None` if it does continue them, or if it begins a conversation.

@@ -14,11 +14,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from rllm.types import Trace
-
-TokenIds: TypeAlias = "list[int] | array[int]"
 
 _ID_BYTES = 4
 _BYTES_PER_CALL = 400
@@ -82,7 +80,7 @@ class ParentIndex:
             self._by_end.setdefault((node.num_ids, node.last_id), {})[node.ids_hash] = node.trace_id
             self.num_bytes += _BYTES_PER_CALL
 
-    def parent_of(self, prompt_ids: TokenIds) -> str | None:
+    def parent_of(self, prompt_ids: Sequence[int]) -> str | None:
         """Return the id of the call that a prompt continues.
 
         Values that are not token ids continue nothing; capture reports them later.
@@ -105,10 +103,9 @@ class ParentIndex:
         return None
 
 
-def begins_with(ids: TokenIds, known: array[int]) -> bool:
+def begins_with(ids: Sequence[int], known: array[int]) -> bool:
     """Return whether token ids begin with the known ones."""
-    beginning = ids[: len(known)]
-    return beginning == (known if isinstance(beginning, array) else known.tolist())
+    return ids[: len(known)] == known.tolist()
 
 
 def continues(prompt_ids: Sequence[int], earlier: HasTokens) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
-from rllm.capture.tokens import join_ids, join_logprobs
 from rllm.errors import TokenMismatchError
 
 _MAX_CHOICES, _MAX_TOOL_CALLS = 1_024, 10_000
@@ -122,9 +121,9 @@ class _ChoiceStream:
         self.extras: dict[str, Any] = {}
         self.tool_calls: dict[int, dict[str, Any]] = {}
         self.logprobs: dict[str, list[Any]] | None = None
-        """Lists or arrays of each field, as they arrived."""
+        """Lists of each field, as they arrived."""
         self.token_ids: list[Any] | None = None
-        """Lists or arrays of ids, as they arrived."""
+        """Lists of ids, as they arrived."""
 
     def feed(self, choice: Mapping[str, Any]) -> None:
         if "finish_reason" in self.fields and self.token_ids is not None:
@@ -164,7 +163,7 @@ class _ChoiceStream:
     def _feed_logprobs(self, logprobs: Mapping[str, Any]) -> None:
         self.logprobs = self.logprobs or {}
         for name, entries in logprobs.items():
-            if isinstance(entries, list | array):
+            if isinstance(entries, list):
                 self.logprobs.setdefault(name, []).append(entries)
 
     def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,10 +183,10 @@ class _ChoiceStream:
         if not message["content"] and any(value for name, value in message.items() if name != "role"):
             # As in an unstreamed answer that consists of a tool call, reasoning or a refusal.
             message["content"] = None
-        logprobs = self.logprobs and {name: join_logprobs(pieces) for name, pieces in self.logprobs.items()}
+        logprobs = self.logprobs and {name: list(chain.from_iterable(pieces)) for name, pieces in self.logprobs.items()}
         choice = {"finish_reason": "abort", "logprobs": logprobs, **self.fields, "message": message}
         if self.token_ids is not None:
-            choice["token_ids"] = join_ids(self.token_ids)
+            choice["token_ids"] = list(chain.from_iterable(self.token_ids))
         return choice
 
 

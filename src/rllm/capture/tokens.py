@@ -2,22 +2,17 @@
 
 Nothing is guessed: a missing field is named, and never filled with zeros (a log-probability of zero would mean
 certainty).
-
-Tokens may come as arrays, which were checked while they were read, because a thousand objects would cost more than
-everything else. `with_lists` converts them.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rllm.errors import TokenMismatchError
-from rllm.types import Trace
 
 TOKEN_ID_PREFIX = "token_id:"
 """Prefix of a token's text in `logprobs` if the request had `return_tokens_as_token_ids: true`."""
@@ -62,7 +57,7 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
     if content is not None:  # and its entries are objects from here on
         numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]
     labelled_ids = _ids_in_labels(content, where)
-    if numbers is None and isinstance(response_ids, list | array) and not response_ids:
+    if numbers is None and isinstance(response_ids, list) and not response_ids:
         numbers = []
     if response_ids is None:
         response_ids = labelled_ids
@@ -84,36 +79,6 @@ def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], ind
             "sampled id needs one log-probability; use a server that returns both for the same tokens (vLLM >= 0.10.2)"
         )
     return tokens
-
-
-def join_ids(pieces: Sequence[Any]) -> Any:
-    """Join the ids of a streamed answer: to an array if any piece is one and all are ids, otherwise to a list."""
-    return _joined(pieces, "I", _checked_ids)
-
-
-def join_logprobs(pieces: Sequence[Any]) -> Any:
-    """Join the log-probabilities of a streamed answer, or entries with them, like `join_ids`."""
-    return _joined(pieces, "d", _checked_logprobs)
-
-
-def _joined(pieces: Sequence[Any], typecode: str, check: Callable[[Any, str], Any]) -> Any:
-    if any(isinstance(piece, array) for piece in pieces):
-        joined: array[Any] = array(typecode)
-        try:
-            for piece in pieces:
-                joined.extend(check(piece, ""))
-        except TokenMismatchError:  # reported later, with its place in the answer
-            pass
-        else:
-            return joined
-    return list(chain.from_iterable(pieces))
-
-
-def with_lists(trace: Trace) -> Trace:
-    """Return the trace with lists instead of arrays."""
-    tokens = {name: getattr(trace, name) for name in ("prompt_ids", "response_ids", "logprobs")}
-    lists: dict[str, Any] = {name: values.tolist() for name, values in tokens.items() if isinstance(values, array)}
-    return replace(trace, **lists) if lists else trace
 
 
 def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[float], *, where: str) -> str | None:
@@ -158,8 +123,6 @@ def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> l
 def _checked_ids(ids: Any, field: str) -> list[int]:
     if ids is None:
         return []
-    if isinstance(ids, array):
-        return cast("list[int]", ids)
     if not isinstance(ids, list):
         raise TokenMismatchError(f"{field}={ids!r}: expected a list of token ids")
     try:
@@ -182,8 +145,6 @@ def _numbers_in(content: Any, field: str) -> list[Any]:
 def _checked_logprobs(values: Any, field: str) -> list[float]:
     if not values:
         return []
-    if isinstance(values, array):
-        return cast("list[float]", values)
     types = set(map(type, values))
     if not types <= {float, int}:
         position, bad = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
@@ -218,8 +179,6 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
 
 def _start_of(values: Any) -> str:
     """Return the first few values, short enough for an error message."""
-    if isinstance(values, array):
-        values = values[:5].tolist()
     if not isinstance(values, list):
         return repr(values)[:80]
     return repr(values[:4])[:160] if len(values) <= 4 else f"{repr(values[:4])[:-1][:160]}, ...]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +77,7 @@ class ModelCall:
 
     def parent_of(self, prompt_ids: object) -> str | None:
         """Return the earlier call of the session whose tokens the prompt continues."""
-        if self.session.parents is None or not isinstance(prompt_ids, list | array):
+        if self.session.parents is None or not isinstance(prompt_ids, list):
             return None
         return self.session.parents.parent_of(prompt_ids)
 
@@ -86,7 +85,7 @@ class ModelCall:
         """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
         if self.digests is None or self.session.conversations is None:
             return {}
-        if not isinstance(prompt_ids, list | array):
+        if not isinstance(prompt_ids, list):
             return {}
         drift = self.session.conversations.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from rllm.capture.tokens import with_lists
 from rllm.errors import RLLMError
 from rllm.gateway.metrics import Metrics
 from rllm.gateway.model_call import ModelCall
@@ -97,8 +96,6 @@ class TraceWriter:
         self._metrics = metrics
         self._redact = redact
         self._has_hooks = has_hooks
-        # Arrays are faster than lists, where only the store sees the traces.
-        self._takes_arrays = not has_hooks and redact is None and getattr(store, "takes_arrays", False)
 
     def write(self, call: ModelCall, traces: Sequence[Trace]) -> Awaitable[None]:
         """Begin to write the traces of a call, and return an awaitable that ends once they are durable.
@@ -121,8 +118,6 @@ class TraceWriter:
 
     def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _Steps, RLLMError | None]:
         """Return the write of a call's traces, the steps to take after it, and the error of the redaction hook."""
-        if not self._takes_arrays:
-            traces = [with_lists(trace) for trace in traces]
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self._store.add(stored, session=call.session.ref)
         count = partial(

@@ -85,11 +85,6 @@ class SqlTraceStore(ABC):
     @abstractmethod
     def _close_readers(self) -> None: ...
 
-    @property
-    def takes_arrays(self) -> bool:
-        """Accept arrays of tokens instead of lists, which a subclass with its own `add` might not expect."""
-        return type(self).add is SqlTraceStore.add
-
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         try:
             encoded = [EncodedTrace.of(trace) for trace in traces]
