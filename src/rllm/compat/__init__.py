@@ -1,6 +1,6 @@
 """Vocabulary of the rLLM framework: its module paths, its configuration keys and a few classes of its own.
 
-`import_hook` resolves module paths that moved and explains those that were removed. `settings` translates configurations by
-the rules of `setting_table`; `rllm.config.loading` calls it at one place. `class_names` and `metric_names` have short names of
-classes and metrics. The other modules hold what only programs written for that framework use.
+`import_hook` resolves module paths that moved and explains those that were removed. `settings` translates
+configurations by the rules of `setting_table`; `rllm.config.loading` calls it at one place. `class_names` and
+`metric_names` have short names of classes and metrics. The other modules hold what only programs written for that framework use.
 """

@@ -36,10 +36,11 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplateParser:
-    """Works with the chat template of any tokenizer; what a family does otherwise is found out by asking its template.
+    """Texts, ids and masks of conversations for the chat template of any tokenizer.
 
-    The text of some messages is always a prefix of the text of more messages. Templates that rewrite the past (strip
-    earlier reasoning, end the last turn otherwise) say something else then; `verify_equivalence` tells.
+    Properties of a model family are found by rendering probes. The text of some messages is always a prefix of the text
+    of more messages. Templates that rewrite the past (strip earlier reasoning, end the last turn differently) then
+    print another text; `verify_equivalence` checks for it.
     """
 
     def __init__(self, tokenizer: Any, *, disable_thinking: bool = False) -> None:
@@ -56,10 +57,10 @@ class ChatTemplateParser:
 
     @classmethod
     def get_parser(cls, tokenizer: Any, processor: Any = None, disable_thinking: bool = False) -> ChatTemplateParser:
-        """The parser for this tokenizer's template; `disable_thinking` asks the template for answers without reasoning.
+        """Return the parser for this tokenizer's template; `disable_thinking` requests answers without reasoning.
 
         Raises:
-            ConfigError: if there is no template, or a processor: images are not read.
+            ConfigError: if there is no template, or a processor: images are not supported.
         """
         if processor is not None:
             raise ConfigError(f"processor={type(processor).__name__}: only text is read; leave it out")
@@ -73,17 +74,17 @@ class ChatTemplateParser:
         tools: Tools | None = None,
         accumulate_reasoning: bool = False,
     ) -> str:
-        """The messages as text.
+        """Return the messages as text.
 
         Args:
             messages: one or more.
-            add_generation_prompt: end with what asks the model for an answer. Without it a turn that the template could
-                still extend, by another tool's answer for example, is left open.
-            is_first_msg: a conversation begins here, with all that a template prints first. Otherwise the text
-                continues an earlier one; messages that begin with a system prompt always begin a conversation.
+            add_generation_prompt: end with the generation prompt. Without it a turn that the template could still
+                extend, by another tool's answer for example, is left open.
+            is_first_msg: start a conversation, with everything that a template prints first. Otherwise the text
+                continues an earlier one; messages that begin with a system prompt always start a conversation.
             tools: the tools, in the OpenAI format.
             accumulate_reasoning: print every answer with its reasoning, as it was when it was the newest message.
-                Otherwise print each without, as the template prints answers that lie in the past.
+                Otherwise print each without, as the template prints earlier answers.
 
         Raises:
             ConfigError: if the template refuses the messages, or cannot be rendered append-only.
@@ -97,10 +98,10 @@ class ChatTemplateParser:
     def parse_completion(
         self, completion_ids: Sequence[int], prompt_ids: Sequence[int] | None = None, tools: Tools | None = None
     ) -> dict[str, Any]:
-        """A model's answer: `content`, `reasoning` and `tool_calls`, these in the OpenAI format and as written.
+        """Return `content`, `reasoning` and `tool_calls` of a model's answer, the calls in the OpenAI format.
 
-        The prompt's end says whether the answer begins inside `<think>`; without it, it is that of a first answer. `tools` are
-        those of the request, for formats that only their schemas make clear.
+        The end of the prompt decides whether the answer begins inside `<think>`; the default is the prompt of a first
+        answer. `tools` are those of the request, for formats that need their schemas.
         """
         prompt = self._first_request if prompt_ids is None else self._decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:])
         text = self._decoder.text(completion_ids)
@@ -116,10 +117,10 @@ class ChatTemplateParser:
     def tokenize_and_mask(
         self, messages: Sequence[Message], tools: Tools | None = None
     ) -> tuple[list[int], list[int], list[int]]:
-        """The ids of the prompt and of the last message, an answer, with a mask over the latter.
+        """Return the ids of the prompt and of the last message, an answer, with a mask over the latter.
 
-        The prompt is the one that an engine would send, so the reasoning of earlier answers is in it only where the
-        template leaves it in. The mask is 1 for what the model writes, its end of turn included.
+        The prompt is the one that an engine would send, so it contains the reasoning of earlier answers only if the
+        template keeps it. The mask is 1 for tokens that the model writes, its end of turn included.
 
         Raises:
             ConfigError: if the last message is not an assistant's, or see `parse`.
@@ -138,11 +139,11 @@ class ChatTemplateParser:
     def tokenize_and_mask_cumulative(
         self, messages: Sequence[Message], tools: Tools | None = None
     ) -> tuple[list[int], list[int], list[int]]:
-        """The ids up to the first answer, the ids of all that follows, and a mask over the latter.
+        """Return the ids up to the first answer, the ids of everything after it, and a mask over the latter.
 
-        Every answer keeps its reasoning. What a model wrote, what it was given, and the generation prompts between
-        them are encoded apart, as they were when the answers were sampled. The mask is 1 for what the model writes,
-        its ends of turn included.
+        Every answer keeps its reasoning. Texts of the model, other messages, and generation prompts are encoded
+        separately, as they were when the answers were sampled. The mask is 1 for tokens that the model writes, its ends
+        of turn included.
 
         Raises:
             ConfigError: if there is no answer among the messages, or see `parse`.
@@ -160,9 +161,9 @@ class ChatTemplateParser:
     def verify_equivalence(
         self, messages: Sequence[Message], tools: Tools | None = None, accumulate_reasoning: bool = True
     ) -> bool:
-        """Whether the append-only text, as the masks are made of it, is also the template's own text.
+        """Return whether the append-only text equals the template's own text.
 
-        Where it is not, a model trained on whole conversations reads another past than an engine would send it.
+        If not, a model trained on whole conversations sees another past than an engine would send it.
         """
         _check(messages)
         ask = not is_assistant(messages[-1])
@@ -174,8 +175,8 @@ class ChatTemplateParser:
         if not self._has_warned and not any(learned.endswith(token) for token in self._special_tokens):
             self._has_warned = True
             logger.warning(
-                "the chat template prints no token at the end of an answer (%r), so the model does not learn to stop: use a "
-                "template that ends each turn with a special token",
+                "the chat template prints no token at the end of an answer (%r), so the model does not learn to stop: use "
+                "a template that ends each turn with a special token",
                 learned[-40:],
             )
 
@@ -208,7 +209,7 @@ class ChatTemplateParser:
         return self._print(None, [{"role": "user", "content": PROBE}], True)
 
     def _masked(self, parts: Sequence[tuple[str, int]], before: str = "") -> tuple[list[int], list[int]]:
-        """The ids of texts with masks; neighbours of the same mask are encoded as one text."""
+        """Return the ids of texts with masks; neighbours of the same mask are encoded as one text."""
         all_ids: list[int] = []
         masks: list[int] = []
         for mask, group in groupby((part for part in parts if part[0]), key=lambda part: part[1]):
@@ -220,7 +221,7 @@ class ChatTemplateParser:
         return all_ids, masks
 
     def _ids_after(self, before: str, text: str) -> list[int]:
-        """The ids that a text adds to those of the text before it: tokenizers may treat the very start otherwise."""
+        """Return the ids that a text adds to the text before it: tokenizers may treat the very start differently."""
         head, whole = self._encode(before), self._encode(before + text)
         return whole[len(head) :] if whole[: len(head)] == head else self._encode(text)
 

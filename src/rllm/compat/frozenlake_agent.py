@@ -1,4 +1,4 @@
-"""`FrozenLakeAgent`: the agent that walks a grid world, with the settings that scripts for the rLLM framework give it."""
+"""`FrozenLakeAgent`: the grid world agent with the parameters of the rLLM framework."""
 
 from __future__ import annotations
 

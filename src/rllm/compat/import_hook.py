@@ -52,7 +52,7 @@ MOVED: dict[str, dict[str, str]] = {
     ),
     "rllm.utils": {"compute_pass_at_k": "rllm.compat.utils", "save_trajectories": "rllm.compat.utils"},
 }
-"""Module path of the rLLM framework -> its names -> the module that defines each, with `:attribute` if the name differs."""
+"""Module path of the rLLM framework -> its names -> the defining module, with `:attribute` if the name differs."""
 
 _SESSION = "import the names from rllm.sdk, such as session and get_current_session"
 _CLIENT = "use rllm.sdk.get_chat_client or get_chat_client_async"

@@ -13,7 +13,7 @@ DATA_SOURCE = "data_source"
 
 
 def known_training_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return `critic/score/...`, and how many tasks all, none or some rollouts solved: `batch/solve_all|none|partial`."""
+    """Return `critic/score/...`, and the tasks that all, none or some rollouts solved: `batch/solve_...`."""
     scored = (path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories)
     rewards = [reward for reward in scored if reward is not None]
     solved = [fmean(found) for found in _by_task(episodes).values()]

@@ -38,14 +38,14 @@ _PROVIDERS = ("openai/", "hosted_vllm/")
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
-"""Longer than the gateway lets calls in flight go on."""
+"""More than the time that the gateway gives calls in flight."""
 
 _LISTENS = re.compile(r"^rllm gateway listens on (http://\S+)\n", re.MULTILINE)
 _SHAPE = '{"model_list": [{"model_name": ..., "litellm_params": {"model": ..., "api_base": ..., "api_key": ...}}]}'
 
 
 class ProxyManager:
-    """One gateway in a process of its own, which ends with this process, or when the manager is no longer used."""
+    """Gateway in a process of its own, which ends with this process, or when the manager is garbage-collected."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class ProxyManager:
             raise
 
     def get_proxy_url(self, include_v1: bool = True) -> str:
-        """Where clients find the gateway. A port of 0 becomes the real one once it is started."""
+        """Return the gateway's URL. A port of 0 becomes the real one once it has started."""
         return f"{self._url}/v1" if include_v1 else self._url
 
     async def flush_tracer(self, timeout: float = 30.0) -> bool:  # noqa: ASYNC109 - a name that users know
-        """Always `True`, at once: a response is only sent when its trace is durable, so nothing is left to flush."""
+        """Return `True` at once: a response is only sent when its trace is durable, so nothing is left to flush."""
         return True
 
     def shutdown_proxy(self) -> None:
@@ -133,7 +133,7 @@ class ProxyManager:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Upstream:
-    """The one server behind a LiteLLM-style config."""
+    """The one server of a LiteLLM-style config."""
 
     url: str
     api_key: str | None = field(repr=False)
@@ -175,7 +175,7 @@ class _Upstream:
 
 
 def _server_of(params: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The address and the key of one entry's server."""
+    """Return the address and the key of one entry's server."""
     url, api_key = _resolved(params.get("api_base")), _resolved(params.get("api_key"))
     if url is not None:
         return url.rstrip("/"), api_key
@@ -228,7 +228,7 @@ class _Gateway:
             )
 
     def wait_until_ready(self) -> str:
-        """The gateway's URL, once it answers; a server behind it that does not is only warned of."""
+        """Return the gateway's URL once it answers; log a warning if its upstream does not."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         url = self._wait_for_url(deadline)
         parts = urlsplit(url)
@@ -248,7 +248,7 @@ class _Gateway:
         return url
 
     def _wait_for_url(self, deadline: float) -> str:
-        """Where the gateway says that it listens: another server may already answer at the address it was given."""
+        """Return the URL that the gateway logged: another server may already answer at the requested address."""
         while time.monotonic() < deadline:
             exit_code = self.process.poll()
             if found := _LISTENS.search(self._tail()):
@@ -275,5 +275,5 @@ class _Gateway:
         self._output.close()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only just ended
+        with suppress(ProcessLookupError, PermissionError):  # macOS reports a group that has just ended with the latter
             os.killpg(self.process.pid, number)

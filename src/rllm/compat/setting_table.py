@@ -17,7 +17,10 @@ Given: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sets:
-    """Rule of a key that is a setting of ours. `convert(value, given)` raises ValueError for values without a meaning here."""
+    """Rule of a key that is a setting of ours.
+
+    `convert(value, given)` raises ValueError for values without a meaning here.
+    """
 
     setting: str
     convert: Callable[[Any, Given], Any] = lambda value, given: value
@@ -29,7 +32,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class Refused:
-    """Rule of a key that would change what is learnt in a way that is not supported: only values that switch it off are accepted."""
+    """Rule of a key that would change training in an unsupported way: only values that disable it are accepted."""
 
     unless: tuple[Any, ...]
     remedy: str
@@ -220,7 +223,7 @@ def overlong(value: Any, given: Given) -> list[str] | None:
 
 
 def compact(value: Any, given: Given) -> list[str] | None:
-    """Return the reasons of ending whose masks are on, with those of the overlong filter; failures are always filtered."""
+    """Return the filtered reasons of ending, with those of the overlong filter; failures are always filtered."""
     if not value:
         return None
     masks = {reason: given.get(f"rllm.compact_filtering.mask_{reason}", on) for reason, on in _MASKS.items()}

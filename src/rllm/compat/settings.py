@@ -45,7 +45,8 @@ def translate(mapping: Mapping[str, Any]) -> Translation:
     A key of the framework counts as set if it is neither null nor its default in `agent_ppo_trainer.yaml`.
 
     Raises:
-        ConfigError: naming every key of the framework that is unknown, unsupported, or in conflict with a setting of ours.
+        ConfigError: naming every key of the framework that is unknown, unsupported, or in conflict with a setting of
+            ours.
     """
     published, ours = _split(mapping)
     values, mistakes = _only_set(published)
@@ -151,7 +152,7 @@ def _put(values: dict[str, Any], setting: str, value: Any, *, new: bool) -> None
 
 
 def without_omegaconf(value: Any) -> Any:
-    """Return plain dicts and lists of a `DictConfig` or `ListConfig` with interpolations resolved; anything else unchanged.
+    """Return a `DictConfig` or `ListConfig` as resolved plain dicts and lists; anything else unchanged.
 
     Raises:
         ConfigError: if an interpolation cannot be resolved, or a mandatory value is missing.

@@ -24,7 +24,7 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
 def save_trajectories(
     results: Sequence[Any], save_dir: str | Path = "./trajectories", filename: str = "trajectories.pt"
 ) -> Path:
-    """Write results to a file that `torch.load(path, weights_only=False)` reads; returns its path, which is also printed."""
+    """Write results to a file that `torch.load(path, weights_only=False)` reads; return and print its path."""
     import torch
 
     path = Path(save_dir, filename)

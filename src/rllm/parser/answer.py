@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.incremental_text import IncrementalText, first_stop
 from rllm.parser.reasoning import OPEN, split_reasoning
-from rllm.parser.streaming import safe_length, visible_content, visible_reasoning
+from rllm.parser.streaming import IncrementalText, first_stop, safe_length, visible_content, visible_reasoning
 from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 _LAST_PROMPT_TOKENS = 8
@@ -35,7 +34,7 @@ class Shown:
     content: str = ""
 
     def beyond(self, earlier: Shown) -> Shown:
-        """What this has that the earlier one, with which it begins, has not."""
+        """Return the part of this answer that follows an earlier one, which is its prefix."""
         return Shown(self.reasoning[len(earlier.reasoning) :], self.content[len(earlier.content) :])
 
 
@@ -84,11 +83,11 @@ class AnswerReader:
         return Shown(reasoning, content)
 
     def rest(self, whole: Shown) -> Shown:
-        """The part of the whole answer that was not shown yet."""
+        """Return the part of the whole answer that was not shown yet."""
         return whole.beyond(self._shown)
 
     def read(self, ids: Sequence[int]) -> Answer:
-        """The whole answer."""
+        """Return the whole answer."""
         whole = self._decoder.text(ids)
         end = first_stop(whole, self._stop)
         text = whole[:end]

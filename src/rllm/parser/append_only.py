@@ -25,12 +25,12 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What an assistant's message adds to the text, or what the messages between two of them add."""
+    """Text added by an assistant's message, or by the messages between two of them."""
 
     prompt: str
-    """What the model reads; of an assistant's message, the generation prompt."""
+    """Text that the model reads; for an assistant's message, the generation prompt."""
     generated: str = ""
-    """What the model writes, its end of turn included."""
+    """Text that the model writes, its end of turn included."""
     after: str = ""
     """White space that the template prints after an end of turn."""
 
@@ -41,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReasoningHabits:
-    """What a template does with an answer's reasoning."""
+    """Treatment of an answer's reasoning by a template."""
 
     prints_field: bool
     """It prints that of a message of its own field, at least while the message is the last."""
@@ -86,7 +86,7 @@ class AppendOnlyRenderer:
         self._thinking = thinking
 
     def text(self, past: Sequence[Message], messages: Sequence[Message], *, ask: bool = False) -> str:
-        """What the messages add to a conversation; `ask` adds the generation prompt.
+        """Return the text that the messages add to a conversation; `ask` adds the generation prompt.
 
         Without it, a turn that the template could still extend (by another tool's answer, say) is left open.
         """
@@ -94,7 +94,7 @@ class AppendOnlyRenderer:
         return text + self._request([*past, *map(bare_message, messages)]) if ask else text
 
     def turns(self, past: Sequence[Message], messages: Sequence[Message], *, open_end: bool = False) -> list[Turn]:
-        """The messages' parts of the text, in order.
+        """Return the messages' parts of the text, in order.
 
         Raises:
             ConfigError: if the template refuses the messages, or if it cannot be rendered append-only.
@@ -115,7 +115,7 @@ class AppendOnlyRenderer:
         return turns
 
     def answer(self, past: Sequence[Message], message: Message) -> Turn:
-        """The turn of an assistant's message."""
+        """Return the turn of an assistant's message."""
         if not past:
             raise ConfigError(
                 "messages[0] is an assistant's, and nothing asked for it: begin with a system or a user message"
@@ -176,9 +176,9 @@ class AppendOnlyRenderer:
         return next((token for token in self._special if text.startswith(token)), "")
 
     def _written(self, past: Sequence[Message], message: Message, request: str) -> str:
-        """The answer as the model wrote it after the request, and what the template prints behind it.
+        """Return the answer as the model wrote it after the request, and the text that the template prints after it.
 
-        Reasoning that the template leaves out is put where the model wrote it: first.
+        Reasoning that the template leaves out is put first, where the model wrote it.
         """
         opens = request.rstrip().endswith(OPEN)
         reasoning, answer = split_message(message, starts_open=opens)
@@ -205,7 +205,7 @@ class AppendOnlyRenderer:
         return f"{reasoning}\n{CLOSE}\n\n{full.removeprefix(before)}"
 
     def _in_the_past(self, past: Sequence[Message], answer: Message) -> str:
-        """How the template prints an answer that another message follows; as the last one if none may follow."""
+        """Return the text of an answer that another message follows, or of the last one if none may follow."""
         follower = _tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
         try:
             following = self._added([*past, answer], [follower])
@@ -215,7 +215,7 @@ class AppendOnlyRenderer:
         return both.removesuffix(following) if both.endswith(following) else self._added(past, [answer])
 
     def _block(self, past: Sequence[Message], block: Sequence[Message], *, open_end: bool) -> str:
-        """What the messages between two answers add, having made sure that each only adds to those before it."""
+        """Return the text of the messages between two answers, after checking that each only appends."""
         text = ""
         for end in range(1, len(block) + 1):
             shorter = text
@@ -226,7 +226,7 @@ class AppendOnlyRenderer:
         return text
 
     def _open(self, past: Sequence[Message], block: Sequence[Message]) -> str:
-        """The block without the closing text that the template would take back if one more message followed.
+        """Return the block without closing text that the template would remove if one more message followed.
 
         A system prompt that the template prints only together with a user's message is empty until then.
         """
@@ -244,11 +244,11 @@ class AppendOnlyRenderer:
         return text
 
     def _request(self, past: Sequence[Message]) -> str:
-        """The generation prompt."""
+        """Return the generation prompt."""
         return self._added(past, [], ask=True)
 
     def _added(self, past: Sequence[Message], more: Sequence[Message], *, ask: bool = False) -> str:
-        """What more messages add to the text of a conversation."""
+        """Return the text that more messages add to a conversation."""
         if not past:
             return self._print(more, ask)
         before, after = self._print(past, False), self._print([*past, *more], ask)
@@ -264,16 +264,16 @@ class AppendOnlyRenderer:
         raise _rewritten(more[0] if more else past[-1])
 
     def _goes_before(self, marked: Sequence[Message], more: Sequence[Message]) -> bool:
-        """Whether the first new message is printed in front of the marked one."""
+        """Return whether the first new message is printed before the marked one."""
         if not more:
             return False
         first, mark, _ = self._print([*marked, {**more[0], "content": LATER}, *more[1:]], False).partition(MARK)
         return bool(mark) and LATER in first
 
     def _ends(self, text: str) -> Iterator[str]:
-        """An end of turn as the last message has it, and as it may look once the conversation goes on.
+        """Yield the end of turn of the last message, and its possible forms once the conversation continues.
 
-        Some templates end the last turn with another special token than those before it (Harmony).
+        Some templates end the last turn with another special token than earlier ones (Harmony).
         """
         yield text
         place, token = max(((text.rfind(token), token) for token in self._special), default=(-1, ""))
@@ -283,8 +283,10 @@ class AppendOnlyRenderer:
 
 
 def closing_of(print_chat: PrintChat, special_tokens: Collection[str]) -> str:
-    """The special token that a template prints behind every conversation, unless it asks for an answer; mostly none. Those of Phi 3
-    and 4 do. No message adds it, so the text of a conversation that only grows has none of it."""
+    """Return the special token that a template prints after every conversation without a generation prompt.
+
+    It is mostly empty; Phi 3 and 4 have one. No message adds it, so it is not part of a conversation that only grows.
+    """
     question: Message = {"role": "user", "content": PROBE}
     try:
         closed, asked = (print_chat([question], ask) for ask in (False, True))
@@ -297,12 +299,12 @@ def closing_of(print_chat: PrintChat, special_tokens: Collection[str]) -> str:
 
 
 def is_assistant(message: Message) -> bool:
-    """Whether a model wrote it."""
+    """Return whether a model wrote the message."""
     return message.get("role") == "assistant"
 
 
 def split_message(message: Message, *, starts_open: bool = False) -> tuple[str, Message]:
-    """An answer's reasoning, from its own field or from `<think>` tags in the content, and the answer without it."""
+    """Return an answer's reasoning, from its field or from `<think>` tags, and the answer without it."""
     answer = {key: value for key, value in message.items() if key not in _REASONING_KEYS}
     reasoning = next((str(message[key]) for key in _REASONING_KEYS if message.get(key)), "")
     content = message.get("content")
@@ -314,12 +316,12 @@ def split_message(message: Message, *, starts_open: bool = False) -> tuple[str, 
 
 
 def bare_message(message: Message) -> Message:
-    """The message without its reasoning."""
+    """Return the message without its reasoning."""
     return split_message(message, starts_open=True)[1] if is_assistant(message) else message
 
 
 def stand_in_past(message: Message) -> list[Message]:
-    """A short conversation that this message may follow."""
+    """Return a short conversation that this message may follow."""
     past: list[Message] = [{"role": "user", "content": PROBE}]
     if is_assistant(message):
         return past
@@ -349,7 +351,7 @@ def _prints_mark(print_chat: PrintChat, answer: Message) -> bool:
 
 
 def _around_mark(print_chat: PrintChat) -> tuple[str, str] | None:
-    """Return the text around the reasoning of a call, for templates that print no other (Gemma 4); None for the rest."""
+    """Return the text around the reasoning of a call in templates that print no other (Gemma 4), else `None`."""
     call = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
     answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     question: Message = {"role": "user", "content": PROBE}

@@ -1,8 +1,8 @@
-"""Chat templates rendered within bounds: they come with models, and a loop in one could run for ever.
+"""Chat templates rendered within bounds: they come with models, and a loop in one could run forever.
 
-The environment is the one of transformers, with a budget for each rendering. Every loop and every call takes from it, and so
-does everything whose cost grows with a value: operators, filters, comparisons, what is printed. What a template makes is
-bounded in size before it is made.
+The environment is the one of transformers, with a budget for each rendering. Every loop and every call takes from it,
+and so does everything whose cost grows with a value: operators, filters, comparisons, printing. The size of a value is
+checked before it is created.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALL = 10
 MAX_SIZE = 64 * 1024 * 1024
 """Characters of a text, or values in a list with all that they hold, that a template may make."""
 _MAX_PRINTED = 4 * MAX_SIZE
-"""What is printed into a variable, or by a macro, is often printed again."""
+"""Limit of text printed into a variable or by a macro, which is often printed again."""
 _MOST_KEPT = 1_000_000
 _MAX_DIGITS = 10_000
 _MAX_TEMPLATE = 200_000
@@ -75,7 +75,7 @@ def _is_of_transformers(tokenizer: Any) -> bool:
 
 
 class _Budget:
-    """What one rendering may still do."""
+    """Remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
@@ -145,7 +145,7 @@ def _printed(value: Any) -> Any:
 
 
 def _concat(values: Sequence[Any]) -> str:
-    """The operator `~`."""
+    """Apply the operator `~`."""
     budget = _BUDGET.get()
     budget.check(sum(map(budget.size, values)))
     return "".join(map(str, map(budget.use, values)))
@@ -271,13 +271,16 @@ def _size_of_joined(given: Sequence[Any], size: int) -> int:
 
 
 def _size_of_sum(given: Sequence[Any], size: int) -> int:
-    """Lists, which are added to one, are copied again for each."""
+    """Return the size of a sum; lists that are added are copied again for each item."""
     are_numbers = all(isinstance(value, (*_ATOMS, str)) for value in given[1:])
     return size if are_numbers else size * len(given[0])
 
 
 def _size_of_time(given: Sequence[Any], size: int) -> int:
-    """The C library pads to any width, and a sign of two letters may stand for 200."""
+    """Return the size of a formatted time.
+
+    The C library pads to any width, and a format of two letters may stand for 200 characters.
+    """
     return size * 256
 
 
@@ -315,7 +318,7 @@ _MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
     "wordwrap": lambda given, size: size * _MAX_DIGITS,  # of quadratic time for a long word
     **dict.fromkeys(("indent", "tojson", "expandtabs"), _size_of_indented),
 }
-"""How large a text these methods and filters make of what they are given."""
+"""Sizes of the texts that these methods and filters create from their arguments."""
 
 
 def _filter_within(function: Callable[..., Any]) -> Callable[..., Any]:

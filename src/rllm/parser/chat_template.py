@@ -100,7 +100,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt's token ids. `template_kwargs` are the template's own switches, such as `enable_thinking`.
+        """Return the prompt's token ids. `template_kwargs` are the template's own switches, such as `enable_thinking`.
 
         Raises:
             ConfigError: if a message is malformed, or if the template refuses it.
@@ -124,7 +124,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text, special tokens included."""
+        """Return the prompt as text, special tokens included."""
         marked = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
         return self.control_tokens.shown(marked)
 
@@ -230,13 +230,13 @@ def _normal(index: int, message: Message) -> Message:
 
 
 def is_long(messages: Sequence[Any]) -> bool:
-    """Whether to render these messages takes longer than all other calls of an event loop should wait."""
+    """Return whether rendering these messages would block an event loop for too long."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     return sum(len(content if isinstance(content, str) else repr(content)) for content in contents) > _LONG
 
 
 def _check_kwargs(kwargs: Any) -> None:
-    """A template is a program, which may run for ever, and what it prints would not be what the template's hash stands for."""
+    """Refuse a template in a request, a program that may run forever and does not match the template's hash."""
     if not isinstance(kwargs, Mapping | None):
         raise ConfigError(f"chat_template_kwargs={kwargs!r:.80}: use an object of the template's own switches")
     if kwargs and "chat_template" in kwargs:
@@ -246,7 +246,7 @@ def _check_kwargs(kwargs: Any) -> None:
 
 
 def check_role(index: int, message: Any) -> None:
-    """Raises ConfigError for what is not a message at all."""
+    """Raise ConfigError for a value that is not a message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ConfigError(f"messages[{index}]={message!r}: use an object with a string 'role'")
 

@@ -1,6 +1,6 @@
-"""The tokens that follow an answer which is kept as it was sampled: what its template prints after it, and nothing before.
+"""Tokens that follow a sampled answer: the text that its template prints after it, and nothing before.
 
-A template is asked what it adds behind the answer (`append_only`), whatever it would make of the answer itself.
+The template is rendered for the text after the answer (`append_only`), however it would print the answer itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rllm.types import Message, text_of
 _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
 """Answers lie in the past here, and are rendered without any."""
 _MOST_STOP_TOKENS = 64
-"""How many tokens the stop string may have that ended an answer, with what came with it."""
+"""Maximum number of tokens of a stop string that ended an answer, and of the text sampled with it."""
 
 
 class Continuation:
-    """Goes on from sampled answers with one tokenizer's template."""
+    """Prompts that continue from sampled answers, with one tokenizer's template."""
 
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -40,20 +40,20 @@ class Continuation:
         *,
         written_on: str = "",
     ) -> list[int]:
-        """The prompt that asks for the next answer.
+        """Return the prompt for the next answer.
 
         Args:
             known_ids: the tokens of the first messages as they were sampled; the last of them is an answer.
             messages: the whole conversation.
-            num_known: how many messages `known_ids` are of.
+            num_known: number of messages that `known_ids` cover.
             tools: as for `ChatTemplate.render`.
-            template_kwargs: likewise.
-            written_on: with what the content of the last known answer ends that is not of the model's; it may begin with
-                the stop string that ended the answer, which `known_ids` have.
+            template_kwargs: as for `ChatTemplate.render`.
+            written_on: text at the end of the last known answer that the model did not sample; it may begin with the
+                stop string that ended the answer, which `known_ids` contain.
 
         Raises:
-            ConfigError: if the template refuses the messages, or cannot be rendered append-only here; or if the answer was
-                ended by the model itself, so that nothing can be written on.
+            ConfigError: if the template refuses the messages, or cannot be rendered append-only here; or if the model
+                ended the answer itself, so that nothing can be appended to it.
         """
 
         control = self._template.control_tokens
@@ -81,7 +81,7 @@ class Continuation:
         return closing_of(lambda these, ask: self._template.render_marked(these, None, ask), self._special_tokens)
 
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
-        """What is left of `written_on` behind what was sampled after the content: a stop string, mostly."""
+        """Return the part of `written_on` that was not sampled: it follows a stop string, mostly."""
         tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
         said: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = said.rpartition(content)

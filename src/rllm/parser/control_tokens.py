@@ -27,8 +27,8 @@ _CONTEXT = "\n"
 class ControlTokens:
     """Control tokens of one tokenizer with one chat template.
 
-    These are its special tokens, and others that the template prints around turns, such as DeepSeek's `<｜User｜>`. Tags
-    such as `<think>` and `<tool_call>` stay what they are in any message.
+    These are its special tokens, and others that the template prints around turns, such as DeepSeek's `<｜User｜>`.
+    Tags such as `<think>` and `<tool_call>` stay what they are in any message.
     """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
@@ -103,8 +103,11 @@ class ControlTokens:
 
     @cached_property
     def _written_by_models(self) -> frozenset[str]:
-        """Tokens in an answer's content that the model wrote as such: the markup of calls that an agent reads by itself, and
-        of reasoning, at which the template cuts the content."""
+        """Tokens in an answer's content that the model wrote as control tokens.
+
+        These are the markup of calls that an agent parses by itself, and of reasoning, at which the template cuts the
+        content.
+        """
         name = tool_format_of_template(self._template)
         parser = tool_parser(name) if name else None
         calls = parser.markup if parser and not parser.reads_every_answer else ()
@@ -130,7 +133,7 @@ class ControlTokens:
         return self._encode(_CONTEXT)
 
     def _plain_ids(self, token: str) -> list[int]:
-        """The ids of a control token's string, written out."""
+        """Return the ids of a control token's string as ordinary text."""
         plain = self._without_added_tokens
         if plain is None:
             return [*self._after_context(token[:1]), *self._after_context(token[1:])]
@@ -155,7 +158,7 @@ class ControlTokens:
 
 
 def _behind(head: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The ids after those of the head; empty if the text behind it has changed them."""
+    """Return the ids after those of the head; empty if the following text changed them."""
     return list(whole[len(head) :]) if list(whole[: len(head)]) == list(head) else []
 
 

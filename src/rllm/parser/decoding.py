@@ -82,7 +82,7 @@ def metaspace_bytes(piece: str) -> bytes:
 
 
 def _signs_of_bytes() -> dict[str, bytes]:
-    """Return the printable signs that byte-level tokenizers write for bytes: most are themselves, others from 256 on."""
+    """Return the printable characters of bytes in byte-level tokenizers: most are themselves, others from 256 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in plain]
     signs = {chr(value): bytes([value]) for value in plain}

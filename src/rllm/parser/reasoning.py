@@ -18,8 +18,9 @@ class SplitText:
 def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
     """Split `<think>reasoning</think>answer`.
 
-    Newlines around the tags are theirs: chat templates print them. `starts_open` says that the prompt already ended in
-    `<think>`. Reasoning that was never closed leaves no answer; text that does not start with the tag is all answer.
+    Newlines around the tags belong to the tags: chat templates print them. `starts_open` means that the prompt already
+    ended in `<think>`. Reasoning that was never closed leaves no answer; text that does not start with the tag is all
+    answer.
     """
     body = text.lstrip()
     if body.startswith(OPEN):
@@ -33,11 +34,11 @@ def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
 
 
 def join_reasoning(reasoning: str, answer: str) -> str:
-    """The text that `split_reasoning` splits so, as chat templates print it."""
+    """Return the text that `split_reasoning` splits into these parts, as chat templates print it."""
     return f"{OPEN}\n{reasoning}\n{CLOSE}\n\n{answer}" if reasoning else answer
 
 
 def split_without_prompt(text: str) -> SplitText:
-    """As `split_reasoning`, where the prompt is not known: it opened the thought that is closed here and was not opened here."""
+    """Split a text whose prompt is unknown: it may have opened a thought that is closed in the text."""
     before, closed, _ = text.partition(CLOSE)
     return split_reasoning(text, starts_open=bool(closed) and OPEN not in before)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 from rllm.errors import ConfigError
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.reasoning import split_without_prompt
-from rllm.parser.tool_call import ToolCall
 from rllm.parser.tool_parser import TOOL_PARSERS, ToolFormat, tool_format_of_template, tool_parser
 
 
 class ToolParser:
-    """One format; the work is done by its `rllm.parser.tool_parser.ToolFormat`. A subclass may do it by itself, in `parse` and
-    `get_tool_prompt`."""
+    """Parser of one format, built on its `rllm.parser.tool_parser.ToolFormat`.
+
+    A subclass may implement `parse` and `get_tool_prompt` by itself.
+    """
 
     format: ClassVar[str]
     """A name of `TOOL_PARSERS`, or `package.module:Class`."""
@@ -26,10 +28,10 @@ class ToolParser:
 
     @staticmethod
     def get_parser(tokenizer: Any) -> ToolParser:
-        """The parser of the format in which this tokenizer's chat template prints calls.
+        """Return the parser of the format in which this tokenizer's chat template prints calls.
 
         Raises:
-            ConfigError: if it prints them in none that is known.
+            ConfigError: if the format is not known.
         """
         name = tool_format_of_template(ChatTemplate(tokenizer).text)
         if name is None:
@@ -39,13 +41,16 @@ class ToolParser:
         return get_tool_parser(name)()
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The well-formed calls of the answer, in order; calls that are only thought about do not count, even if it was the prompt
-        that opened the thought (`<think>`). A format that writes values as bare text (`qwen3_coder`) has no others here."""
+        """Return the well-formed calls of the answer, in order.
+
+        Calls inside reasoning do not count, even if the prompt opened it (`<think>`). Formats that write values as bare
+        text (`qwen3_coder`) return every value as text.
+        """
         calls = self._format.parse(split_without_prompt(text).answer).tool_calls
         return [_tool_call(call["function"]) for call in calls]
 
     def get_tool_prompt(self, tools_schema: str) -> str:
-        """A system prompt's section on tools; `tools_schema` is their JSON schema as text."""
+        """Return a system prompt's section on tools; `tools_schema` is their JSON schema as text."""
         return (
             f"# Tools\n\nThese tools are at your disposal, each described by a JSON schema:\n<tools>\n{tools_schema}\n"
             f"</tools>\n\nTo call one, write exactly this, with {self._format.legend}:\n{self._format.example}\n"
@@ -65,7 +70,10 @@ class R1ToolParser(ToolParser):
 
 
 def get_tool_parser(parser_name: str) -> type[ToolParser]:
-    """The class for this short name (`qwen`, `qwen3_coder`, `r1`, `llama3_json`, `mistral`, `harmony`, ...) or `package.module:Class`.
+    """Return the parser class of a format.
+
+    `parser_name` is a short name (`qwen`, `qwen3_coder`, `r1`, `llama3_json`, `mistral`, `harmony`, ...) or
+    `package.module:Class`.
 
     Raises:
         ConfigError: if there is no such format.
@@ -81,3 +89,15 @@ _CLASSES = {"qwen": QwenToolParser, "hermes": QwenToolParser, "r1": R1ToolParser
 
 def _tool_call(function: dict[str, Any]) -> ToolCall:
     return ToolCall(name=function["name"], arguments=json.loads(function["arguments"]))
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call that a model asks for."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`name` and `arguments`, as an object of its own; OpenAI's format has the arguments as JSON text."""
+        return {"name": self.name, "arguments": dict(self.arguments)}

@@ -63,24 +63,26 @@ class ToolFormat(Protocol):
     reads_every_answer: bool = False
     """True where every answer is written in this format, also where no tools are offered."""
     template_marks: tuple[str, ...] = ()
-    """A template that has one of these prints this format; without any, the markers tell."""
+    """Marks of templates that print this format; without any, the markers decide."""
     foreign_marks: tuple[str, ...] = ()
     """A template that has one of these prints another format, although it has the marks."""
     example: str = ""
-    """What a model is to write, for a prompt that teaches it the format."""
+    """Example of a call, for a prompt that teaches the format."""
     legend: str = "the tool's name for NAME and a JSON object of its arguments for {ARGUMENTS}"
-    """How the example is to be filled in."""
+    """Explanation of the example's placeholders."""
 
     def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """The parser of answers to a request with these tools (in the OpenAI format), for formats that only their schemas make
-        clear."""
+        """Return the parser for answers to a request with these tools (in the OpenAI format).
+
+        Only formats without typed values need the tools' schemas.
+        """
         return self
 
     def parse(self, text: str) -> ParsedText: ...
 
 
 def tool_parser(name: str) -> ToolFormat:
-    """The parser of this short name or `package.module:Class`."""
+    """Return the parser of this short name or `package.module:Class`."""
     parser: ToolFormat = resolve(name, TOOL_PARSERS, kind="tool_parser")()
     return parser
 
@@ -88,7 +90,7 @@ def tool_parser(name: str) -> ToolFormat:
 def parser_of_answer(
     parser: ToolFormat | None, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any
 ) -> ToolFormat | None:
-    """What reads the answer to a request with these tools; `None`: it has no calls to be looked for."""
+    """Return the parser for the answer to a request with these tools; `None` if it cannot contain calls."""
     if parser is None:
         return None
     may_call = bool(tools) and tool_choice != "none"
@@ -109,7 +111,7 @@ def tool_format_of_template(template: str) -> str | None:
 
 
 def chosen_format(setting: str | None, template: str) -> str:
-    """The format that is set, else the one that the chat template prints, else the default."""
+    """Return the configured format, else the one that the chat template prints, else the default."""
     return setting or tool_format_of_template(template) or DEFAULT_FORMAT
 
 

@@ -183,7 +183,8 @@ def _gold_letter(truth: Any, choices: Sequence[str]) -> str:
     elif hasattr(truth, "__index__") and 0 <= int(truth) < (len(choices) or len(LETTERS)):
         return LETTERS[int(truth)]
     raise RewardError(
-        f"{NAME} needs a ground truth that is a letter, an index from 0, or one of the task's 'choices', not {truth!r:.200}"
+        f"{NAME} needs a ground truth that is a letter, an index from 0, or one of the task's 'choices', "
+        f"not {truth!r:.200}"
     )
 
 

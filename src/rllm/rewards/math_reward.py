@@ -28,7 +28,8 @@ _ASSIGNED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\(([^()]+)\)")
 _AND = re.compile(r"(?:,\s*)?(?:\\text\{\s*and\s*\}|\band\b)")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _IGNORED = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
+    r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\\$|\$|\\?%|\^\\circ|\^\{\\circ\}|°|"
+    r"\\q?quad(?![a-z])|~|\s|\\text\{\s*\}"
 )
 _SPACE = r"(?:\\[,;:! ]|~|\s)"
 _GROUPED = re.compile(rf"(?<![0-9.,_^])[0-9]{{1,3}}(?:{_SPACE}+[0-9]{{3}})+(?![0-9])")

@@ -61,7 +61,8 @@ class LocalSearch(Tool):
     """Search the documents for words, and return the best matches.
 
     Args:
-        corpus: documents, or the path of a file of them, such as a `.jsonl`; each has a `text` and any other fields to show.
+        corpus: documents, or the path of a file of them, such as a `.jsonl`; each has a `text` and any other fields
+            to show.
         top_k: number of documents to return.
 
     Raises:

@@ -19,7 +19,7 @@ from rllm.inference.engine import SamplingParams
 from rllm.inference.local.decoder import Decoder
 from rllm.inference.local.sampling import RowSettings, likeliest, sample
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.incremental_text import IncrementalText, first_stop
+from rllm.parser.streaming import IncrementalText, first_stop
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,1 +1,1 @@
-"""How families of models write tool calls: one module a format, all of them made with `calls`."""
+"""Formats of tool calls by model family, one module each, built with `calls`."""

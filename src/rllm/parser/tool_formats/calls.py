@@ -1,11 +1,11 @@
-"""What the formats share: JSON read as the exact text in which a model wrote it, and calls made of it."""
+"""Parts shared by the formats: JSON read as the exact text that a model wrote, and calls built from it."""
 
 from __future__ import annotations
 
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _scan = json.JSONDecoder().raw_decode
@@ -16,15 +16,15 @@ _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
 def new_call(name: str, arguments: str) -> dict[str, Any]:
-    """A call in the OpenAI format, with an id of its own."""
+    """Return a call in the OpenAI format, with a new id."""
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def call_of_object(text: str) -> dict[str, Any] | None:
-    """The call that a JSON object of a name and arguments (or parameters) states; `None` if it states none.
+    """Return the call in a JSON object of a name and arguments (or parameters); `None` if it is not one.
 
-    Arguments may be absent, unless another key may be theirs, misspelt; and they may be an object that the model has quoted
-    itself. Half of a surrogate pair, which only an escape can say, is no text that could be sent on.
+    Arguments may be absent, unless another key looks like a misspelling of theirs; and they may be an object that the
+    model has quoted. Half of a surrogate pair, which only an escape can express, is not valid text.
     """
     spans = object_values(text)
     if spans is None or "name" not in spans:
@@ -44,12 +44,12 @@ def _arguments_of(spans: Mapping[str, str]) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is one JSON object, which is what arguments must be."""
+    """Return whether the text is one JSON object, as arguments must be."""
     return object_values(text) is not None
 
 
 def object_values(text: str) -> dict[str, str] | None:
-    """The values of a JSON object, each as the exact text in which it was written; `None` if it is not an object."""
+    """Return the values of a JSON object, each as its exact source text; `None` if it is not an object."""
     text = text.strip(" \t\r\n")
     values: dict[str, str] = {}
     try:
@@ -71,9 +71,9 @@ def object_values(text: str) -> dict[str, str] | None:
 
 
 def object_end(text: str, position: int) -> int | None:
-    """Where the JSON object that begins here ends, white space around it included; `None` if there is none.
+    """Return the end of the JSON object that begins here, white space included; `None` if there is none.
 
-    What stands in its strings, such as a format's own markup, ends nothing.
+    Markup of a format inside its strings ends nothing.
     """
     start = skip_space(text, position)
     if not _object.match(text, start):  # an error of the decoder takes time for all that stands before it
@@ -86,7 +86,7 @@ def object_end(text: str, position: int) -> int | None:
 
 
 def objects(text: str, position: int, separator: str) -> tuple[list[str], int]:
-    """The texts of the JSON objects from here on, with `separator` between them, and where they end; none where one lacks."""
+    """Return the texts of consecutive JSON objects with `separator` between, and their end; none if one is missing."""
     found: list[str] = []
     while (end := object_end(text, position)) is not None:
         found.append(text[position:end].strip(" \t\r\n"))
@@ -97,12 +97,110 @@ def objects(text: str, position: int, separator: str) -> tuple[list[str], int]:
 
 
 def all_or_none(calls: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """The calls, if there is no malformed one among them."""
+    """Return the calls, or none if one of them is malformed."""
     good = [call for call in calls if call is not None]
     return good if len(good) == len(calls) else []
 
 
 def skip_space(text: str, position: int) -> int:
-    """Where the white space of JSON that begins here ends."""
+    """Return the end of the JSON white space that begins here."""
     match = _space.match(text, position)
     return match.end() if match else position
+
+
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+"""Constants as JSON has them, by how Python's or JSON's spelling looks in lower case."""
+_MAX_PARTS = 100
+"""Of one argument's schema, which are looked at for the types that it allows."""
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the JSON schema of each tool's parameters; the tools are in the OpenAI format."""
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+    return {
+        str(item.get("name")): item["parameters"] for item in functions if isinstance(item.get("parameters"), Mapping)
+    }
+
+
+def arguments_json(written: Mapping[str, str], schema: Mapping[str, Any]) -> str:
+    """Return the arguments as one JSON object; `schema` is that of all parameters."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    items = (f"{_quoted(key)}: {value_json(text, known.get(key), schema)}" for key, text in written.items())
+    return f"{{{', '.join(items)}}}"
+
+
+def value_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """Return a value as JSON: the text itself if it is JSON of a type that the schema allows, else as a string.
+
+    `root` resolves the schema's references. A value without a type in its schema is a string; a fraction instead of an
+    integer stays a number, and the tool reports the error.
+    """
+    types = {"number" if name == "integer" else name for name in _types(schema, root, set())}
+    bare = text.strip()
+    bare = _WORDS.get(bare.lower(), bare)
+    return bare if _type_of_json(bare) in types else _quoted(text)
+
+
+def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    """Return the types that a schema allows, as far as it names them.
+
+    `seen` has the ids of the parts that were looked at: references may go round in circles, and double on the way.
+    """
+    if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > _MAX_PARTS:
+        return
+    seen.add(id(schema))
+    named = schema.get("type")
+    yield from [named] if isinstance(named, str) else _listed(named)
+    for value in [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
+        yield _type_of(value)
+    for kind in ("anyOf", "oneOf", "allOf"):
+        for option in _listed(schema.get(kind)):
+            yield from _types(option, root, seen)
+    if isinstance(reference := schema.get("$ref"), str):
+        yield from _types(_at(root, reference), root, seen)
+
+
+def _at(root: Mapping[str, Any], reference: str) -> Any:
+    """Return the target of `#/$defs/Name`."""
+    place: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        place = place.get(key) if isinstance(place, Mapping) else None
+    return place
+
+
+def _type_of_json(text: str) -> str | None:
+    """Return the type of a JSON value; `None` if it is not JSON, or a string, which is written bare."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return None if isinstance(value, str) else _type_of(value)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case None:
+            return "null"
+        case str():
+            return "string"
+        case dict():
+            return "object"
+        case _:
+            return "array"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -37,7 +37,7 @@ class DeepSeekToolParser(ToolFormat):
         return ParsedText(content="".join([*content, text[position:]]), tool_calls=calls)
 
     def _block(self, text: str, position: int) -> tuple[list[dict[str, Any]], str, int]:
-        """The calls of the block whose inside begins here, the rest of it, and where it ends."""
+        """Return the calls of the block that begins here, the rest of it, and its end."""
         calls: list[dict[str, Any]] = []
         rest: list[str] = []
         while True:
@@ -53,7 +53,7 @@ class DeepSeekToolParser(ToolFormat):
                 rest.append(text[mark.start() : position])
 
     def _call(self, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-        """The call that begins here, if it is well-formed, and where it ends: if not, at the next mark."""
+        """Return the call that begins here, if it is well-formed, and its end, or else the next mark."""
         for match_head, closing in ((self._fenced.match, "```"), (self._bare.match, "")):
             found = match_head(text, start)
             end = object_end(text, found.end()) if found else None

@@ -22,7 +22,7 @@ class _Part:
     """One message as written."""
 
     before: str
-    """What belongs to no message."""
+    """Text that belongs to no message."""
     header: str
     body: str
     end: str
@@ -72,7 +72,7 @@ class HarmonyToolParser(ToolFormat):
         return ParsedText(content=part.body)
 
     def _parts(self, text: str) -> tuple[list[_Part], str]:
-        """The messages, and what follows the last of them."""
+        """Return the messages, and the text after the last of them."""
         parts: list[_Part] = []
         position = 0
         while (message := text.find(_MESSAGE, position)) >= 0:
@@ -85,7 +85,7 @@ class HarmonyToolParser(ToolFormat):
         return parts, text[position:]
 
     def _end_of_body(self, text: str, start: int, *, is_call: bool) -> tuple[int, str]:
-        """Where the body that begins here ends, and the token behind it; tokens in the strings of a call's arguments end nothing."""
+        """Return the end of the body that begins here, and the token after it, ignoring those in JSON strings."""
         stop = object_end(text, start) if is_call else None
         if stop is not None and (closing := self._end.match(text, stop)):
             return stop, closing[0]
@@ -115,7 +115,7 @@ class MuseToolParser(HarmonyToolParser):
     _header = re.compile(r"\A\s*to=|<\|start\|>")
 
     def __init__(self, calls: AtemToolParser | None = None) -> None:
-        """`calls`: reads the messages to tools."""
+        """Create the parser; `calls` parses messages to tools."""
         self._calls = calls or AtemToolParser()
 
     def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:

@@ -37,7 +37,7 @@ class HermesToolParser(ToolFormat):
         return ParsedText(content="".join(content), tool_calls=calls)
 
     def _call(self, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-        """The call whose object begins here, if it is one, and where it ends: if not, at the next closing tag."""
+        """Return the call whose object begins here, if it is one, and its end, or else the next closing tag."""
         end = object_end(text, start)
         if end is not None and (end == len(text) or text.startswith(self._close, end)):
             return call_of_object(text[start:end]), end + len(self._close)

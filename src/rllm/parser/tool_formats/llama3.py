@@ -38,7 +38,7 @@ class Llama3JsonToolParser(ToolFormat):
 
 
 def _calls(text: str, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The calls from here to the next tag or the end, and where that is; none if anything else stands there."""
+    """Return the calls up to the next tag or the end, and that position; no calls if there is anything else."""
     items, end = objects(text, position, ";")
     if items and (end == len(text) or text.startswith(_TAG, end)):
         return all_or_none([_call(item) for item in items]), end

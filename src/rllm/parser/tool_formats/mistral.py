@@ -45,7 +45,7 @@ class MistralToolParser(ToolFormat):
         return ParsedText(content="".join(content), tool_calls=calls)
 
     def _calls(self, text: str, start: int) -> tuple[list[dict[str, Any]], int | None]:
-        """The calls that begin here, if they are well-formed, and where they end."""
+        """Return the calls that begin here, if they are well-formed, and their end."""
         named = self._named.match(text, start)
         if named:
             end = object_end(text, named.end())

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and Qwen3.5 models write them: tags for the name and for each argument, whose value is bare text."""
+"""Calls of Qwen3-Coder and Qwen3.5 models: tags for the name and for each argument, whose value is bare text."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from rllm.parser.tool_formats.calls import new_call
-from rllm.parser.tool_formats.typed import arguments_json, schemas_of
+from rllm.parser.tool_formats.calls import arguments_json, new_call, schemas_of
 from rllm.parser.tool_parser import ParsedText, ToolFormat
 
 
 class Qwen3CoderToolParser(ToolFormat):
     r"""`<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>`.
 
-    Whether `5` is a number or text, only the tool's schema says: without `for_tools` every value is text. A value may hold
-    markup of its own, though no call: it ends at the closing tag behind which another parameter, or the end of the call,
-    follows. The models often leave out `<tool_call>`; its closing tag may be missing, too. The empty line before a call
+    Only the tool's schema decides whether `5` is a number or text: without `for_tools` every value is text. A value may
+    contain other markup, except a call: it ends at the closing tag that another parameter, or the end of the call,
+    follows. The models often leave out `<tool_call>`; its closing tag may be missing too. The empty line before a call
     belongs to its markup (chat templates print it).
     """
 
@@ -54,7 +53,7 @@ class Qwen3CoderToolParser(ToolFormat):
         return ParsedText(content="".join(content), tool_calls=calls)
 
     def _written(self, text: str, position: int, limit: int) -> tuple[dict[str, str] | None, int]:
-        """The arguments that begin here, each as it is written, and where the call ends; `None` if it is not well-formed."""
+        """Return the arguments that begin here, as written, and the end of the call; `None` if malformed."""
         written: dict[str, str] = {}
         while key := self._parameter.match(text, position, limit):
             end = self._value_end.search(text, key.end(), limit)
@@ -67,7 +66,7 @@ class Qwen3CoderToolParser(ToolFormat):
 
 
 class Glm45ToolParser(Qwen3CoderToolParser):
-    r"""`<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>`, as GLM 4.5 models write it."""
+    r"""`<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>` of GLM 4.5 models."""
 
     markers = ("\n<tool_call>", "<tool_call>")
     template_marks = ("<arg_key>",)
