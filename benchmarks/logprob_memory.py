@@ -22,8 +22,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.trunk import Trunk
+from rllm.backends.local.policy import Policy, Trunk
 
 LENGTH = 256
 

@@ -27,8 +27,8 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from rllm.backends.adapter import Adapter, LoraSettings
-from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.lora import Adapter, LoraSettings
+from rllm.backends.server_sampler import ServerSampler
 from rllm.inference.servers.command import ServeOptions
 from rllm.inference.servers.control import FileTransfer, Handover, LoraLoad, Reload, VLLMControl
 from rllm.inference.servers.vllm_server import VLLMServer, free_port
@@ -122,7 +122,7 @@ def published(
     adapter = Adapter(model, LoraSettings(rank=LORA_RANK, alpha=32.0)) if isinstance(way, LoraLoad) else None
     assert server.pid is not None
     timed = Timed(way, server.pid)
-    sampler = ServedSampler(
+    sampler = ServerSampler(
         VLLMServer.join(server.url),
         timed,
         model,
@@ -133,10 +133,10 @@ def published(
     )
     rows = []
     try:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         for version in range(1, num_rounds + 1):
             change(model, version)
-            whole = seconds(lambda version=version: sampler.hand_over(version), server.pid)
+            whole = seconds(lambda version=version: sampler.sync_weights(version), server.pid)
             write = seconds(lambda version=version: sampler._write(version))
             rows.append({"write": write, "take": timed.seconds, "prove": whole - write - timed.seconds, "whole": whole})
     finally:

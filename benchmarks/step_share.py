@@ -31,9 +31,6 @@ from typing import Any
 from against_trl.model import RECIPE, build_model
 
 from rllm.agents.chat_agent import ChatAgent
-from rllm.algorithms.base import Algorithm
-from rllm.algorithms.batch import Batch
-from rllm.backends.base import UpdateResult
 from rllm.backends.local.backend import LocalBackend
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.testing.tiny_policy import TinyPolicyRecipe
@@ -98,10 +95,9 @@ MARKS = Marks()
 class Marked(LocalBackend):
     """The local backend, which says when an update is done."""
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        result = super().update(batch, algorithm)
+    def publish(self) -> int:
         MARKS.mark("updated")
-        return result
+        return super().publish()
 
 
 def reward(task: Mapping[str, Any], answer: str) -> float:

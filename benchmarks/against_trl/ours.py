@@ -8,6 +8,7 @@ from itertools import islice
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.backends.update import update_weights
 from rllm.engine.garbage import rarely_collected
 from rllm.inference.local.loading import load_model
 from rllm.trainer.credit import assemble
@@ -39,7 +40,7 @@ def train(job: Job, watch: Watch) -> None:
             (path,) = episode.trajectories
             path.reward = reward(episode.task[-1], path.steps[-1].model_response)
             watch.num_tokens += sum(len(item.response_ids) for item in path.steps)
-        backend.update(assemble(episodes, algorithm, step=step, temperature=1.0).batch, algorithm)
+        update_weights(backend, assemble(episodes, algorithm, step=step, temperature=1.0).batch, algorithm)
         backend.publish()
         step, go_on = step + 1, watch.step_done(backend.model, backend.tokenizer)
     backend.close()

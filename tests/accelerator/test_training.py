@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rllm.backends.local import trunk
-from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.backends.local.forward import whole_tree_states
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
 

@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.adapter import Adapter, LoraSettings
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
-from rllm.backends.local.forward import hidden_states_by_stems
+from rllm.backends.local.forward import hidden_states_by_shared_prefixes
+from rllm.backends.lora import Adapter, LoraSettings
+from rllm.backends.update import update_weights
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, load_model
@@ -71,7 +72,7 @@ def test_a_new_adapter_changes_nothing(make_backend: MakeBackend, make_model: Ma
 def test_only_the_adapter_is_trained(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
     backend = make_backend(make_model(), lora=SMALL, lr=1e-2)
     before, scored = frozen(backend), backend.score(groups())
-    backend.update(groups(), GRPO())
+    update_weights(backend, groups(), GRPO())
     assert same_weights(before, frozen(backend))
     assert (backend.score(groups()) - scored).abs().max() > 1e-3
     names = [name for name, weight in backend.model.named_parameters() if weight.requires_grad]
@@ -144,7 +145,7 @@ async def test_trainer_and_sampler_agree_after_updates(make_backend: MakeBackend
         batch = Batch.of([sequence_of(item.prompt_ids, item.completion_ids, item.logprobs) for item in outputs])
         torch.testing.assert_close(backend.score(batch), batch.sampler_logprobs, atol=1e-4, rtol=0)
         batch.advantages = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(seed))
-        backend.update(batch, GRPO())
+        update_weights(backend, batch, GRPO())
         backend.publish()
 
 
@@ -190,7 +191,7 @@ def test_shared_prefixes_and_recomputed_layers_work_beside_an_adapter(
     found = []
     for recompute in (False, True):
         backend = make_backend(make_model(), lora=SMALL, gradient_checkpointing=recompute)
-        assert backend.policy.trunk.hidden_states is hidden_states_by_stems
+        assert backend.policy.trunk.hidden_states is hidden_states_by_shared_prefixes
         strengthen(backend)
         backend.accumulate(groups(), GRPO())
         found.append(torch.cat([w.grad.flatten() for w in backend.model.parameters() if w.grad is not None]))
@@ -201,7 +202,7 @@ def test_a_checkpoint_is_what_peft_reads(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
     backend = make_backend(make_model(), lora=SMALL, lr=1e-2)
-    backend.update(groups(), GRPO())
+    update_weights(backend, groups(), GRPO())
     backend.publish()
     backend.save(tmp_path)
     assert not (tmp_path / "model.safetensors").exists(), "the frozen weights are not written again"
@@ -219,7 +220,7 @@ def test_transformers_reads_the_checkpoint_with_its_model(
 ) -> None:
     make_model().save_pretrained(tmp_path / "base")
     backend = make_backend(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), lora=SMALL, lr=1e-2)
-    backend.update(groups(), GRPO())
+    update_weights(backend, groups(), GRPO())
     backend.publish()
     backend.save(tmp_path / "adapted")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "adapted").eval()
@@ -246,12 +247,12 @@ def test_a_saved_run_goes_on_bit_for_bit(
 ) -> None:
     one, other = (make_backend(make_model().to(dtype), lora=SMALL, lr=1e-3, seed=seed) for seed in range(2))
     for seed in range(2):
-        one.update(groups(seed=seed), GRPO())
+        update_weights(one, groups(seed=seed), GRPO())
         one.publish()
     one.save(tmp_path)
     other.load(tmp_path)
     assert other.weight_version == 2
-    last = [backend.update(groups(seed=2), GRPO()).metrics for backend in (one, other)]
+    last = [update_weights(backend, groups(seed=2), GRPO()).metrics for backend in (one, other)]
     assert last[0] == last[1]
     assert same_weights(weights_of(one.model), weights_of(other.model))
 

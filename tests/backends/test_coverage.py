@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rllm.backends.adapter import Adapter, LoraSettings, coverage
-from rllm.backends.coverage import by_kind
+from rllm.backends.lora import Adapter, LoraSettings, by_kind, coverage
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import load_model
 
@@ -95,7 +94,7 @@ def test_what_is_told_to_have_an_adapter_is_what_a_merge_changes(family: str) ->
     after = merged(model, adapter)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert set(found.adapted) == changed
-    assert found.share == sum(before[name].numel() for name in changed) / sum(map(torch.numel, before.values()))
+    assert found.fraction == sum(before[name].numel() for name in changed) / sum(map(torch.numel, before.values()))
     assert not found.adapted.keys() & found.without.keys()
     assert found.adapted.keys() | found.without.keys() == {name for name in before if before[name].dim() >= 2}
     left = dict.fromkeys(found.adaptable, 1)

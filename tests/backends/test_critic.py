@@ -9,10 +9,10 @@ import torch
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.ppo import PPO
-from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.critic import FILE, CriticSettings
-from rllm.backends.updates import explained_variance
+from rllm.backends.lora import LoraSettings
+from rllm.backends.update import explained_variance, update_weights
 from rllm.errors import ConfigError
 
 from .conftest import in_float64, same_weights, sequence_of, weights_of
@@ -41,10 +41,10 @@ def test_the_critic_learns_what_is_earned(make_backend: MakeBackend, groups: Mak
     batch: Batch = groups(2, 3)
     losses = []
     for _ in range(12):
-        losses.append(backend.update(judged(backend, batch), PPO(value_clip=None)).metrics["critic/loss"])
+        losses.append(update_weights(backend, judged(backend, batch), PPO(value_clip=None)).metrics["critic/loss"])
     assert losses[0] == pytest.approx(0.25), "0.5 * value_coef * (0 - 1)²"
     assert losses[-1] < 0.1 * losses[0]
-    metrics = backend.update(judged(backend, batch), PPO(value_clip=None)).metrics
+    metrics = update_weights(backend, judged(backend, batch), PPO(value_clip=None)).metrics
     assert metrics["critic/explained_variance"] > 0.9
     assert metrics["critic/return"] == pytest.approx(float(batch.returns.mean()))  # type: ignore[union-attr]
     assert metrics["critic/grad_norm"] > 0
@@ -53,7 +53,7 @@ def test_the_critic_learns_what_is_earned(make_backend: MakeBackend, groups: Mak
 def test_a_value_does_not_depend_on_the_token_that_is_chosen_then(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST)
     for _ in range(3):
-        backend.update(judged(backend, groups()), PPO())
+        update_weights(backend, judged(backend, groups()), PPO())
     prompt = list(range(3, 30))
     one, other = backend.values(Batch.of([sequence_of(prompt, [40, 41]), sequence_of(prompt, [50, 41])])).view(2, 2)
     assert one[0] == other[0] != 0
@@ -94,14 +94,14 @@ def test_while_the_critic_warms_up_the_policy_waits(make_backend: MakeBackend, g
     batch: Batch = groups()
     before, scored = weights_of(backend.model), backend.score(batch)
     for _ in range(2):
-        result = backend.update(judged(backend, batch), PPO())
+        result = update_weights(backend, judged(backend, batch), PPO())
         assert result.metrics["optim/num_updates"] == 0
         assert result.metrics["critic/loss"] > 0
         assert result.logprobs is not None
         torch.testing.assert_close(result.logprobs, scored)
         backend.publish()
         assert same_weights(before, weights_of(backend.model))
-    assert backend.update(judged(backend, batch), PPO()).metrics["optim/num_updates"] == 1
+    assert update_weights(backend, judged(backend, batch), PPO()).metrics["optim/num_updates"] == 1
     assert not same_weights(before, weights_of(backend.model))
 
 
@@ -112,7 +112,7 @@ def test_the_bound_of_its_gradient_is_its_own(
     """AdamW makes up for any scale of a gradient, but for one below its epsilon of 1e-8."""
     backend = make_backend(critic=CriticSettings(lr=1e-2, max_grad_norm=bound))
     batch = judged(backend, groups(2, 2), returns=3.0)
-    backend.update(batch, PPO(value_clip=None))
+    update_weights(backend, batch, PPO(value_clip=None))
     backend.publish()
     assert bool(backend.values(batch).abs().max() > 1e-3) is moves
 
@@ -120,7 +120,7 @@ def test_the_bound_of_its_gradient_is_its_own(
 def test_minibatches_and_epochs_are_the_critics_too(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST, num_minibatches=2, num_epochs=3)
     batch: Batch = judged(backend, groups(2, 2), returns=3.0)
-    metrics = backend.update(batch, PPO(value_clip=None)).metrics
+    metrics = update_weights(backend, batch, PPO(value_clip=None)).metrics
     assert metrics["optim/num_updates"] == 6
     assert 0 < metrics["critic/loss"] < 0.25 * 9, "later updates know more"
     assert 0 < metrics["critic/value"] < 3, "the mean over all updates"
@@ -132,12 +132,12 @@ def test_a_saved_run_goes_on_bit_for_bit(
     settings = CriticSettings(lr=1e-3, warmup_steps=2)
     one, other = (make_backend(make_model(seed=seed), lr=1e-3, critic=settings) for seed in range(2))
     for seed in range(2):
-        one.update(judged(one, groups(seed=seed)), PPO())
+        update_weights(one, judged(one, groups(seed=seed)), PPO())
         one.publish()
     one.save(tmp_path)
     assert (tmp_path / FILE).exists()
     other.load(tmp_path)
-    last = [backend.update(judged(backend, groups(seed=2)), PPO()).metrics for backend in (one, other)]
+    last = [update_weights(backend, judged(backend, groups(seed=2)), PPO()).metrics for backend in (one, other)]
     assert last[0] == last[1]
     assert last[0]["optim/num_updates"] == 1, "the warm-up is not done twice"
     assert torch.equal(one.values(groups()), other.values(groups()))
@@ -152,7 +152,7 @@ def test_a_damaged_critic_is_refused(
     make_backend: MakeBackend, groups: Make, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     backend = make_backend()
-    backend.update(judged(backend, groups()), PPO())
+    update_weights(backend, judged(backend, groups()), PPO())
     backend.save(tmp_path)
     damage(tmp_path / FILE)
     with pytest.raises(ConfigError, match="incomplete or of another model"):
@@ -165,7 +165,7 @@ def test_a_checkpoint_without_a_critic_leaves_none_behind(
     backend = make_backend(critic=FAST)
     backend.save(tmp_path)
     for _ in range(2):
-        backend.update(judged(backend, groups()), PPO())
+        update_weights(backend, judged(backend, groups()), PPO())
     backend.load(tmp_path)
     assert not backend.values(groups()).any(), "it is made anew"
 
@@ -176,7 +176,7 @@ def test_beside_an_adapter_the_critic_has_one_of_its_own(
     lora = LoraSettings(rank=2, alpha=4)
     one, other = (make_backend(make_model(), lora=lora, lr=1e-3, critic=FAST) for _ in range(2))
     for _ in range(2):
-        one.update(judged(one, groups()), PPO())
+        update_weights(one, judged(one, groups()), PPO())
         one.publish()
     trained = one.critic._trained()
     assert set(trained) >= {"head.weight", "head.bias"}
@@ -195,7 +195,7 @@ def test_a_batch_without_judgement_is_refused_before_anything_is_changed(
     setattr(batch, missing, None)
     before = weights_of(backend.model)
     with pytest.raises(ConfigError, match=r"algorithm.name: PPO has a critic.* such as grpo"):
-        backend.update(batch, PPO())
+        update_weights(backend, batch, PPO())
     assert same_weights(before, weights_of(backend.model))
 
 

@@ -19,12 +19,11 @@ from rllm.backends.local.forward import (
     agree,
     choose_forward,
     hidden_states,
-    hidden_states_by_stems,
+    hidden_states_by_shared_prefixes,
     separate_hidden_states,
 )
 from rllm.backends.local.last_mlp import last_mlp
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.trunk import Trunk
+from rllm.backends.local.policy import Policy, Trunk
 from rllm.inference.local.attention import use_grouped_attention
 from rllm.inference.local.decoder import cache_argument
 
@@ -74,7 +73,7 @@ def test_hidden_states_equal_those_of_separate_sequences(
     model = make_model(family).model
     tree = build_tree(FORKED, min_saved=min_saved)
     with torch.no_grad():
-        states = hidden_states(model, tree, row_tokens, lead_tokens=0)
+        states = hidden_states(model, tree, row_tokens, repeated_tokens=0)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
 
@@ -156,20 +155,20 @@ def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
     sequences=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7),
     min_saved=st.sampled_from([1, 4]),
     row_tokens=st.sampled_from([1, 5, 12, 64]),
-    stem_saved=st.sampled_from([None, 1]),
-    lead_tokens=st.sampled_from([0, 4, 64]),
+    shared_saved=st.sampled_from([None, 1]),
+    repeated_tokens=st.sampled_from([0, 4, 64]),
 )
 def test_any_tree_has_the_states_and_gradients_of_its_sequences(
     exact_model: Any,
     sequences: list[list[int]],
     min_saved: int,
     row_tokens: int,
-    stem_saved: int | None,
-    lead_tokens: int,
+    shared_saved: int | None,
+    repeated_tokens: int,
 ) -> None:
     tree, model = build_tree(sequences, min_saved=min_saved), exact_model.model
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shared = hidden_states(model, tree, row_tokens, stem_saved=stem_saved, lead_tokens=lead_tokens)
+    shared = hidden_states(model, tree, row_tokens, shared_saved=shared_saved, repeated_tokens=repeated_tokens)
     apart = separate_hidden_states(model, tree)
     torch.testing.assert_close(shared, apart, atol=1e-10, rtol=0)
     found, expected = (
@@ -199,7 +198,7 @@ def test_a_model_with_plain_attention_shares_prefixes_and_reads_their_keys_as_st
     model = make_model("Llama")
     assert choose_forward(model.model) is hidden_states, "transformers' own attention knows nothing of stems"
     use_grouped_attention(model)
-    assert choose_forward(model.model) is hidden_states_by_stems
+    assert choose_forward(model.model) is hidden_states_by_shared_prefixes
 
 
 @FAMILIES
@@ -235,7 +234,7 @@ def test_a_long_prompt_is_read_as_a_stem_and_its_keys_are_not_copied(make_model:
         lambda _module, _inputs, given, _output: num_copied.append(given[cache_argument(layer)].get_seq_length()),
         with_kwargs=True,
     )
-    stems, copies = hidden_states_by_stems(model, tree), hidden_states(model, tree)
+    stems, copies = hidden_states_by_shared_prefixes(model, tree), hidden_states(model, tree)
     assert num_copied == [0, 0, 0, 600], "the prompt, then the answers; twice"
     torch.testing.assert_close(stems, copies, atol=1e-10, rtol=0)
     assert_same(gradients(model, (stems * pull).sum()), gradients(model, (copies * pull).sum()), 1e-10)

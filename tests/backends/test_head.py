@@ -9,9 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.head import Head, body_of
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.trunk import Trunk
+from rllm.backends.local.logprobs import Head, body_of
+from rllm.backends.local.policy import Policy, Trunk
 from rllm.errors import ConfigError
 
 from .conftest import LLAMA_SIZES, sequence_of

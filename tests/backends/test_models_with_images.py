@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Llama4Config, LlavaConfig
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.head import body_of
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.trunk import Trunk
+from rllm.backends.local.logprobs import body_of
+from rllm.backends.local.policy import Policy, Trunk
+from rllm.backends.lora import LoraSettings
 from rllm.inference.local.loading import load_model
 
 from .conftest import sequence_of

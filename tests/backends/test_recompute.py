@@ -14,8 +14,7 @@ from transformers import AutoModel, DeepseekV4Config
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import HiddenStates, hidden_states, separate_hidden_states
-from rllm.backends.local.recompute import recomputable_layers, recomputing
-from rllm.backends.local.trunk import Trunk
+from rllm.backends.local.policy import Trunk, recomputable_layers, recomputing
 from rllm.errors import ConfigError
 from rllm.inference.local.attention import use_grouped_attention
 
@@ -35,7 +34,7 @@ def gradients(model: Any, states: Tensor) -> dict[str, Tensor]:
     [
         hidden_states,
         partial(hidden_states, row_tokens=1),
-        partial(hidden_states, row_tokens=1, stem_saved=1),
+        partial(hidden_states, row_tokens=1, shared_saved=1),
         separate_hidden_states,
     ],
     ids=["in one row", "node by node", "with stems", "apart"],

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.adapter import LoraSettings
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.reference import FrozenCopy
+from rllm.backends.local.policy import FrozenCopy
+from rllm.backends.lora import LoraSettings
+from rllm.backends.update import update_weights
 from rllm.errors import ConfigError
 from rllm.trainer.config import load_config
 
@@ -82,7 +83,7 @@ def test_a_resumed_run_measures_against_the_model_that_it_began_with(
 def learn(backend: LocalBackend, batch: Batch, reference: Tensor) -> None:
     batch.ref_logprobs = reference
     for _ in range(2):
-        backend.update(batch, GRPO(kl_coef=0.1))
+        update_weights(backend, batch, GRPO(kl_coef=0.1))
         backend.publish()
 
 
@@ -103,7 +104,7 @@ def test_nothing_is_loaded_for_an_algorithm_without_a_reference(make_backend: Ma
         raise AssertionError("nobody needs it")
 
     backend = make_backend(load_original=load)
-    backend.update(groups(), GRPO())
+    update_weights(backend, groups(), GRPO())
     backend.publish()
 
 
@@ -118,7 +119,7 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(
     batch = groups()
     plain = make_backend(make_model()).score(batch)
     backend = make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4), lr=1e-2)
-    backend.update(batch, GRPO())
+    update_weights(backend, batch, GRPO())
     backend.publish()
     torch.testing.assert_close(backend.score_reference(batch), plain, atol=1e-6, rtol=0)
     assert (backend.score(batch) - plain).abs().max() > 1e-2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rllm.algorithms.tree import TokenTree, build_tree
 from rllm.backends.local import rows
-from rllm.backends.local.rows import Row, cut_rows, passes
+from rllm.backends.local.tree_rows import Row, cut_rows, passes
 
 PROMPT = [1, 2, 3]
 TWO_ANSWERS = [[*PROMPT, 4, 5], [*PROMPT, 6]]
@@ -42,7 +42,7 @@ def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> No
 def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree, 4, 0) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
-    _, below = passes(tree, 4, lead_tokens=0)
+    _, below = passes(tree, 4, repeated_tokens=0)
     assert below.above is not None
     assert below.mask is not None
     assert below.above.tolist() == [[0, 1, 2]]
@@ -73,12 +73,12 @@ def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_below_the_same_node_share_it_as_their_stem_where_that_saves_enough() -> None:
     tree = build_tree([[*PROMPT, 4, 4], [*PROMPT, 5], [*PROMPT, 6], [7, 8, 8], [7, 9]], min_saved=1)
-    *_, below = passes(tree, 1, stem_saved=3, lead_tokens=0)
+    *_, below = passes(tree, 1, shared_saved=3, repeated_tokens=0)
     assert [(stem.num_rows, stem.tokens.tolist()) for stem in below.stems] == [(3, [0, 1, 2]), (2, [7])]
     assert below.above is None
     assert below.ids.tolist() == [[5, 5], [6, 6], [4, 4], [9, 9], [8, 8]], "in the order of their anchors; padded"
     assert below.mask is None, "below a stem, each token sees those before it"
-    *_, below = passes(tree, 1, stem_saved=4, lead_tokens=0)
+    *_, below = passes(tree, 1, shared_saved=4, repeated_tokens=0)
     assert not below.stems, "2 * 3 + 1 tokens are saved, less than 4 for each of two stems"
 
 
@@ -86,9 +86,9 @@ def test_what_is_short_above_few_rows_is_the_lead_of_each() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree, 2, 2) == cut_rows(tree, 2, 0), "a copy of three tokens would be too much"
     first, second = cut_rows(tree, 2, 3)
-    assert (first.start, first.stop, first.lead, first.owns_lead) == (3, 5, range(3), True)
-    assert (second.start, second.stop, second.lead, second.owns_lead) == (5, 6, range(3), False)
-    (only,) = passes(tree, 2, lead_tokens=3)
+    assert (first.start, first.stop, first.repeated, first.owns_repeated) == (3, 5, range(3), True)
+    assert (second.start, second.stop, second.repeated, second.owns_repeated) == (5, 6, range(3), False)
+    (only,) = passes(tree, 2, repeated_tokens=3)
     assert only.ids.tolist() == [[1, 2, 3, 6, 6], [1, 2, 3, 4, 5]], "the shorter first; padded"
     assert only.positions[:, :4].tolist() == [[0, 1, 2, 3]] * 2
     assert (only.above, only.mask) == (None, None)
@@ -108,11 +108,13 @@ def test_a_long_node_is_no_lead_even_of_a_single_row() -> None:
     assert [row.lead for row in cut_rows(tree, 51, 49)] == [range(0), range(0)]
 
 
-def seen_by_token(tree: TokenTree, row_tokens: int, stem_saved: int | None, lead_tokens: int) -> dict[int, set[int]]:
+def seen_by_token(
+    tree: TokenTree, row_tokens: int, shared_saved: int | None, repeated_tokens: int
+) -> dict[int, set[int]]:
     """For each token of the tree, which tokens it attends to, read from the passes."""
     seen = {}
     above = {place: line for line in map(tree.positions, range(len(tree.paths))) for place in line}
-    for part in passes(tree, row_tokens, stem_saved, lead_tokens):
+    for part in passes(tree, row_tokens, shared_saved, repeated_tokens):
         num_rows, length = part.ids.shape
         tokens = torch.full((num_rows * length,), -1).index_copy(0, part.real, part.tokens).view(num_rows, length)
         copies = tokens.clone()
@@ -141,7 +143,7 @@ def seen_by_token(tree: TokenTree, row_tokens: int, stem_saved: int | None, lead
     st.sampled_from([0, 2, 5, 64]),
 )
 def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_else(
-    sequences: list[list[int]], min_saved: int, row_tokens: int, stem_saved: int | None, lead_tokens: int
+    sequences: list[list[int]], min_saved: int, row_tokens: int, shared_saved: int | None, repeated_tokens: int
 ) -> None:
     tree = build_tree(sequences, min_saved=min_saved)
     expected = {
@@ -149,8 +151,8 @@ def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_els
         for positions in map(tree.positions, range(len(sequences)))
         for place, token in enumerate(positions)
     }
-    assert seen_by_token(tree, row_tokens, stem_saved, lead_tokens) == expected
+    assert seen_by_token(tree, row_tokens, shared_saved, repeated_tokens) == expected
     taken = sorted(
-        token for part in passes(tree, row_tokens, stem_saved, lead_tokens) for token in part.tokens.tolist()
+        token for part in passes(tree, row_tokens, shared_saved, repeated_tokens) for token in part.tokens.tolist()
     )
     assert taken == list(range(len(tree.ids)))

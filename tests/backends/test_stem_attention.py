@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rllm.backends.local.stem_attention import attend_with_stems
+from rllm.backends.local.shared_prefix import attend_to_shared
 
 NUM_ROWS, STEM_LENGTHS = [3, 1], [5, 70]
 ROWS, LENGTH, SIZE = sum(NUM_ROWS), 40, 8
@@ -38,7 +38,7 @@ def test_it_is_attention_to_copies_with_its_gradients(heads: int, groups: int, i
     inputs = [query, keys, values, *stem_keys, *stem_values]
     pull = random(ROWS, heads, LENGTH, SIZE, seed=4).detach()
 
-    found = attend_with_stems(
+    found = attend_to_shared(
         query.transpose(1, 2),
         keys,
         values,
@@ -70,5 +70,5 @@ def test_scores_far_apart_do_not_overflow() -> None:
     query = torch.full((1, 1, 2, SIZE), 100.0)
     keys, values = torch.full((1, 1, 2, SIZE), -100.0), torch.zeros(1, 1, 2, SIZE)
     stem = (torch.full((1, 1, 3, SIZE), 100.0), torch.ones(1, 1, 3, SIZE))
-    found = attend_with_stems(query, keys, values, None, [stem], [1], scale=1.0)
+    found = attend_to_shared(query, keys, values, None, [stem], [1], scale=1.0)
     torch.testing.assert_close(found, torch.ones(1, 1, 2, SIZE))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rllm.backends.local import token_logprobs
-from rllm.backends.local.token_logprobs import TokenLogprobs, logprobs_and_entropy
+from rllm.backends.local.logprobs import TokenLogprobs, logprobs_and_entropy
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 29])

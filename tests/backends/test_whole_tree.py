@@ -13,9 +13,15 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 from rllm.algorithms.tree import build_tree
-from rllm.backends.local.forward import agree, choose_forward, separate_hidden_states
-from rllm.backends.local.rows import depths_and_stops
-from rllm.backends.local.whole_tree import _WithinTree, compiled, whole_tree_states
+from rllm.backends.local.forward import (
+    _WithinTree,
+    agree,
+    choose_forward,
+    compiled,
+    separate_hidden_states,
+    whole_tree_states,
+)
+from rllm.backends.local.tree_rows import depths_and_stops
 from rllm.inference.local.attention import use_grouped_attention
 
 from .conftest import in_float64

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.server_sampler import ServerSampler
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.openai_engine import OpenAIEngine
 from rllm.inference.servers.capabilities import probe
@@ -63,7 +63,7 @@ async def test_its_tokens_are_those_of_a_forward_pass(sglang: SGLang) -> None:
 def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_path: Path) -> None:
     server = VLLMServer.join(sglang.url)
     model, handover = copy.deepcopy(sglang.model), Forgets()
-    sampler = ServedSampler(
+    sampler = ServerSampler(
         server,
         handover,
         model,
@@ -76,7 +76,7 @@ def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_
         with torch.no_grad():
             model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
         handover.times = int(version == 1)  # which then takes two tries
-        sampler.hand_over(version)
+        sampler.sync_weights(version)
         assert server.control.weight_version().endswith(f":{version}")
         assert sampler._published is not None
         assert sampler._published.found.gap < ROUNDING
@@ -84,7 +84,7 @@ def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_
         model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     handover.times = 2
     with pytest.raises(WeightSyncError, match=r"version 3 did not reach the sampler .* tried twice"):
-        sampler.hand_over(3)
+        sampler.sync_weights(3)
     with pytest.raises(ConfigError, match=r"SGLang.*model\.lora_rank"):
         choose_handover(server.control, lora=True)
     sampler.close()

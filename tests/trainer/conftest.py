@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.backends.base import UpdateResult
+from rllm.backends.base import StepResult, UpdatePlan
 from rllm.inference.engine import ModelOutput
 from rllm.testing.scripted import ScriptedEngine, encode_prompt
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
@@ -83,11 +84,16 @@ class ScriptedBackend:
     def values(self, batch: Batch) -> Tensor:
         return torch.zeros(batch.num_tokens)
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+    learning_rate = 0.0
+
+    def begin_update(self, batch: Batch) -> UpdatePlan:
         self.events.append("update")
         self.batches.append(batch)
+        return UpdatePlan(num_forward_tokens=batch.num_tokens)
+
+    def step(self, role: str, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
         self.algorithms.append(algorithm)
-        return UpdateResult(metrics={"policy/loss": 0.0}, logprobs=batch.sampler_logprobs - 0.5)
+        return StepResult(sums=Counter(), grad_norm=0.0, logprobs=part.sampler_logprobs - 0.5)
 
     def publish(self) -> int:
         self.events.append("publish")

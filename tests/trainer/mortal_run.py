@@ -24,7 +24,7 @@ import torch
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.backends.base import UpdateResult
+from rllm.backends.base import Role, StepResult
 from rllm.backends.local.backend import LocalBackend
 from rllm.demo import tasks
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
@@ -52,13 +52,13 @@ class Mortal(LocalBackend):
 
     _done: ClassVar[Counter[str]] = Counter()
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        result = super().update(batch, algorithm)
-        result.metrics["policy/luck"] = random.random() + np.random.random() + float(torch.rand(()))
-        self._end("update")
+    def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
+        result = super().step(role, part, algorithm, scale=scale)
+        result.sums["policy/luck"] = random.random() + np.random.random() + float(torch.rand(()))
         return result
 
     def publish(self) -> int:
+        self._end("update")
         version = super().publish()
         self._end("publish")
         return version

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.base import UpdateResult
+from rllm.backends.base import UpdatePlan
 from rllm.backends.local.backend import LocalBackend
 from rllm.demo import tasks
 from rllm.inference.engine import ModelOutput
@@ -79,13 +79,13 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> Sampled:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """What the loss was computed on."""
     kept: list[Batch] = []
-    original = LocalBackend.update
+    original = LocalBackend.begin_update
 
-    def recorded(self: LocalBackend, batch: Batch, algorithm: Any) -> UpdateResult:
+    def recorded(self: LocalBackend, batch: Batch) -> UpdatePlan:
         kept.append(batch)
-        return original(self, batch, algorithm)
+        return original(self, batch)
 
-    monkeypatch.setattr(LocalBackend, "update", recorded)
+    monkeypatch.setattr(LocalBackend, "begin_update", recorded)
     return kept
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -188,12 +189,12 @@ class InterruptWhileUpdating(ScriptedBackend):
 
     presses = 1
 
-    def update(self, batch: Batch, algorithm: Any) -> Any:
+    def begin_update(self, batch: Batch) -> Any:
         if len(self.batches) == 1:
             for _ in range(self.presses):
                 interrupt()
                 time.sleep(0.1)  # the event loop hears of it before the update is over
-        return super().update(batch, algorithm)
+        return super().begin_update(batch)
 
 
 class InterruptTwiceAtOnceWhileUpdating(InterruptWhileUpdating):
@@ -662,10 +663,9 @@ def test_a_run_with_a_store_of_its_own_is_read_from_any_folder(
 class Misaligned(ScriptedBackend):
     """Reports fewer log-probabilities than there are tokens."""
 
-    def update(self, batch: Batch, algorithm: Any) -> Any:
-        result = super().update(batch, algorithm)
-        result.logprobs = torch.zeros(batch.num_tokens - 1)
-        return result
+    def step(self, role: str, part: Batch, algorithm: Any, *, scale: float) -> Any:
+        result = super().step(role, part, algorithm, scale=scale)
+        return replace(result, logprobs=torch.zeros(part.num_tokens - 1))
 
 
 def test_logprobs_that_do_not_line_up_stop_the_run(run_trainer: RunTrainer) -> None:

@@ -237,7 +237,7 @@ TOGETHER_WITH = {
 
 
 ON_RAY = "../verl/test_ray_training.py::test_a_project_trains_on_other_nodes_as_it_does_here"
-SERVED = "../backends/sampling/test_serving.py::test_every_setting_reaches_the_server"
+SERVED = "../backends/test_server_launch.py::test_every_setting_reaches_the_server"
 ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
@@ -249,10 +249,10 @@ ELSEWHERE = {
     "sft.tokenize_method": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
     "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
-    "model.engine": "../backends/sampling/test_serving.py::test_all_that_a_user_writes_is_the_engine",
-    "vllm.command": "../backends/sampling/test_serving.py::test_all_that_a_user_writes_is_the_engine",
-    "vllm.url": "../backends/sampling/test_serving.py::test_a_server_is_joined",
-    "vllm.largest_gap": "../backends/sampling/test_serving.py::test_how_far_the_sampler_may_be_from_the_trainer",
+    "model.engine": "../backends/test_server_launch.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.command": "../backends/test_server_launch.py::test_all_that_a_user_writes_is_the_engine",
+    "vllm.url": "../backends/test_server_launch.py::test_a_server_is_joined",
+    "vllm.largest_gap": "../backends/test_server_launch.py::test_how_far_the_sampler_may_be_from_the_trainer",
     **{
         f"vllm.{name}": SERVED
         for name in (

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.backends.base import UpdateResult
+from rllm.backends.base import UpdatePlan
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import RewardError, boundary
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -25,11 +24,11 @@ from .conftest import ask, merged
 class Disagreeing(LocalBackend):
     """Its weights change behind the sampler's back."""
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
+    def begin_update(self, batch: Batch) -> UpdatePlan:
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight.mul_(1.5)
-        return super().update(batch, algorithm)
+        return super().begin_update(batch)
 
 
 def varied(question: str, base_url: str) -> float:

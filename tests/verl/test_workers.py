@@ -30,6 +30,7 @@ from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import Reinforce
 from rllm.algorithms.sft import SFT
 from rllm.backends.local.backend import LocalBackend
+from rllm.backends.update import update_weights
 from rllm.backends.verl.backend import VerlBackend
 from rllm.errors import WorkerError
 from rllm.trainer.config import load_config
@@ -134,7 +135,7 @@ def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -
             batch = replace(batch, sampler_logprobs=None, advantages=torch.ones(batch.num_tokens))
         if algorithm.needs_reference:
             batch.ref_logprobs = pair.local.score_reference(batch)
-        verl, local = (backend.update(batch, algorithm) for backend in (pair.verl, pair.local))
+        verl, local = (update_weights(backend, batch, algorithm) for backend in (pair.verl, pair.local))
         assert verl.logprobs is not None
         assert local.logprobs is not None
         torch.testing.assert_close(verl.logprobs, local.logprobs, rtol=1e-4, atol=1e-4)
@@ -151,7 +152,9 @@ def test_a_sequence_longer_than_a_pass_may_be_goes_by_itself(pair: Pair, beginni
     assert max(len(item.ids) for item in long.sequences) > 48, "optim.micro_batch_tokens"
     batch = replace(long, advantages=torch.ones(long.num_tokens)).with_weights("token-mean", None)
     close(pair.verl.score(batch), pair.local.score(batch))
-    verl, local = (backend.update(batch, GRPO()).metrics["policy/grad_norm"] for backend in (pair.verl, pair.local))
+    verl, local = (
+        update_weights(backend, batch, GRPO()).metrics["policy/grad_norm"] for backend in (pair.verl, pair.local)
+    )
     assert verl == pytest.approx(local, rel=2e-3)
 
 
@@ -162,7 +165,7 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_and_told(
     batch = batch_for(GRPO())
     before = pair.verl.score(batch)
     assert batch.advantages is not None
-    pair.verl.update(replace(batch, advantages=batch.advantages * float("nan")), GRPO())
+    update_weights(pair.verl, replace(batch, advantages=batch.advantages * float("nan")), GRPO())
     assert "update 1 of the policy is left out: its gradient is not finite (norm nan)" in caplog.text
     assert torch.equal(pair.verl.score(batch), before)
 
@@ -180,7 +183,7 @@ def test_verls_own_policy_loss_in_the_place_of_ours(pair: Pair, beginning: Path)
         for seed in range(2):
             batch = batch_for(algorithm, seed=seed)
             batch.ref_logprobs = pair.local.score_reference(batch)
-            verl, local = (backend.update(batch, algorithm).metrics for backend in (pair.verl, pair.local))
+            verl, local = (update_weights(backend, batch, algorithm).metrics for backend in (pair.verl, pair.local))
             for name in ("policy/loss", "policy/grad_norm", "policy/kl", "policy/entropy"):
                 assert verl[name] == pytest.approx(local[name], rel=2e-3, abs=2e-4), name
             assert "policy/pg_clipfrac" in verl
@@ -198,7 +201,7 @@ def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
             batch.old_logprobs, batch.values = backend.score(batch), backend.values(batch)
             batch.ref_logprobs = backend.score_reference(batch)
             batch.advantages, batch.returns = algorithm.token_advantages(batch)
-            metrics.append(backend.update(batch, algorithm).metrics)
+            metrics.append(update_weights(backend, batch, algorithm).metrics)
             values.append(backend.values(batch))
         torch.testing.assert_close(*values, rtol=1e-3, atol=1e-3)
         for name in (
@@ -215,7 +218,7 @@ def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
 def test_what_is_published_is_what_was_trained(pair: Pair, beginning: Path) -> None:
     pair.begin_anew(beginning)
     batch = batch_for(GRPO())
-    pair.verl.update(batch, GRPO())
+    update_weights(pair.verl, batch, GRPO())
     version = pair.verl.weight_version
     assert (pair.verl.publish(), pair.verl.weight_version) == (version + 1, version + 1)
     sampled: Any = pair.verl.inference
@@ -234,7 +237,7 @@ def by_sequence(values: Tensor, batch: Batch) -> list[Tensor]:
 def test_a_checkpoint_is_an_ordinary_folder_and_goes_on_exactly(pair: Pair, beginning: Path, tmp_path: Path) -> None:
     pair.begin_anew(beginning)
     batch = batch_for(GRPO())
-    pair.verl.update(batch, GRPO())
+    update_weights(pair.verl, batch, GRPO())
     pair.verl.save(tmp_path)
     before = pair.verl.score(batch)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -242,11 +245,11 @@ def test_a_checkpoint_is_an_ordinary_folder_and_goes_on_exactly(pair: Pair, begi
     published = dict(pair.verl._weights())
     for name, weight in saved.state_dict().items():
         torch.testing.assert_close(weight, published[name], rtol=0, atol=0)
-    first = pair.verl.update(batch, GRPO()).metrics
+    first = update_weights(pair.verl, batch, GRPO()).metrics
     after = pair.verl.score(batch)
     pair.verl.load(tmp_path)
     assert torch.equal(pair.verl.score(batch), before)
-    assert pair.verl.update(batch, GRPO()).metrics == first
+    assert update_weights(pair.verl, batch, GRPO()).metrics == first
     assert torch.equal(pair.verl.score(batch), after)
 
 
@@ -263,7 +266,7 @@ def test_a_worker_that_runs_out_of_memory_is_told_with_its_node_and_the_remedies
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
     with pytest.raises(WorkerError, match=r"on node [\d.]+ ran out of memory .*lower optim.micro_batch_tokens"):
-        pair.verl.update(batch_for(GRPO()), Hungry())
+        update_weights(pair.verl, batch_for(GRPO()), Hungry())
 
 
 def test_workers_that_take_too_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

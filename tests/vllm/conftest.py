@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rllm.backends.adapter import Adapter
-from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.lora import Adapter
+from rllm.backends.server_sampler import ServerSampler
 from rllm.inference.servers.command import ServeOptions
 from rllm.inference.servers.control import Handover, choose_handover
 from rllm.inference.servers.vllm_server import VLLMServer, free_port
@@ -53,10 +53,10 @@ class VLLM:
         *,
         adapter: Adapter | None = None,
         handover: Handover | None = None,
-    ) -> Iterator[ServedSampler]:
+    ) -> Iterator[ServerSampler]:
         """A sampler of this model on the server, which stays."""
         server = VLLMServer.join(self.url)
-        sampler = ServedSampler(
+        sampler = ServerSampler(
             server,
             handover or choose_handover(server.control, lora=adapter is not None),
             model,
@@ -130,7 +130,7 @@ class Servers:
         running = self._running[1]
         if not lora_rank:
             with running.sampler(copy.deepcopy(self.model), self.folder / "first") as sampler:
-                sampler.hand_over(0)
+                sampler.sync_weights(0)
         return running
 
     def close(self) -> None:

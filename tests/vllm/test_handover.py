@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.backends.adapter import Adapter, LoraSettings
-from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.lora import Adapter, LoraSettings
+from rllm.backends.server_sampler import ServerSampler
 from rllm.errors import WeightSyncError
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.route import Route
@@ -62,10 +62,10 @@ class Forgets:
 def test_weights_arrive_in_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
     model = copy.deepcopy(vllm.model)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         for version in (1, 2, 3):
             changed(model, seed=version)
-            sampler.hand_over(version)
+            sampler.sync_weights(version)
             assert sampler.weight_version == version
             assert vllm.server.control.weight_version().endswith(f":{version}")
             assert sampler._published is not None
@@ -75,7 +75,7 @@ def test_weights_arrive_in_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
 def test_an_answer_in_the_making_goes_on_under_the_new_weights(vllm: VLLM, tmp_path: Path) -> None:
     before, model = copy.deepcopy(vllm.model), copy.deepcopy(vllm.model)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         ids, told, route = asyncio.run(answer_with_an_update(sampler, model))
     assert (route.weight_version, route.updated_to) == (0, 1)
     old, new = (logprobs_of(each, ids, len(told)) for each in (before, model))
@@ -85,7 +85,7 @@ def test_an_answer_in_the_making_goes_on_under_the_new_weights(vllm: VLLM, tmp_p
     torch.testing.assert_close(torch.tensor(told)[num_old:], new[num_old:], atol=ROUNDING, rtol=0)
 
 
-async def answer_with_an_update(sampler: ServedSampler, model: Any) -> tuple[list[int], list[float], Route]:
+async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[list[int], list[float], Route]:
     """Ids of prompt and answer, log-probabilities of the answer, and its way; after some tokens the weights change."""
     upstream = sampler.inference.new_upstream()
     asked = {"messages": [{"role": "user", "content": "and?"}], "max_tokens": 800, "ignore_eos": True, "stream": True}
@@ -102,7 +102,7 @@ async def answer_with_an_update(sampler: ServedSampler, model: Any) -> tuple[lis
                     answer += choice.get("token_ids") or []
                     told += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
             if len(answer) > 5 and update is None:
-                update = asyncio.create_task(asyncio.to_thread(lambda: (changed(model), sampler.hand_over(1))))
+                update = asyncio.create_task(asyncio.to_thread(lambda: (changed(model), sampler.sync_weights(1))))
     assert update is not None
     await update
     await upstream.close()
@@ -112,7 +112,7 @@ async def answer_with_an_update(sampler: ServedSampler, model: Any) -> tuple[lis
 def test_the_server_tells_the_bits_of_its_weights(vllm: VLLM, tmp_path: Path) -> None:
     model = changed(copy.deepcopy(vllm.model))
     with vllm.sampler(model, tmp_path / "weights") as sampler:
-        sampler.hand_over(1)
+        sampler.sync_weights(1)
         assert sampler.probe.check_bits(sampler.server.control) >= 2 * 2 + 1, (
             "at least the norms of two layers, and the last"
         )
@@ -126,17 +126,17 @@ def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: P
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         changed(model)
         handover.times = 1
-        sampler.hand_over(1)  # which takes two tries
+        sampler.sync_weights(1)  # which takes two tries
         assert handover.times == 0
         changed(model, seed=1)
         handover.times = 2
         with pytest.raises(
             WeightSyncError, match=r"version 2 did not reach the sampler .* tried twice: the weights did"
         ):
-            sampler.hand_over(2)
+            sampler.sync_weights(2)
 
 
 def test_an_update_too_small_for_the_limit_is_found_out_by_its_bits_and_its_direction(
@@ -145,14 +145,14 @@ def test_an_update_too_small_for_the_limit_is_found_out_by_its_bits_and_its_dire
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         changed(model, by=1e-5)  # moves log-probabilities by some 1e-5, where 1e-3 is taken for rounding
         handover.times = 2
         with pytest.raises(WeightSyncError, match="is not the trainer's, bit for bit"):
-            sampler.hand_over(1)
+            sampler.sync_weights(1)
         handover.shows_bits, handover.times = False, 2
         with pytest.raises(WeightSyncError, match="moved the trainer's log-probabilities of a probe by"):
-            sampler.hand_over(1)
+            sampler.sync_weights(1)
 
 
 def test_a_reload_that_leaves_a_tied_head_as_it_was_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_a_reload_that_leaves_a_tied_head_as_it_was_is_found_out(vllm: VLLM, tmp
         vllm.sampler(model, tmp_path / "weights", handover=Reload()) as sampler,
         pytest.raises(WeightSyncError, match="differ from the trainer's by"),
     ):
-        sampler.hand_over(1)
+        sampler.sync_weights(1)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
         assert isinstance(sampler._handover, FileTransfer)
-        sampler.hand_over(1)
+        sampler.sync_weights(1)
 
 
 def test_adapters_arrive_and_those_that_do_not_are_found_out(servers: Servers, tmp_path: Path) -> None:
@@ -174,16 +174,16 @@ def test_adapters_arrive_and_those_that_do_not_are_found_out(servers: Servers, t
     adapter = Adapter(model, LoraSettings(rank=4, alpha=8.0))
     handover = Forgets(LoraLoad(), times=0)
     with vllm.sampler(model, tmp_path / "weights", adapter=adapter, handover=handover) as sampler:
-        sampler.hand_over(0)
+        sampler.sync_weights(0)
         for version in (1, 2):
             changed(model, seed=version)
-            sampler.hand_over(version)
+            sampler.sync_weights(version)
             assert sampler._published is not None
             assert sampler._published.found.gap < ROUNDING
         changed(model, seed=3)
         handover.times = 2
         with pytest.raises(WeightSyncError, match="version 3 did not reach the sampler"):
-            sampler.hand_over(3)
+            sampler.sync_weights(3)
 
 
 def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Pat
         vllm.sampler(model, tmp_path / "weights", adapter=adapter) as sampler,
         pytest.raises(WeightSyncError, match="version 0 did not reach the sampler"),
     ):
-        sampler.hand_over(0)
+        sampler.sync_weights(0)

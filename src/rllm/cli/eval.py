@@ -287,9 +287,9 @@ def _settings(
     pairs: Sequence[str], model: str | None, temperature: float | None, *, served: bool
 ) -> tuple[TrainConfig, dict[str, Any]]:
     """The settings of `rllm train` that matter here, and the sampling parameters to impose."""
-    from rllm.backends.refusals import refuse_changes
     from rllm.cli.model_source import given_of_training
     from rllm.config.loading import parse_scalar, warn_repeated
+    from rllm.config.schema import refuse_changes
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import check_sampling
     from rllm.trainer.config import load_config

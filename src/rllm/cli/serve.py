@@ -72,8 +72,8 @@ def serve(
 
 
 def _config(path: str, settings: list[str]) -> TrainConfig:
-    from rllm.backends.refusals import refuse_changes
     from rllm.cli.model_source import given_of_training
+    from rllm.config.schema import refuse_changes
     from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
@@ -106,8 +106,7 @@ def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
 
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
-    from rllm.backends.sampling.served import engine_on
-    from rllm.backends.sampling.serving import (
+    from rllm.backends.server_launch import (
         LOG_FILE,
         SERVED_NAME,
         refuse_adapter,
@@ -115,6 +114,7 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         started_format,
         with_template_file,
     )
+    from rllm.backends.server_sampler import engine_on
     from rllm.gateway.upstream.served import upstream_of
     from rllm.inference.local.loading import load_tokenizer
     from rllm.inference.servers.command import vllm_command

@@ -175,7 +175,7 @@ def _chat_template(trainer: AgentTrainer) -> list[str]:
 
 
 def _adapter(trainer: AgentTrainer) -> list[str]:
-    from rllm.backends.adapter import planned_coverage
+    from rllm.backends.lora import planned_coverage
 
     found = planned_coverage(trainer.config) if trainer.config.model.lora_rank else None
     return [] if found is None else [str(found)]

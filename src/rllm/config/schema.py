@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from rllm.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -32,6 +35,19 @@ class Section(BaseModel):
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise PydanticCustomError("boolean", "Booleans are not accepted here")
         return value
+
+
+def refuse_changes(section: Section, prefix: str, names: Iterable[str], why: str) -> None:
+    """Check that these settings of a section are at their defaults, since here they would have no effect.
+
+    Raises:
+        ConfigError: naming the first that was changed, with `why` it has no effect.
+    """
+    defaults = type(section)()
+    for name in names:
+        value = getattr(section, name)
+        if value != getattr(defaults, name):
+            raise ConfigError(f"{prefix}.{name}={value!r} would have no effect {why}")
 
 
 class ModelConfig(Section):

@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import hidden_states
-from rllm.backends.local.token_logprobs import logprobs_and_entropy
+from rllm.backends.local.logprobs import logprobs_and_entropy
 from rllm.inference.local.loading import save_model
 from rllm.parser.chat_template import ChatTemplate
 from rllm.types import Message

@@ -20,9 +20,9 @@ from rllm._runtime.signals import on_ctrl_c
 from rllm._runtime.threads import Boundless
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
-from rllm.backends.refusals import refuse_changes
 from rllm.config.loading import from_layers, layers_of, locating_errors
 from rllm.config.model_sizes import with_learning_rate, with_rate_origin
+from rllm.config.schema import refuse_changes
 from rllm.config.step_sizes import check_sizes, fitted_to_tasks
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import to_json

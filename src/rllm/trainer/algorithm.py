@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
-from rllm.backends.refusals import refuse_changes
-from rllm.config.schema import TrainConfig
+from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 
 

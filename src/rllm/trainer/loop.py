@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from rllm._runtime.threads import BACKEND_THREAD, OneThread
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
+from rllm.backends.update import update_weights
 from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
 from rllm.engine.runner import Attempt, RolloutRunner
@@ -152,7 +153,7 @@ class TrainingLoop:
         ages = staleness(episodes, assembled.credits, self.backend.weight_version)
         self._is_whole = False
         with _timed(times, "update"):
-            update = await self._in_thread(self.backend.update, assembled.batch, self.algorithm)
+            update = await self._in_thread(update_weights, self.backend, assembled.batch, self.algorithm)
         with _timed(times, "publish"):
             version = await self._in_thread(self.backend.publish)
         self.steps_done += 1

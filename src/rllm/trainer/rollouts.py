@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rllm._runtime.network import is_loopback
-from rllm.backends.refusals import refuse_changes
-from rllm.config.schema import RolloutConfig, TrainConfig
+from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address, url_elsewhere
 from rllm.engine.ray_runner import RayRolloutRunner

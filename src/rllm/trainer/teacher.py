@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.backends.refusals import refuse_changes
-from rllm.config.schema import TeacherConfig, TrainConfig
+from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 
 
@@ -70,7 +69,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
     if not algorithm.needs_teacher:
         yield None
     elif teacher.path is not None:
-        from rllm.backends.local.teacher import LocalTeacher
+        from rllm.backends.local.policy import LocalTeacher
         from rllm.inference.local.loading import load_model
 
         loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rllm.backends.local.configure import check as check_local
 
 from rllm.algorithms.grpo import GRPO
-from rllm.backends.local.configure import check as check_local
 from rllm.backends.verl.configure import check_settings, demand_of, environment_of
 from rllm.backends.verl.settings import needs_reference, user_keys, verl_keys, weights_dtype
 from rllm.errors import ConfigError

@@ -1,1 +1,6 @@
-"""Training with torch on one machine: CPU or CUDA."""
+"""Training with torch on one machine, on CPU or CUDA.
+
+`backend.py` puts the parts together. `policy.py` turns a batch into log-probabilities, by way of `forward.py` (hidden
+states over a prefix tree, cut by `tree_rows.py`, attention to shared prefixes by `shared_prefix.py`) and `logprobs.py`
+(hidden states to log-probabilities). `optimizer.py` updates weights, `critic.py` holds the value model.
+"""

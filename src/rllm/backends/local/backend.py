@@ -1,4 +1,4 @@
-"""Training on this machine: one torch model that the sampler and the optimiser share."""
+"""Training on this machine: one torch model that the sampler and the optimizer share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -18,47 +17,50 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.losses import probability_ratio
-from rllm.backends.adapter import Adapter, LoraSettings
-from rllm.backends.base import UpdateResult
-from rllm.backends.local.accumulate import accumulate
-from rllm.backends.local.configure import check, critic_settings, lora_settings, optimizer_settings
+from rllm.algorithms.from_config import algorithm_of
+from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
 from rllm.backends.local.critic import Critic, CriticSettings
-from rllm.backends.local.head import body_of
-from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.reference import FrozenCopy, Reference, WithoutAdapter
-from rllm.backends.local.trunk import Trunk
-from rllm.backends.sampling.sampler import EmbeddedSampler, Sampler
-from rllm.backends.sampling.serving import open_server
-from rllm.backends.updates import Progress, aligned, batch_metrics, check_batch, minibatches
-from rllm.errors import ConfigError, WeightSyncError
+from rllm.backends.local.logprobs import body_of
+from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings, accumulate
+from rllm.backends.local.policy import FrozenCopy, Policy, Reference, Trunk, WithoutAdapter
+from rllm.backends.lora import Adapter, LoraSettings
+from rllm.backends.sampler import EmbeddedSampler, Sampler
+from rllm.backends.server_launch import check_serving, open_server
+from rllm.backends.update import aligned
+from rllm.config.schema import TrainConfig, refuse_changes
+from rllm.errors import ConfigError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import (
     ADAPTER_FILE,
     LoadedModel,
+    check_source,
     check_tokenizer_in,
+    choose_device,
     load_model,
     save_model,
     save_tokenizer,
     text_parts,
 )
 from rllm.inference.local.weights import is_finite
+from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
 RECOVERY_FILE = "recovery.pt"
 _UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, UnpicklingError, SafetensorError)
-"""What reading a file that is damaged, missing or of something else may raise."""
+"""Errors of reading a file that is damaged, missing or of something else."""
 
 
 class LocalBackend:
-    """Policy, sampler and AdamW in one process; a critic and a reference, once they are asked for.
+    """Policy, sampler and AdamW in one process, with a critic and a reference where they are needed.
 
-    Publishing to the embedded sampler copies nothing: it decodes with the very tensors that the optimiser updates, so a
-    publish is a new version number and an empty prefix cache. With `overlap` it has a copy of what is trained instead, and
-    goes on while that changes; and so does a server, which is given the weights.
+    Publishing to the embedded sampler copies nothing: it decodes with the very tensors that the optimizer updates, so a
+    publish is a new version number and an empty prefix cache. With `overlap` it has a copy of the trained weights and
+    keeps sampling while they change; a vLLM server is sent the weights at each publish.
     """
 
     def __init__(
@@ -75,17 +77,18 @@ class LocalBackend:
         seed: int = 0,
         **sampling: Any,
     ) -> None:
-        """
+        """Put the parts together and publish the weights as version 0.
+
         Args:
             loaded: the policy, which is changed in place.
-            settings: of its updates.
-            lora: of the adapter that is trained instead of all weights.
-            critic: of the critic's updates.
-            load_original: gives the model that the run began with, for the reference; LoRA needs none.
-            reference_offload: whether the reference is kept in main memory between uses.
+            settings: settings of its updates.
+            lora: adapter to train instead of all weights.
+            critic: settings of the critic's updates.
+            load_original: loads the model that the run began with, for the reference; LoRA needs none.
+            reference_offload: keep the reference in main memory between uses.
             gradient_checkpointing: see `ModelConfig`.
             serve: makes the sampler of the policy; `None` makes an `EmbeddedSampler`.
-            seed: of the adapter, and of the embedded sampler.
+            seed: seed of the adapter and of the embedded sampler.
             **sampling: the embedded sampler's other settings.
         """
         self.model = loaded.model
@@ -95,7 +98,7 @@ class LocalBackend:
         self.critic_settings = critic or CriticSettings()
         _freeze_beside_text(self.model)
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
-        with nullcontext() if self.adapter is None else self.adapter.at_work():
+        with nullcontext() if self.adapter is None else self.adapter.with_effect():
             trunk = Trunk.of(body_of(self.model), autocast=settings.autocast, recompute=gradient_checkpointing)
             if serve is None:
                 self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)
@@ -106,28 +109,38 @@ class LocalBackend:
         self.reference = self._choose_reference(load_original, offload=reference_offload)
         self._critic: Critic | None = None
         self._unpublished = ExitStack()
-        """Holds the sampler still between an update and its publish."""
-        self._sampler.hand_over(0)
+        """Keeps the sampler paused between an update and its publish."""
+        self._sampler.sync_weights(0)
 
     @classmethod
-    def check(cls, config: Any) -> None:
-        """
+    def check(cls, config: TrainConfig) -> None:
+        """Check the settings before the model is loaded.
+
         Raises:
             ConfigError: if a setting cannot be used, or would have no effect.
         """
-        check(config)
+        check_source(config.model.path)
+        choose_device(config.model.device)
+        tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
+        TemplateChoice.of(config.model).read()
+        LoraSettings.from_config(config)
+        CriticSettings.from_config(config)
+        _check_reference(config)
+        check_serving(config)
+        refuse_changes(
+            config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too"
+        )
 
     @classmethod
-    def from_config(cls, config: Any) -> Self:
-        """The backend of a `TrainConfig`.
+    def from_config(cls, config: TrainConfig) -> Self:
+        """Load the model and start or join what samples from it.
 
         Raises:
             ConfigError: if a setting cannot be used, or would have no effect.
             InferenceError: if the server of `model.engine=vllm` does not start.
             WeightSyncError: if it does not take the weights.
         """
-        check(config)
-        settings, lora, critic = optimizer_settings(config), lora_settings(config), critic_settings(config)
+        cls.check(config)
         model = config.model
         template = TemplateChoice.of(model)
         load = partial(load_model, model.path, dtype=model.dtype, device=model.device, template=template)
@@ -135,9 +148,9 @@ class LocalBackend:
             sampling = _sampling(config, on_failure)
             backend = cls(
                 load(),
-                settings,
-                lora=lora,
-                critic=critic,
+                OptimizerSettings.from_config(config),
+                lora=LoraSettings.from_config(config),
+                critic=CriticSettings.from_config(config),
                 load_original=load,
                 reference_offload=model.reference_offload,
                 gradient_checkpointing=model.gradient_checkpointing,
@@ -160,82 +173,71 @@ class LocalBackend:
     def weight_version(self) -> int:
         return self._sampler.weight_version
 
+    @property
+    def learning_rate(self) -> float:
+        return self.optimizer.lr
+
     def score(self, batch: Batch) -> Tensor:
-        """[N] log-probabilities under the current weights, without gradient."""
-        with self._sampler.still():
+        """Return [N] log-probabilities under the current weights, without gradient."""
+        with self._sampler.paused():
             return self.policy.score(batch, self.settings.micro_batch_tokens)
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """[N] log-probabilities under the weights that the run began with.
+        """Return [N] log-probabilities under the weights that the run began with.
 
         Raises:
-            ConfigError: if the backend was not told where to load these from.
+            ConfigError: if the backend was made without a way to load these.
         """
         if self.reference is None:
             raise ConfigError(
                 "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use kl_coef=0"
             )
-        with self._sampler.still(), self.reference() as reference:
+        with self._sampler.paused(), self.reference() as reference:
             return reference.score(batch, self.settings.micro_batch_tokens)
 
     def values(self, batch: Batch) -> Tensor:
-        """[N] the critic's estimates; the first call makes it, from the policy as it is."""
-        with self._sampler.still():
+        """Return [N] the critic's estimates; the first call makes the critic from the policy as it is."""
+        with self._sampler.paused():
             return self.critic.values(batch)
 
     @property
     def critic(self) -> Critic:
-        """Made when it is first asked for."""
+        """Critic, made when it is first used."""
         if self._critic is None:
             self._critic = Critic(self.policy, self.critic_settings, self.settings)
         return self._critic
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """One optimiser step for each minibatch of each epoch. Without `overlap` sampling rests from here until `publish`,
-        so that no answer is sampled from new weights under the old version.
+    def begin_update(self, batch: Batch) -> UpdatePlan:
+        """Pause sampling until `publish`, unless it has a copy of the weights."""
+        self._unpublished.enter_context(self._sampler.paused())
+        policy_waits = False
+        if batch.returns is not None:
+            self.critic.begin()
+            policy_waits = self.critic.is_warming_up
+        return UpdatePlan(
+            num_forward_tokens=len(batch.tree.ids),
+            num_minibatches=self.settings.num_minibatches,
+            num_epochs=self.settings.num_epochs,
+            policy_waits=policy_waits,
+        )
 
-        Raises:
-            ConfigError: if the batch lacks what the algorithm needs.
-        """
-        check_batch(batch, algorithm)
-        self._unpublished.enter_context(self._sampler.still())
-        if len(batch) == 0:
-            return UpdateResult()
-        critic = None if batch.returns is None else self.critic
-        if critic is not None:
-            critic.begin()
-        policy_waits = critic is not None and critic.is_warming_up
-        if batch.old_logprobs is None and (policy_waits or self._updates_per_batch > 1):
-            batch = replace(batch, old_logprobs=self.score(batch))
-        learnt, judged = Progress(name="policy"), Progress(name="critic")
-        passes: list[Tensor] = []
+    def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
+        """Take one AdamW step on part of a batch."""
+        if role == "critic":
+            _, sums = self.critic.accumulate(part, algorithm, scale=scale)
+            return StepResult(sums=sums, grad_norm=self.critic.step())
         entropies: list[Tensor] = []
-        times = {"num_minibatches": self.settings.num_minibatches, "num_epochs": self.settings.num_epochs}
-        for part, scale in minibatches(batch, algorithm.aggregation, **times):
-            if critic is not None:
-                _, sums = critic.accumulate(part, algorithm, scale=scale)
-                judged.note(sums, critic.step())
-            if not policy_waits:
-                logprobs, sums = self.accumulate(part, algorithm, scale=scale, entropies=entropies)
-                learnt.note(sums, self.optimizer.step())
-                passes.append(logprobs)
-        # Only a batch with a single update is not scored before: then that began with the policy as it was.
-        before = passes[0] if batch.old_logprobs is None else batch.old_logprobs
-        num_tokens = batch.num_tokens * self.settings.num_epochs
-        metrics = {
-            **learnt.metrics(num_tokens),
-            **judged.metrics(num_tokens),
-            **batch_metrics(batch, before, num_forward=len(batch.tree.ids)),
-            "optim/lr": self.optimizer.lr,
-            "optim/num_updates": float(len(learnt.norms)),
-        }
-        return UpdateResult(metrics=metrics, logprobs=before, **_looked_at(before, passes, entropies))
+        logprobs, sums = self.accumulate(part, algorithm, scale=scale, entropies=entropies)
+        grad_norm = self.optimizer.step()
+        return StepResult(sums=sums, grad_norm=grad_norm, logprobs=logprobs, entropies=torch.cat(entropies))
 
     def accumulate(
         self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0, entropies: list[Tensor] | None = None
     ) -> tuple[Tensor, Counter[str]]:
-        """Add the gradient of a batch's loss to the policy; see `accumulate.accumulate`. `entropies` is given those of its
-        tokens, in pieces."""
+        """Add the gradient of a batch's loss to the policy; see `optimizer.accumulate`.
+
+        The entropies of the batch's tokens are appended to `entropies`, in pieces.
+        """
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
             logprobs, entropy = self.policy.logprobs(part, entropy_gradient=algorithm.entropy_coef != 0)
@@ -247,23 +249,20 @@ class LocalBackend:
         return accumulate(batch, loss_of, self.optimizer, max_tokens=self.settings.micro_batch_tokens, scale=scale)
 
     def publish(self) -> int:
-        """Bump the version, and let sampling go on.
+        """Give the sampler the new weights and let it resume.
 
         Raises:
-            WeightSyncError: if an update left weights that are not numbers.
+            WeightSyncError: if an update made weights infinite or NaN, or if they did not arrive.
         """
         with self._unpublished:
             for name, weight in self.model.named_parameters():
                 if weight.requires_grad and not is_finite(weight):
-                    raise WeightSyncError(
-                        f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
-                        "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"
-                    )
-            self._sampler.hand_over(self.weight_version + 1)
+                    raise non_finite_weight(name)
+            self._sampler.sync_weights(self.weight_version + 1)
         return self.weight_version
 
     def save(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder (with LoRA: of peft), `recovery.pt` with the optimiser's state, and the critic."""
+        """Write a Hugging Face folder (with LoRA one of peft), the critic, and the optimizer's state in `recovery.pt`."""
         if self.adapter is None:
             save_model(self.model, folder)
         else:
@@ -279,27 +278,22 @@ class LocalBackend:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Take up the weights, the optimiser's state and the critic from a folder that `save` wrote.
+        """Load weights, optimizer state and critic from a folder that `save` wrote.
 
         Raises:
-            ConfigError: if the folder is of another model, or incomplete.
+            ConfigError: if the folder is incomplete or holds another model.
         """
-        try:
+        with loading_checkpoint(folder, *_UNREADABLE):
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]
             check_tokenizer_in(folder, self.tokenizer)
-            with self._sampler.still():
+            with self._sampler.paused():
                 self._load_weights(folder)
                 self.optimizer.load_state_dict(state["optimizer"])
                 self._critic = None
                 if state["has_critic"]:
                     self.critic.load(folder)
-        except _UNREADABLE as error:
-            raise ConfigError(
-                f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
-                f"({type(error).__name__}: {error})"
-            ) from error
-        self._sampler.hand_over(version)
+        self._sampler.sync_weights(version)
 
     def _load_weights(self, folder: Path) -> None:
         if self.adapter is not None:
@@ -316,30 +310,26 @@ class LocalBackend:
         self._unpublished.close()
         self._sampler.close()
 
-    @property
-    def _updates_per_batch(self) -> int:
-        return self.settings.num_minibatches * self.settings.num_epochs
 
-
-def _freeze_beside_text(model: Any) -> None:
-    """Spare what text does not pass, such as layers for images, the optimiser's float32 copies: it has no gradients."""
+def _freeze_beside_text(model: PreTrainedModel) -> None:
+    """Freeze layers that text does not pass, such as those for images: without gradients, they need no float32 copies."""
     if (parts := text_parts(model)) is not None:
         trained = {id(weight) for part in parts for weight in part.parameters()}
         for weight in model.parameters():
             weight.requires_grad_(id(weight) in trained)
 
 
-def _looked_at(before: Tensor, passes: list[Tensor], entropies: list[Tensor]) -> dict[str, Tensor]:
-    """What `UpdateResult` says of single tokens, [N] each, if the policy was updated: each epoch came by all of them, in their
-    order, so the first has the entropies of before, and the last the final ratios."""
-    if not passes:
-        return {}
-    ratios = probability_ratio(torch.cat(passes)[-len(before) :], before)
-    return {"entropies": torch.cat(entropies)[: len(before)], "ratios": ratios}
+def _check_reference(config: TrainConfig) -> None:
+    model = config.model
+    if model.lora_rank:
+        why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
+        refuse_changes(model, "model", ("reference_offload",), why)
+    elif model.reference_offload and not algorithm_of(config).needs_reference:
+        refuse_changes(model, "model", ("reference_offload",), "without a reference; set algorithm.kl_coef, too")
 
 
-def _sampling(config: Any, on_failure: ExitStack) -> dict[str, Any]:
-    """Where the policy is sampled from, as arguments of `LocalBackend`."""
+def _sampling(config: TrainConfig, on_failure: ExitStack) -> dict[str, Any]:
+    """Return the arguments of `LocalBackend` for the engine that samples; start or join a server if there is one."""
     if config.model.engine == "vllm":
         served = open_server(config)
         on_failure.callback(served.close)

@@ -1,4 +1,4 @@
-"""A critic: the policy's body with a head that estimates, before each token is chosen, what is earned from it on."""
+"""Critic: the policy's body with a head that estimates, before each token is chosen, the return from it on."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.accumulate import accumulate
-from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
-from rllm.backends.local.policy import Policy
-from rllm.backends.local.trunk import in_parts
-from rllm.backends.updates import aligned
+from rllm.algorithms.from_config import kind_of, name_of
+from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings, accumulate
+from rllm.backends.local.policy import Policy, score_in_parts
+from rllm.backends.update import aligned
+from rllm.config.schema import TrainConfig, refuse_changes
 
 FILE = "critic.pt"
 
@@ -30,14 +29,29 @@ class CriticSettings:
     max_grad_norm: float = 1.0
     warmup_steps: int = 0
 
+    @classmethod
+    def from_config(cls, config: TrainConfig) -> CriticSettings:
+        """Return the critic's settings.
+
+        Raises:
+            ConfigError: if one is set and the algorithm has no critic.
+        """
+        if not kind_of(config.algorithm).needs_values:
+            why = f"because {name_of(config.algorithm)} has no critic; leave it out"
+            refuse_changes(config.critic, "critic", type(config.critic).model_fields, why)
+        return cls(**config.critic.model_dump())
+
 
 class Critic:
-    """Begins as a copy of the policy's body, of which the same weights are trained, and estimates 0 for everything."""
+    """Value model that starts as a copy of the policy's body, and estimates 0 for everything at first.
+
+    It trains the same weights as the policy does, and shares the frozen ones with it.
+    """
 
     def __init__(self, policy: Policy, settings: CriticSettings, optim: OptimizerSettings) -> None:
-        """`optim` decides whatever `settings` does not."""
+        """Copy the policy's body; `optim` has the settings that `settings` does not override."""
         body = policy.trunk.module
-        frozen = {id(weight): weight for weight in body.parameters() if not weight.requires_grad}  # these they share
+        frozen = {id(weight): weight for weight in body.parameters() if not weight.requires_grad}
         self._trunk = policy.trunk.like(copy.deepcopy(body, memo=frozen))
         weight = next(self._trunk.module.parameters())
         precise = torch.promote_types(weight.dtype, torch.float32)
@@ -56,19 +70,19 @@ class Critic:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the policy has to wait, because the critic has learnt from too few batches."""
+        """Whether the policy is not updated yet, because the critic has learned from too few batches."""
         return self._num_batches <= self._settings.warmup_steps
 
     def begin(self) -> None:
-        """The next batch is to be learnt from."""
+        """Count a batch to learn from."""
         self._num_batches += 1
 
     def values(self, batch: Batch) -> Tensor:
-        """[N] the estimates, without gradient."""
-        return in_parts(batch, self._max_tokens, self._estimates)
+        """Return [N] the estimates, without gradient."""
+        return score_in_parts(batch, self._max_tokens, self._estimates)
 
     def accumulate(self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0) -> tuple[Tensor, Counter[str]]:
-        """Add the gradient of `algorithm.value_loss`; see `accumulate.accumulate`."""
+        """Add the gradient of `algorithm.value_loss`; see `optimizer.accumulate`."""
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
             estimates = self._estimates(part)
@@ -77,25 +91,23 @@ class Critic:
         return accumulate(batch, loss_of, self._optimizer, max_tokens=self._max_tokens, scale=scale)
 
     def step(self) -> float:
-        """Update the weights; returns the gradient's norm."""
+        """Update the weights and return the gradient's norm."""
         return self._optimizer.step()
 
     def save(self, folder: Path) -> None:
-        """Write all that `load` needs to go on exactly."""
-        torch.save(
-            {
-                "weights": self._trained(),
-                "optimizer": self._optimizer.state_dict(),
-                "num_batches": self._num_batches,
-            },
-            folder / FILE,
-        )
+        """Write the state that `load` needs to resume exactly."""
+        state = {
+            "weights": self._trained(),
+            "optimizer": self._optimizer.state_dict(),
+            "num_batches": self._num_batches,
+        }
+        torch.save(state, folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote.
+        """Resume from what `save` wrote.
 
         Raises:
-            Exception: of `torch.load`, or a ValueError, if that is not there in full.
+            ValueError: if it is a critic with other weights. Errors of `torch.load` pass through.
         """
         state = torch.load(folder / FILE, weights_only=True, map_location="cpu")
         own, saved = self._trained(), state["weights"]
@@ -107,7 +119,7 @@ class Critic:
         self._optimizer.load_state_dict(state["optimizer"])
         self._num_batches = state["num_batches"]
 
-    def _trained(self) -> dict[str, Any]:
+    def _trained(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self._module.named_parameters() if weight.requires_grad}
 
     def _estimates(self, batch: Batch) -> Tensor:

@@ -1,47 +1,68 @@
-"""The training forward pass: the last hidden state of every token of a token tree.
+"""Training forward pass: the last hidden state of every token of a token tree.
 
-The tree is cut into rows (`rows.py`), and each pass of the model runs many of them. A row's tokens attend to the keys and
-values of the tokens above it, which earlier passes have produced: copied in front of its own, or read as a stem. So every
-token is computed once, any Hugging Face model with ordinary attention can be used as it is, and gradients flow through the
-shared prefixes to all that share them.
+There are three ways, and `choose_forward` tries out which of them gives what the model itself gives:
+
+- `hidden_states`: the tree is cut into rows (`tree_rows.py`), and each pass of the model runs many of them. A row's tokens
+  attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of its own, or
+  read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face model with
+  ordinary attention can be used as it is, and gradients flow through the shared prefixes to all that share them.
+- `whole_tree_states`: where FlexAttention is fast, on CUDA, the whole tree is one sequence in one pass.
+- `separate_hidden_states`: one sequence at a time, for other models.
+
+Shapes: T tokens of the tree, H query heads, G key heads, D head size.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
 from rllm.backends.local.last_mlp import last_mlp, only_for
-from rllm.backends.local.rows import LEAD_TOKENS, STEM_SAVED, passes
-from rllm.backends.local.tree_keys import TreeKeys
-from rllm.backends.local.whole_tree import whole_tree_states
+from rllm.backends.local.shared_prefix import TreeKeys
+from rllm.backends.local.tree_rows import REPEATED_TOKENS, SHARED_SAVED, depths_and_stops, passes
 from rllm.inference.local.decoder import cache_argument
 from rllm.inference.local.decoders import has_full_attention
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger(__name__)
+
+_BLOCK = 128
+"""Tokens in one block of FlexAttention's mask."""
+_KERNELS = 128
+"""Bound on compiled kernels, larger than the number of powers of two that a tree's length may be."""
 
 
 class HiddenStates(Protocol):
-    """A way to run a model over a token tree."""
+    """Way to run a model over a token tree."""
 
     def __call__(self, model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
-        """[T, hidden size] the model's last hidden state of every token of the tree; or of those that `read`, [T] bool,
-        marks, and anything of the others."""
+        """Return [T, hidden size] the model's last hidden states.
+
+        Args:
+            model: without its head.
+            tree: the tokens.
+            read: [T] bool, the tokens whose states are used; those of others may be anything. `None` is all.
+        """
         ...
 
 
-def choose_forward(model: Any) -> HiddenStates:
-    """The pass over shared prefixes where it gives what the model itself gives, else one sequence at a time.
+def choose_forward(model: PreTrainedModel) -> HiddenStates:
+    """Return the pass over shared prefixes where it gives what the model itself gives, else one sequence at a time.
 
-    What is tried, in one row and in many, is the model at hand and not its name: sliding windows, recurrent layers and
-    positions taken from the attention mask do not survive a prefix that is computed elsewhere, nor does every model hand on
-    what its attention needs for anything but copied keys.
+    It is tried on the model at hand, in one row and in many, instead of relying on its name: sliding windows, recurrent
+    layers and positions taken from the attention mask do not survive a prefix that is computed elsewhere, and not every
+    model passes on the arguments that its attention needs for a shared prefix.
     """
     if has_full_attention(model):
         device = model.device.type
@@ -49,13 +70,13 @@ def choose_forward(model: Any) -> HiddenStates:
             if agree(model, whole_tree_states, gradients=True):
                 return whole_tree_states
             logger.warning(
-                "FlexAttention fails with %s (the log has its error at level DEBUG) or gives something else, so token trees are run "
-                "in rows: exact, but slower",
+                "FlexAttention fails with %s (the log has its error at level DEBUG) or gives other results, so token trees "
+                "are run in rows: exact, but slower",
                 type(model).__name__,
             )
-        if device == "cpu" and agree(model, *_in_few_and_many_rows(stem_saved=1)):
-            return hidden_states_by_stems
-        if agree(model, *_in_few_and_many_rows(stem_saved=None)):
+        if device == "cpu" and agree(model, *_in_few_and_many_rows(shared_saved=1)):
+            return hidden_states_by_shared_prefixes
+        if agree(model, *_in_few_and_many_rows(shared_saved=None)):
             return hidden_states
     logger.warning(
         "%s does not keep plain full attention, so sequences are trained one by one: exact, but slower",
@@ -64,22 +85,22 @@ def choose_forward(model: Any) -> HiddenStates:
     return separate_hidden_states
 
 
-def _in_few_and_many_rows(stem_saved: int | None) -> list[HiddenStates]:
+def _in_few_and_many_rows(shared_saved: int | None) -> list[HiddenStates]:
     return [
-        partial(hidden_states, row_tokens=row_tokens, stem_saved=stem_saved, lead_tokens=0)
+        partial(hidden_states, row_tokens=row_tokens, shared_saved=shared_saved, repeated_tokens=0)
         for row_tokens in (ROW_TOKENS, 1)
     ]
 
 
 _ALLOWED, _ALLOWED_IN_HALF = (1e-4, 1e-3), (0.1, 0.3)
-"""How far states and gradients may be from the model's own, as a share of these; the second, in formats of two bytes, of which
-tens of layers in another order of rounding make a tenth. Where sequences see each other, states are a fifth off, or more."""
+"""Relative error allowed for states and gradients. Formats of two bytes need the second pair: tens of layers that round in
+another order make a tenth. Where sequences see each other, states are a fifth off, or more."""
 _TRIED = ([7, 3, 11, 13, 1, 17, 8, 6], [7, 3, 4, 6, 8, 9, 10, 12, 14, 15], [7])
-"""Two sequences that part early and go on for long, and one that both begin with."""
+"""Two sequences that diverge early and are long, and one that is a prefix of both."""
 
 
-def agree(model: Any, *ways: HiddenStates, gradients: bool = False) -> bool:
-    """Whether passes over shared prefixes give what the model itself gives; with `gradients`, also those of its first weights."""
+def agree(model: PreTrainedModel, *ways: HiddenStates, gradients: bool = False) -> bool:
+    """Return whether passes over shared prefixes give the model's own states and, if asked for, gradients."""
     try:
         size = model.get_input_embeddings().num_embeddings
         tree = build_tree([[token % size for token in sequence] for sequence in _TRIED], min_saved=1)
@@ -87,7 +108,7 @@ def agree(model: Any, *ways: HiddenStates, gradients: bool = False) -> bool:
         with torch.set_grad_enabled(gradients):
             expected = _with_gradient(model, separate_hidden_states(model, tree)[read])
             found = [_with_gradient(model, way(model, tree, read=read)[read]) for way in ways]
-    except Exception:  # whatever a model raises on arguments that it does not know, another way suits it
+    except Exception:  # a model may raise anything on arguments that it does not know; then another way suits it
         logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
         return False
     allowed = _ALLOWED if expected[0].dtype.itemsize >= 4 else _ALLOWED_IN_HALF
@@ -98,20 +119,20 @@ def agree(model: Any, *ways: HiddenStates, gradients: bool = False) -> bool:
     )
 
 
-def _with_gradient(model: Any, states: Tensor) -> list[Tensor]:
-    """The states; and where gradients are wanted, which kernels are compiled for, those of two weights."""
+def _with_gradient(model: PreTrainedModel, states: Tensor) -> list[Tensor]:
+    """Return the states and, where gradients are on, the gradients of two weights; both have kernels of their own."""
     # Of an adapter, the first alone has none before it is trained.
     weights = [weight for weight in model.parameters() if weight.requires_grad][:2]
     if not states.requires_grad or not weights:
         return [states]
-    # Not all of them alike, and not their squares: behind a norm, these add up to the same whatever the weights are.
+    # Neither the plain sum nor squares: after a norm, these add up to the same whatever the weights are.
     pull = torch.arange(states.numel(), device=states.device).cos().view_as(states).to(states.dtype)
     found = torch.autograd.grad((states * pull).sum(), weights)
     return [states.detach(), torch.cat([gradient.flatten() for gradient in found])]
 
 
 def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
-    """The same by plain forward passes, one sequence at a time, for models that need their whole sequence at once."""
+    """Run one sequence at a time by plain forward passes, for models that need their whole sequence at once."""
     device = next(model.parameters()).device
     place = torch.empty(len(tree.ids), dtype=torch.long)
     outputs, num_done = [], 0
@@ -130,22 +151,23 @@ def hidden_states(
     row_tokens: int = ROW_TOKENS,
     *,
     read: Tensor | None = None,
-    stem_saved: int | None = None,
-    lead_tokens: int = LEAD_TOKENS,
+    shared_saved: int | None = None,
+    repeated_tokens: int = REPEATED_TOKENS,
 ) -> Tensor:
-    """The model's last hidden state of every token of the tree, or of those that `read` marks: [T, hidden size].
+    """Run the tree in rows; see `HiddenStates`.
 
-    `stem_saved`, `lead_tokens`: see `passes`; stems are for models whose attention takes `above`.
+    `shared_saved` and `repeated_tokens` are those of `passes`; shared prefixes are for models whose attention takes
+    `above`.
     """
     device = next(model.parameters()).device
     order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] the place of each token among those computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
     mlp = None if read is None else last_mlp(model)
-    for part in passes(tree, row_tokens, stem_saved, lead_tokens):
+    for part in passes(tree, row_tokens, shared_saved, repeated_tokens):
         real = part.real.to(device)
         above = None if part.above is None else order[part.above].to(device)
-        stems = [replace(stem, tokens=order[stem.tokens].to(device)) for stem in part.stems]
-        past = tree_keys.past_of(above, stems, real)
+        shared = [replace(prefix, tokens=order[prefix.tokens].to(device)) for prefix in part.shared]
+        past = tree_keys.past_of(above, shared, real)
         read_here = part.real if read is None else part.real[read[part.tokens]]
         with only_for(read_here.to(device), part.ids.shape, mlp):
             output = model(
@@ -154,14 +176,101 @@ def hidden_states(
                 attention_mask=None if part.mask is None else part.mask.to(device),
                 use_cache=True,
                 **{cache_argument(model): past},
-                **({"above": past} if stems else {}),
+                **({"above": past} if shared else {}),
             )
-        tree_keys.take_in(past)
+        tree_keys.add(past)
         outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, real))
         order[part.tokens] = torch.arange(num_done, num_done + len(real))
         num_done += len(real)
     return torch.cat(outputs).index_select(0, order.to(device))
 
 
-hidden_states_by_stems = partial(hidden_states, stem_saved=STEM_SAVED)
-"""The same, with stems where they are worth it."""
+hidden_states_by_shared_prefixes = partial(hidden_states, shared_saved=SHARED_SAVED)
+"""`hidden_states` that reads long shared prefixes in place."""
+
+
+def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+    """Run the tree as one sequence with FlexAttention (Dong et al. 2024); see `HiddenStates`.
+
+    A token attends to those before it whose subtree has not ended, as within a row. As a block mask, this lets
+    FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied and no
+    row has to be short. For models whose attention takes `above`.
+    """
+    device = next(model.parameters()).device
+    depths, stops = depths_and_stops(tree)
+    ids = torch.tensor([tree.ids], device=device)
+    read_here = torch.arange(len(tree.ids)) if read is None else read.nonzero().flatten()
+    mlp = None if read is None else last_mlp(model)
+    with only_for(read_here.to(device), ids.shape, mlp):
+        output = model(
+            input_ids=ids,
+            position_ids=depths.unsqueeze(0).to(device),
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # accepted as it is and not used
+            use_cache=False,
+            above=_WithinTree(stops.to(device)),
+        )
+    states: Tensor = output.last_hidden_state[0]
+    return states
+
+
+class _WithinTree:
+    """Attention within a tree. Padding makes lengths powers of two, so that few kernels are compiled."""
+
+    def __init__(self, stops: Tensor) -> None:
+        """Build the mask from [T] the ends of the tokens' subtrees."""
+        length = max(_BLOCK, 1 << (len(stops) - 1).bit_length())
+        self._padding = length - len(stops)
+        ends = torch.arange(1, length + 1, device=stops.device)  # padding sees itself
+        ends[: len(stops)] = stops
+
+        def sees(_batch: Tensor, _head: Tensor, token: Tensor, earlier: Tensor) -> Tensor:
+            return (earlier <= token) & (token < ends[earlier])
+
+        self._mask = BlockMask.from_kv_blocks(*_blocks(ends), BLOCK_SIZE=_BLOCK, mask_mod=sees)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,  # [1, H, T, D]
+        keys: Tensor,  # [1, G, T, D]
+        values: Tensor,  # [1, G, T, D]
+        mask: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """Return [1, H, T, D] the attention's output."""
+        # Under autocast, norms leave queries and keys in a wider format than values.
+        padded = (pad(states.to(values.dtype), (0, 0, 0, self._padding)) for states in (query, keys, values))
+        attention = compiled() if query.device.type == "cuda" else flex_attention
+        output: Tensor = attention(*padded, block_mask=self._mask, scale=scale, enable_gqa=True)
+        return output[:, :, : query.shape[2]]
+
+
+def _blocks(ends: Tensor) -> tuple[Tensor, ...]:
+    """Return the blocks that each block sees in part (count, indices) and as a whole (count, indices).
+
+    The result is that of `create_block_mask`, without going through all pairs of tokens. `ends` [T] is the first later
+    token that does not see each token.
+    """
+    first = torch.arange(0, len(ends), _BLOCK, device=ends.device)
+    of_block = ends.view(-1, _BLOCK)
+    earlier = first < first.unsqueeze(1)  # [block, block seen]
+    whole = earlier & (of_block.amin(1) >= first.unsqueeze(1) + _BLOCK)
+    part = earlier & (of_block.amax(1) > first.unsqueeze(1)) & ~whole
+    part.fill_diagonal_(True)
+    return tuple(number for seen in (part, whole) for number in _ordered(seen[None, None]))
+
+
+def _ordered(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [1, 1, n] the number of blocks that each sees, and [1, 1, n, n] these before all others."""
+    return seen.sum(-1, dtype=torch.int32), seen.int().argsort(dim=-1, descending=True, stable=True).int()
+
+
+@cache
+def compiled(backend: str | Callable[..., object] = "inductor") -> Callable[..., Tensor]:
+    """Return FlexAttention compiled for each length, with gradients and without.
+
+    By default PyTorch compiles eight kernels, and then falls back to an implementation that writes all scores down.
+    """
+    attention = torch.compile(flex_attention, dynamic=False, backend=backend)
+    patched: Callable[..., Tensor] = torch._dynamo.config.patch(recompile_limit=_KERNELS)(attention)
+    return patched

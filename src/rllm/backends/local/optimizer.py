@@ -1,32 +1,32 @@
-"""AdamW over float32 master weights, whatever number format the model runs in."""
+"""AdamW over float32 master weights, whatever number format the model runs in, and gradient accumulation."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rllm.backends.schedule import learning_rate
+from rllm.algorithms.base import Sums
+from rllm.algorithms.batch import Batch
+from rllm.backends.update import Schedule
+from rllm.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which torch updates all of a weight in one operation; on a CPU that takes a fifth of the time."""
+"""Devices on which torch updates a whole weight in one operation; on a CPU that takes a fifth of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """What the local backend needs to know to update weights; see `OptimConfig` for the meaning of each."""
+class OptimizerSettings(Schedule):
+    """Settings of updates on the local backend; see `OptimConfig` for the meaning of each."""
 
     lr: float = 1e-6
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    """Updates after which the learning rate has fallen to zero; `None` keeps it."""
-    decay: Literal["linear", "cosine"] = "linear"
-    """How it falls."""
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -37,13 +37,20 @@ class OptimizerSettings:
     autocast: bool = False
     offload: bool = False
 
+    @classmethod
+    def from_config(cls, config: TrainConfig) -> OptimizerSettings:
+        """Return the policy's settings, with its learning rate's schedule over the run."""
+        schedule = vars(Schedule.of_policy(config))
+        names = {item.name for item in fields(cls)} - schedule.keys()
+        return cls(**schedule, **{name: getattr(config.optim, name) for name in names})
+
 
 class MasterAdamW:
-    """AdamW with gradient clipping, and a learning rate that rises and falls.
+    """AdamW with gradient clipping and a learning rate schedule.
 
-    A bfloat16 weight cannot take in an update of less than 1/256 of itself, so models in that format are updated through
-    a float32 copy. Weights of at least 32 bits are updated as they are. With `offload` all of them have a copy, which
-    stays in main memory with AdamW's averages, and is updated there.
+    A bfloat16 weight cannot represent an update of less than 1/256 of itself, so models in that format are updated
+    through a float32 copy. Weights of at least 32 bits are updated in place. With `offload` every weight has a copy,
+    which stays in main memory with AdamW's averages and is updated there.
     """
 
     def __init__(self, model: torch.nn.Module, settings: OptimizerSettings) -> None:
@@ -61,11 +68,11 @@ class MasterAdamW:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the latest step."""
-        return learning_rate(self._settings, self._num_steps)
+        """Learning rate of the latest step."""
+        return self._settings.learning_rate(self._num_steps)
 
     def collect(self) -> None:
-        """Move the gradients of a micro-batch to the float32 copies: a sum of many in bfloat16 would lose the small ones."""
+        """Add a micro-batch's gradients to the float32 copies: a sum of many in bfloat16 would lose the small ones."""
         for weight, master in self._copies():
             if weight.grad is not None:
                 gradient = weight.grad.to(master.device, master.dtype)
@@ -73,34 +80,31 @@ class MasterAdamW:
                 weight.grad = None
 
     def step(self) -> float:
-        """Update the weights from their gradients, and clear these; returns the gradient's norm before clipping.
+        """Update the weights, clear their gradients, and return the gradient's norm before clipping.
 
-        A gradient that is not finite would spoil every weight, so it is left out.
+        A gradient that is not finite would spoil every weight, so that step is skipped.
         """
         self._num_steps += 1
         self.collect()
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         if norm.isfinite():
-            self._apply()
+            for group in self._adamw.param_groups:
+                group["lr"] = self.lr
+            self._adamw.step()
+            with torch.no_grad():
+                for weight, master in self._copies():
+                    weight.copy_(master)
         else:
-            logger.warning("update %d is left out: its gradient is not finite (norm %s)", self._num_steps, float(norm))
+            logger.warning("update %d is skipped: its gradient is not finite (norm %s)", self._num_steps, float(norm))
         self._adamw.zero_grad()
         return float(norm)
-
-    def _apply(self) -> None:
-        for group in self._adamw.param_groups:
-            group["lr"] = self.lr
-        self._adamw.step()
-        with torch.no_grad():
-            for weight, master in self._copies():
-                weight.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         masters = [master.detach() for weight, master in self._copies() if _is_coarse(weight)]
         return {"adamw": self._adamw.state_dict(), "masters": masters, "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave, for weights that are already those of that moment."""
+        """Resume from a `state_dict`, for weights that are already those of that moment."""
         coarse = [master for weight, master in self._copies() if _is_coarse(weight)]
         with torch.no_grad():
             for weight, master in self._copies():
@@ -111,13 +115,12 @@ class MasterAdamW:
         self._num_steps = state["num_steps"]
 
     def _copies(self) -> list[tuple[Tensor, Tensor]]:
-        """The weights that have a copy, with it."""
+        """Return the weights that have a copy, each with it."""
         pairs = zip(self._weights, self._masters, strict=True)
         return [(weight, master) for weight, master in pairs if weight is not master]
 
 
 def _master(weight: Tensor, *, offload: bool) -> Tensor:
-    """What is updated in place of the weight: itself, where it can be."""
     if not (offload or _is_coarse(weight)):
         return weight
     device = torch.device("cpu") if offload else weight.device
@@ -126,5 +129,32 @@ def _master(weight: Tensor, *, offload: bool) -> Tensor:
 
 
 def _is_coarse(weight: Tensor) -> bool:
-    """Whether small updates are lost on it."""
+    """Return whether the weight's format is too coarse for small updates."""
     return bool(weight.dtype.itemsize < 4)
+
+
+LossOf: TypeAlias = Callable[[Batch], tuple[Tensor, Sums, Tensor]]
+"""Loss of part of a batch, sums over its tokens, and the estimates [N] that the loss is computed from."""
+
+
+def accumulate(
+    batch: Batch, loss_of: LossOf, optimizer: MasterAdamW, *, max_tokens: int, scale: float = 1.0
+) -> tuple[Tensor, Counter[str]]:
+    """Add the gradient of `scale` times the loss, computed in micro-batches of at most about `max_tokens`.
+
+    The loss is a sum over tokens whose weights were fixed for the whole batch, so the gradients of its parts add up to
+    its own, however many there are.
+
+    Returns:
+        The estimates [N], detached, in main memory; and the sums, `loss` among them.
+    """
+    sums: Counter[str] = Counter()
+    pieces = []
+    for indices in batch.split(max_tokens):
+        loss, part_sums, estimates = loss_of(batch.select(indices))
+        (loss * scale).backward()
+        optimizer.collect()
+        sums.update({name: float(value) for name, value in part_sums.items()})
+        sums.update({"loss": float(loss.detach()) * scale})
+        pieces.append(estimates.detach().cpu())
+    return torch.cat(pieces), sums

@@ -1,39 +1,126 @@
-"""A causal language model, seen as the log-probabilities of a batch's tokens."""
+"""A causal language model as log-probabilities of a batch's tokens: the policy, its reference, and a local teacher.
+
+`Trunk` runs the model's body over the batch's prefix tree, with gradient checkpointing if asked for; `Policy` adds the
+head.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeAlias
 
+import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.head import Head
-from rllm.backends.local.token_logprobs import logprobs_and_entropy
-from rllm.backends.local.trunk import Trunk, in_parts
+from rllm.backends.local.forward import HiddenStates, choose_forward
+from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
+from rllm.backends.local.rms_norm import use_quick_norms
+from rllm.backends.lora import Adapter
+from rllm.errors import ConfigError, first_line
+from rllm.inference.local.attention import use_grouped_attention
+from rllm.inference.local.decoder import check_causal
+from rllm.inference.local.loading import LoadedModel
 from rllm.inference.local.wide_linear import use_wide_products
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trunk:
+    """A model without its head, and how it is run."""
+
+    module: PreTrainedModel
+    hidden_states: HiddenStates
+    autocast: bool = False
+    """Run matrix products in bfloat16, whatever the format of the weights."""
+    recompute: bool = False
+    """Run layers again in the backward pass instead of keeping their activations."""
+
+    @classmethod
+    def of(cls, module: PreTrainedModel, *, autocast: bool = False, recompute: bool = False) -> Trunk:
+        """Return the module with the fastest forward pass that suits it.
+
+        Raises:
+            ConfigError: if `recompute` is set and the module's layers cannot be run again.
+        """
+        if recompute:
+            check_recomputing(module)
+        use_grouped_attention(module)
+        use_quick_norms(module)
+        return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
+
+    def like(self, module: PreTrainedModel) -> Trunk:
+        """Return a module of the same kind, run in the same way."""
+        use_quick_norms(module)
+        return replace(self, module=module)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.module.parameters()).device
+        return device
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """Return a context with the number format of the forward pass."""
+        context: AbstractContextManager[object] = torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.autocast
+        )
+        return context
+
+    def before_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the hidden states that sampled tokens are predicted from.
+
+        Returns:
+            [U, hidden size] the states, each once; and [N] the index of each token's, which is that of the token
+            before it.
+        """
+        sources, state_of = torch.tensor(_predecessors(batch), dtype=torch.long).unique(return_inverse=True)
+        if self.recompute and torch.is_grad_enabled():
+            with recomputing(recomputable_layers(self.module)):
+                states = self.hidden_states(self.module, batch.tree)
+        else:
+            read = torch.zeros(len(batch.tree.ids), dtype=torch.bool).index_fill(0, sources, True)
+            states = self.hidden_states(self.module, batch.tree, read=read)
+        return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
+
+
+def _predecessors(batch: Batch) -> list[int]:
+    """Return the index in the tree of the token before each of the N sampled tokens."""
+    sources: list[int] = []
+    for index, sequence in enumerate(batch.sequences):
+        positions = batch.tree.positions(index)
+        sources.extend(positions[place - 1] for place in sequence.sampled_positions())
+    return sources
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """A model with its head."""
 
-    model: Any
+    model: PreTrainedModel
     trunk: Trunk
-    """The model without its head (`body_of`), and how it is run."""
+    """The model without its head (`body_of`)."""
     head: Head
 
     @classmethod
-    def of(cls, model: Any, trunk: Trunk) -> Self:
-        """
+    def of(cls, model: PreTrainedModel, trunk: Trunk) -> Self:
+        """Find out how the model makes its logits.
+
         Raises:
-            ConfigError: if it is not known how the model makes its logits.
+            ConfigError: if that is not known.
         """
         use_wide_products(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
 
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N] of the batch's tokens, and the entropies [N] of what they were drawn from."""
+        """Return log-probabilities [N] of the batch's tokens, and entropies [N] of what they were drawn from."""
         with self.trunk.arithmetic():
             states, state_of = self.trunk.before_tokens(batch)
             return logprobs_and_entropy(
@@ -47,5 +134,142 @@ class Policy:
             )
 
     def score(self, batch: Batch, max_tokens: int) -> Tensor:
-        """[N] log-probabilities without gradient, computed for at most about `max_tokens` at a time."""
-        return in_parts(batch, max_tokens, lambda part: self.logprobs(part, entropy=False)[0])
+        """Return [N] log-probabilities without gradient, computed for at most about `max_tokens` at a time."""
+        return score_in_parts(batch, max_tokens, lambda part: self.logprobs(part, entropy=False)[0])
+
+
+def score_in_parts(batch: Batch, max_tokens: int, score: Callable[[Batch], Tensor]) -> Tensor:
+    """Return [N] scores of the batch, part by part of at most `max_tokens`; without gradient, in main memory."""
+    pieces = [torch.zeros(0)]
+    with torch.no_grad():
+        pieces += [score(batch.select(indices)).cpu() for indices in batch.split(max_tokens)]
+    return torch.cat(pieces)
+
+
+Reference: TypeAlias = Callable[[], AbstractContextManager[Policy]]
+"""Opens the model that a run began with, against which divergence is measured.
+
+It comes from where the run's model came from and never from the weights in training, so it is the same one after any
+number of updates and in every resumed run.
+"""
+
+
+class FrozenCopy:
+    """Reference that is a second model, loaded when it is first used."""
+
+    def __init__(self, load: Callable[[], LoadedModel], policy: Policy, *, offload: bool = False) -> None:
+        """Prepare the reference.
+
+        Args:
+            load: loads the original model.
+            policy: the policy, whose device, format and kernels the reference takes over.
+            offload: keep it in main memory between uses.
+        """
+        self._load = load
+        self._like = policy
+        self.offload = offload
+        self._policy: Policy | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[Policy]:
+        if self._policy is None:
+            self._policy = self._loaded()
+        model = self._policy.model
+        model.to(self._like.trunk.device)
+        try:
+            yield self._policy
+        finally:
+            if self.offload:
+                model.to("cpu")
+
+    def _loaded(self) -> Policy:
+        model = self._load().model.requires_grad_(False)
+        # Not the buffers: the frequencies of positions are in float32, whatever the format of the weights.
+        for weight in model.parameters():
+            weight.data = weight.data.to(self._like.model.dtype)
+        # With other kernels the untrained policy would differ from it, if only in the last bit.
+        model.set_attn_implementation(self._like.model.config._attn_implementation)
+        return Policy.of(model, self._like.trunk.like(body_of(model)))
+
+
+class WithoutAdapter:
+    """Reference that is the policy itself with its adapter off."""
+
+    def __init__(self, adapter: Adapter, policy: Policy) -> None:
+        self._adapter = adapter
+        self._policy = policy
+
+    @contextmanager
+    def __call__(self) -> Iterator[Policy]:
+        with self._adapter.off():
+            yield self._policy
+
+
+class LocalTeacher:
+    """Frozen model in this process that scores the policy's tokens at the temperature they were sampled with."""
+
+    def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
+        """Prepare the model for scoring.
+
+        Raises:
+            ConfigError: if it is not a causal model, or it is not known how it makes its logits.
+        """
+        model = loaded.model.requires_grad_(False)
+        check_causal(model)
+        self._policy = Policy.of(model, Trunk.of(body_of(model)))
+        self._max_tokens = micro_batch_tokens
+
+    def score(self, batch: Batch) -> Tensor:
+        """Return [N] log-probabilities of the batch's tokens."""
+        return self._policy.score(batch, self._max_tokens)
+
+
+def recomputable_layers(model: Module) -> list[Module]:
+    """Return the layers that `transformers` marks as fit for gradient checkpointing.
+
+    Raises:
+        ConfigError: if the model has none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"model.gradient_checkpointing=True: {type(model).__name__} has no layers that can be run again; use false"
+        )
+    return layers
+
+
+@contextmanager
+def recomputing(layers: Sequence[Module]) -> Iterator[None]:
+    """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
+
+    There is no dropout here, so the second run gives what the first gave. The checkpointing of `transformers` would take
+    the cache away from the layers; here the cache carries the prefix tree.
+    """
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def check_recomputing(model: Module) -> None:
+    """Try gradient checkpointing on three tokens.
+
+    Raises:
+        ConfigError: if the model has no such layers, or one whose first run changes the second, as in DeepSeek V4, whose
+            layers always have a cache.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = [weight for weight in trained if weight.dim() < 2] or trained  # the small ones are in all layers
+    with recomputing(recomputable_layers(model)):
+        ids = torch.tensor([[1, 2, 3]], device=next(model.parameters()).device)
+        states = model(input_ids=ids, use_cache=False).last_hidden_state
+        try:
+            torch.autograd.grad(states.sum(), weights, allow_unused=True)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"model.gradient_checkpointing=True: the layers of {type(model).__name__} cannot be run again; use "
+                f"false ({first_line(error)})"
+            ) from error

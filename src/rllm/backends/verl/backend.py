@@ -11,17 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.backends.adapter import planned_coverage
-from rllm.backends.base import UpdateResult
-from rllm.backends.schedule import decay_steps, learning_rate
-from rllm.backends.updates import Progress, batch_metrics, check_batch, minibatches
+from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
+from rllm.backends.lora import planned_coverage
+from rllm.backends.update import Schedule
 from rllm.backends.verl.cluster import Cluster
 from rllm.backends.verl.compose import worker_configs
 from rllm.backends.verl.configure import check, demand_of, environment_of
@@ -30,7 +29,7 @@ from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
 from rllm.backends.verl.rows import LONGEST, MASK, Rows, at_tokens, numbers
 from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
-from rllm.errors import ConfigError, WeightSyncError, WorkerError
+from rllm.errors import ConfigError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
 from rllm.inference.local.weights import is_finite
@@ -52,16 +51,6 @@ class Counts:
     critic_batches: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """The learning rates of the run; a `Schedule`."""
-
-    lr: float
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    decay: Literal["linear", "cosine"] = "linear"
-
-
 class VerlBackend:
     """The driver of a group of workers, and the sampler that they publish to."""
 
@@ -72,14 +61,9 @@ class VerlBackend:
         self._cluster, self._group, self._published, self._tokenizer = cluster, group, published, tokenizer
         self._dtype = weights_dtype(config)
         self._counts = Counts()
-        self._learns_with: Algorithm | None = None
+        self._algorithm: Algorithm | None = None
         self._shares: dict[str, int] = {}
-        optim = config.optim
-        decay = {} if optim.schedule == "constant" else {"decay": optim.schedule}
-        self._rates = {
-            "policy": Rates(lr=optim.rate, warmup_steps=optim.warmup_steps, decay_steps=decay_steps(config), **decay),
-            "critic": Rates(lr=config.critic.lr),
-        }
+        self._schedules = {"policy": Schedule.of_policy(config), "critic": Schedule(lr=config.critic.lr)}
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -193,74 +177,55 @@ class VerlBackend:
             },
         )
 
-    def update(self, batch: Batch, algorithm: Algorithm) -> UpdateResult:
-        """One optimiser step for each minibatch of each epoch.
+    @property
+    def learning_rate(self) -> float:
+        return self._schedules["policy"].learning_rate(self._counts.updates["policy"])
 
-        Raises:
-            ConfigError: if the batch lacks what the algorithm needs.
-            WorkerError: if a worker fails.
-        """
-        check_batch(batch, algorithm)
-        if len(batch) == 0:
-            return UpdateResult()
+    def begin_update(self, batch: Batch) -> UpdatePlan:
+        """Let the sampler leave a shared device to the workers."""
         self._published.rest()
-        self._learn_with(algorithm)
         optim, has_critic = self._config.optim, batch.returns is not None
         self._counts.critic_batches += has_critic
-        policy_waits = has_critic and self._counts.critic_batches <= self._config.critic.warmup_steps
-        if batch.old_logprobs is None and (policy_waits or optim.num_minibatches * optim.num_epochs > 1):
-            batch = replace(batch, old_logprobs=self.score(batch))
-        learnt, judged = Progress(name="policy"), Progress(name="critic")
-        seen = batch.old_logprobs
-        times = {"num_minibatches": optim.num_minibatches, "num_epochs": optim.num_epochs}
-        for part, scale in minibatches(batch, algorithm.aggregation, **times):
-            part = replace(part, weights=part.weights * scale)
-            if has_critic:
-                self._step("critic", part, judged)
-            if not policy_waits:
-                logprobs = self._step("policy", part, learnt)
-                seen = logprobs if seen is None else seen
-        assert seen is not None, "the batch was scored, or its only update began with it"
-        num_tokens = batch.num_tokens * optim.num_epochs
-        num_forward = sum(len(sequence.ids) - 1 for sequence in batch.sequences)
-        told = {**learnt.metrics(num_tokens), **judged.metrics(num_tokens)}
-        rate = learning_rate(self._rates["policy"], self._counts.updates["policy"])
-        optimizer = {"optim/lr": rate, "optim/num_updates": float(len(learnt.norms))}
-        return UpdateResult(
-            metrics={**told, **batch_metrics(batch, seen, num_forward=num_forward), **optimizer}, logprobs=seen
+        return UpdatePlan(
+            num_forward_tokens=sum(len(sequence.ids) - 1 for sequence in batch.sequences),
+            num_minibatches=optim.num_minibatches,
+            num_epochs=optim.num_epochs,
+            policy_waits=has_critic and self._counts.critic_batches <= self._config.critic.warmup_steps,
         )
 
-    def _learn_with(self, algorithm: Algorithm) -> None:
-        """Tell the workers what to minimise, where it is not what they know."""
-        if algorithm != self._learns_with:
-            self._group.ask("learn_with", algorithm, self._config.verl.policy_loss is not None)
-            self._learns_with = algorithm
+    def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
+        """Take one optimizer step in the workers.
 
-    def _step(self, role: Literal["policy", "critic"], part: Batch, progress: Progress) -> Tensor:
-        """One optimiser step of a role; returns the policy's log-probabilities [N] before it, and of a critic nothing."""
+        Raises:
+            WorkerError: if a worker fails.
+        """
+        if algorithm != self._algorithm:
+            self._group.ask("learn_with", algorithm, self._config.verl.policy_loss is not None)
+            self._algorithm = algorithm
+        part = replace(part, weights=part.weights * scale)
         self._counts.updates[role] += 1
         rows = Rows.dealt(part, self._num_shares(role))
         data = self._data(
             rows,
             calculate_entropy=role == "policy",
-            lr=learning_rate(self._rates[role], self._counts.updates[role]),
+            lr=self._schedules[role].learning_rate(self._counts.updates[role]),
             mini_batch_size=len(rows.order),
             epochs=1,
             seed=0,
             dataloader_kwargs={"shuffle": False},
         )
-        told = dict(self._group.ask(f"update_{role}", data)["metrics"])
+        found = dict(self._group.ask(f"update_{role}", data)["metrics"])
         sums = {
             name: sum(values)
-            for name, values in told.items()
+            for name, values in found.items()
             if "/" in name and not name.startswith(("rllm/", "perf/"))
         }
-        norm = float(told["grad_norm"][0])
+        norm = float(found["grad_norm"][0])
         if not math.isfinite(norm):
             number = self._counts.updates[role]
-            logger.warning("update %d of the %s is left out: its gradient is not finite (norm %s)", number, role, norm)
-        progress.note(Counter({**sums, "loss": sum(told[LOSS])}), norm)
-        return rows.back(_in_order(told[ROWS], told[LOGPROBS], rows)) if role == "policy" else torch.zeros(0)
+            logger.warning("update %d of the %s is skipped: its gradient is not finite (norm %s)", number, role, norm)
+        logprobs = rows.back(_in_order(found[ROWS], found[LOGPROBS], rows)) if role == "policy" else None
+        return StepResult(sums=Counter({**sums, "loss": sum(found[LOSS])}), grad_norm=norm, logprobs=logprobs)
 
     def publish(self) -> int:
         """Hand all weights to the sampler, which goes on with them.
@@ -281,10 +246,7 @@ class VerlBackend:
             weights, is_last = answers[0]
             for name, weight in weights.items():
                 if not is_finite(weight):
-                    raise WeightSyncError(
-                        f"the update made {name} infinite or NaN, so it was not published: begin a new run with a "
-                        "lower optim.lr or optim.max_grad_norm, from the weights of the last checkpoint (model.path)"
-                    )
+                    raise non_finite_weight(name)
                 yield name, weight
 
     def save(self, folder: Path) -> None:
@@ -302,15 +264,10 @@ class VerlBackend:
         Raises:
             ConfigError: if the folder is of another model, or incomplete.
         """
-        try:
+        with loading_checkpoint(folder, OSError, ValueError, TypeError, WorkerError):
             counts = Counts(**json.loads((folder / RECOVERY_FILE).read_text()))
             check_tokenizer_in(folder, self._tokenizer)
             self._group.ask("load", str(folder.absolute()))
-        except (OSError, ValueError, TypeError, WorkerError) as error:
-            raise ConfigError(
-                f"checkpoint={str(folder)!r} cannot be taken up: it is incomplete or of another model "
-                f"({type(error).__name__}: {error})"
-            ) from error
         self._counts = counts
         self._published.publish(self._weights(), counts.weight_version)
 

@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
-from rllm.backends.refusals import refuse_changes
 from rllm.backends.verl.cluster import Demand
 from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
 from rllm.backends.verl.sampler import check_sampler
 from rllm.backends.verl.settings import needs_critic, on_cpu, user_keys
 from rllm.backends.verl.versions import check_versions, is_before
+from rllm.config.schema import refuse_changes
 from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_source, is_adapter

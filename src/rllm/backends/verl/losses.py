@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Aggregation, Batch
-from rllm.backends.updates import aligned
+from rllm.backends.update import aligned
 from rllm.backends.verl.rows import MASK, at_tokens, batch_of
 
 LOSS, LOGPROBS, ROWS = "rllm/loss", "rllm/logprobs", "rllm/rows"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rllm.backends.sampling.sampler import EmbeddedSampler, Sampler
-from rllm.backends.sampling.serving import check_serving, open_server
+from rllm.backends.sampler import EmbeddedSampler, Sampler
+from rllm.backends.server_launch import check_serving, open_server
 from rllm.errors import WeightSyncError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import load_model, save_model
@@ -59,7 +59,7 @@ class PublishedPolicy:
                     autocast=config.optim.autocast,
                 )
             stack.callback(self._sampler.close)
-            self._sampler.hand_over(0)
+            self._sampler.sync_weights(0)
             stack.pop_all()
 
     @property
@@ -69,7 +69,7 @@ class PublishedPolicy:
 
     def rest(self) -> None:
         """Leave the memory of the device that both may use to whoever trains, until the next weights come."""
-        with self._sampler.still():
+        with self._sampler.paused():
             pass
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -82,9 +82,9 @@ class PublishedPolicy:
         Raises:
             WeightSyncError: if they did not arrive, all of them.
         """
-        with self._sampler.still():
+        with self._sampler.paused():
             self._take(weights)
-            self._sampler.hand_over(version)
+            self._sampler.sync_weights(version)
 
     def _take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         own = self._model.state_dict()

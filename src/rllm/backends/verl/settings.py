@@ -262,7 +262,7 @@ def _critic(config: Any) -> dict[str, Ours]:
 
 
 def _optimizer(part: str, config: Any, *, lr: Ours) -> dict[str, Ours]:
-    """verl's schedule stays a constant: the learning rate of each update is told to the workers (`backends.schedule`)."""
+    """verl's schedule stays a constant: the learning rate of each update is told to the workers (`Schedule`)."""
     optim = config.optim
     return {
         f"{part}.optim.lr": lr,

@@ -76,7 +76,7 @@ def model_findings(model: str) -> list[Finding]:
 
 def _lora_findings(model: str) -> list[Finding]:
     """Return what an adapter on all linear layers would reach; nothing for a folder that is an adapter itself."""
-    from rllm.backends.adapter import LoraSettings, coverage
+    from rllm.backends.lora import LoraSettings, coverage
     from rllm.errors import MissingDependencyError
     from rllm.inference.local.loading import is_adapter
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rllm.algorithms.batch import Aggregation, Batch
-from rllm.backends.updates import minibatches
+from rllm.backends.update import minibatches
 
 from .conftest import sequence_of
 

@@ -15,16 +15,17 @@ import torch
 
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.sampling.proof import Likelihoods, check_moved
-from rllm.backends.sampling.served import ServedSampler
-from rllm.backends.sampling.serving import Served
+from rllm.backends.server_launch import RunningServer
+from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.update import update_weights
+from rllm.backends.weight_sync_check import ProbeLogprobs, check_moved
 from rllm.errors import WeightSyncError
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.servers.control import FileTransfer
 from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.trainer.config import load_config
 
-from ..model_server import ModelServer
+from .model_server import ModelServer
 
 HANDOVER = """/pause /start_weight_update /update_weights /finish_weight_update /reset_prefix_cache /update_weight_version
     /resume /v1/completions /v1/completions /collective_rpc""".split()
@@ -43,8 +44,8 @@ def trained_with(make_backend: Callable[..., LocalBackend], tmp_path: Path) -> C
     """`trained_with(server)`: a backend whose sampler is that server."""
 
     def make(server: ModelServer, model: Any = None, **options: Any) -> LocalBackend:
-        def serve(loaded: Any, adapter: Any) -> ServedSampler:
-            return ServedSampler(
+        def serve(loaded: Any, adapter: Any) -> ServerSampler:
+            return ServerSampler(
                 VLLMServer.join(server.url, watch_interval_s=0.05),
                 FileTransfer(),
                 loaded.model,
@@ -76,7 +77,7 @@ def test_tool_calls_are_read_as_the_settings_say_or_else_the_template(
     tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "[TOOL_CALLS]")
     config = load_config(["model.path=m", "model.engine=vllm", "model.device=cpu", f"vllm.url={server.url}", *settings])
     joined = VLLMServer.join(server.url)
-    served = Served(config=config, server=joined, scratch=tmp_path, tool_format=config.model.tool_parser)
+    served = RunningServer(config=config, server=joined, scratch=tmp_path, tool_format=config.model.tool_parser)
     sampler = served.sampler(LoadedModel(model=make_model(), tokenizer=tokenizer, device=torch.device("cpu")), None)
     ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{}", add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
@@ -86,7 +87,7 @@ def test_tool_calls_are_read_as_the_settings_say_or_else_the_template(
 
 
 def improve(backend: LocalBackend, groups: Callable[..., Any]) -> None:
-    backend.update(groups(), GRPO())
+    update_weights(backend, groups(), GRPO())
 
 
 def test_the_weights_are_handed_over_at_the_start_and_after_every_update(
@@ -220,8 +221,8 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
     assert server.calls == ["/sleep", "/wake_up", *HANDOVER]
 
 
-def likelihoods(trainer: list[float], sampler: list[float]) -> Likelihoods:
-    return Likelihoods(torch.tensor(trainer), torch.tensor(sampler))
+def likelihoods(trainer: list[float], sampler: list[float]) -> ProbeLogprobs:
+    return ProbeLogprobs(torch.tensor(trainer), torch.tensor(sampler))
 
 
 def test_a_movement_is_told_from_what_separates_the_kernels() -> None:

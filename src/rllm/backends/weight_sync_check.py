@@ -1,10 +1,10 @@
-"""The proof that an update arrived: the sampler's log-probabilities of a probe moved with the trainer's, and equal them."""
+"""Check that an update arrived: the sampler's log-probabilities of a probe moved with the trainer's, and equal them."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,18 +12,21 @@ from torch import Tensor
 from rllm.errors import WeightSyncError
 from rllm.inference.servers.control import VLLMControl
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 NUM_TOKENS = 160
-"""More than a block of any prefix cache, so that a cache which was not emptied shows."""
+"""Longer than a block of any prefix cache, so that a cache which was not emptied is detected."""
 NUM_SAMPLED = 2
 LARGEST_GAP = {torch.float32: 1e-3}
-"""Root mean square of the differences between sampler and trainer; kernels of other number formats differ much more."""
+"""Root mean square of the differences between sampler and trainer allowed; other number formats differ much more."""
 _LARGEST_GAP_OTHERWISE = 0.3
-_CERTAIN = 3.0
-"""How many times larger than the gap a movement must be, to be told from it."""
+_SIGNIFICANT = 3.0
+"""Ratio of a movement to the gap above which the movement is significant."""
 
 
 @dataclass(frozen=True)
-class Likelihoods:
+class ProbeLogprobs:
     """[T - 1] log-probabilities of all tokens of the probe but the first, in float32."""
 
     trainer: Tensor
@@ -36,10 +39,17 @@ class Likelihoods:
 
 
 class Probe:
-    """A fixed sequence of ordinary tokens."""
+    """Fixed sequence of ordinary tokens that trainer and sampler both score."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_length: int | None = None, largest_gap: float | None = None):
-        """`largest_gap` replaces the one that follows from the number format of the weights."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None = None,
+        largest_gap: float | None = None,
+    ) -> None:
+        """Draw the tokens; `largest_gap` replaces the one that suits the number format of the weights."""
         special = set(tokenizer.all_special_ids)
         ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
         context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -49,47 +59,54 @@ class Probe:
         self.model = model
         self.largest_gap = largest_gap or LARGEST_GAP.get(model.dtype, _LARGEST_GAP_OTHERWISE)
 
-    def check(self, control: VLLMControl, name: str) -> Likelihoods:
-        """Ask the server, have it sample behind what it then has cached, and compare with the trainer's weights as they are.
+    def check(self, control: VLLMControl, name: str) -> ProbeLogprobs:
+        """Compare the server's log-probabilities with the trainer's, of the probe and of tokens sampled after it.
+
+        The server has the probe in its cache when it samples, so states of old weights are detected, too.
 
         Raises:
-            WeightSyncError: if the server's are not the trainer's, or if it uses states of other weights.
+            WeightSyncError: if the server has other weights than the trainer, or uses cached states of other weights.
         """
-        told = torch.tensor(control.prompt_logprobs(name, self.ids))
+        served = torch.tensor(control.prompt_logprobs(name, self.ids))
         sampled = control.sample(name, self.ids, NUM_SAMPLED)
         trainer = self._logprobs([*self.ids, *sampled.token_ids])
-        found = self._equal(Likelihoods(trainer[: len(told)], told))
-        gap = rms(torch.tensor(sampled.logprobs) - trainer[len(told) :])
+        found = self._equal(ProbeLogprobs(trainer[: len(served)], served))
+        gap = rms(torch.tensor(sampled.logprobs) - trainer[len(served) :])
         if not gap <= self.largest_gap:
             raise WeightSyncError(
-                "the sampler has the new weights, and still uses cached states of the old ones: behind a prompt that it had "
+                "the sampler has the new weights, but still uses cached states of the old ones: after a prompt that it had "
                 f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
             )
         return found
 
     def check_again(self, trainer: Tensor, control: VLLMControl, name: str) -> None:
-        """Compare with what the trainer's log-probabilities were, [T - 1], while it may be changing.
+        """Compare with the trainer's earlier log-probabilities [T - 1], while its weights may be changing.
 
         Raises:
-            WeightSyncError: if the server's are not these.
+            WeightSyncError: if the server's differ.
         """
-        self._equal(Likelihoods(trainer, torch.tensor(control.prompt_logprobs(name, self.ids))))
+        self._equal(ProbeLogprobs(trainer, torch.tensor(control.prompt_logprobs(name, self.ids))))
 
-    def _equal(self, found: Likelihoods) -> Likelihoods:
+    def _equal(self, found: ProbeLogprobs) -> ProbeLogprobs:
         if not found.gap <= self.largest_gap:
             raise WeightSyncError(
                 f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
-                f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; at most {self.largest_gap:g} is taken "
-                "for rounding, see vllm.largest_gap)"
+                f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; up to {self.largest_gap:g} counts "
+                "as rounding, see vllm.largest_gap)"
             )
         return found
 
     def check_bits(self, control: VLLMControl) -> int:
-        """Compare the weights themselves, as far as the server keeps tensors as they were sent: vLLM joins some, and cuts
-        others among its workers. Returns how many were compared. Kernels that round cannot hide anything from this.
+        """Compare the weights bit by bit, so that kernels that round cannot hide a difference.
+
+        Only tensors that the server keeps as they were sent can be compared: vLLM joins some, and splits others among its
+        workers.
+
+        Returns:
+            The number of weights compared.
 
         Raises:
-            WeightSyncError: naming one that is not the trainer's.
+            WeightSyncError: naming one that differs.
         """
         ours = {
             _bare(name): (list(weight.shape), str(weight.dtype), weight)
@@ -97,13 +114,13 @@ class Probe:
         }
         num_compared = 0
         for worker in control.weight_bits():
-            for told, (shape, dtype, bits) in worker.items():
-                name = _bare(told)
+            for served, (shape, dtype, bits) in worker.items():
+                name = _bare(served)
                 if name not in ours or ours[name][:2] != (shape, dtype):
                     continue
                 num_compared += 1
                 if bits_of(ours[name][2]) != bits:
-                    raise WeightSyncError(f"the weights did not arrive: {told} is not the trainer's, bit for bit")
+                    raise WeightSyncError(f"the weights did not arrive: {served} is not the trainer's, bit for bit")
         return num_compared
 
     def _logprobs(self, ids: list[int]) -> Tensor:
@@ -113,14 +130,14 @@ class Probe:
         return logits.log_softmax(-1).gather(1, inputs[0, 1:, None])[:, 0].cpu()
 
 
-def check_moved(before: Likelihoods, after: Likelihoods) -> None:
-    """Hold the sampler's movement against the trainer's, as far as that is larger than what separates the two anyway.
+def check_moved(before: ProbeLogprobs, after: ProbeLogprobs) -> None:
+    """Compare the sampler's movement with the trainer's, if that is larger than the gap between the two.
 
     Raises:
         WeightSyncError: if the sampler is nearer to the trainer's old weights than to the new ones.
     """
     moved = rms(after.trainer - before.trainer)
-    if moved <= _CERTAIN * before.gap:
+    if moved <= _SIGNIFICANT * before.gap:
         return
     if rms(after.sampler - before.trainer) <= after.gap:
         raise WeightSyncError(
@@ -130,16 +147,16 @@ def check_moved(before: Likelihoods, after: Likelihoods) -> None:
 
 
 def _bare(name: str) -> str:
-    """A weight's name without the parts that models with images nest in another order than servers do."""
+    """Return a weight's name without the parts that servers nest in another order in models with images."""
     return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def bits_of(weight: Tensor) -> int:
-    """The sum of its bits as integers, which no order of summing changes."""
+    """Return the sum of a weight's bits as integers, which is the same in any order of summing."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     return int(weight.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def rms(values: Tensor) -> float:
-    """Root mean square."""
+    """Return the root mean square."""
     return float(values.double().square().mean().sqrt())

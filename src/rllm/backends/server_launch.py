@@ -1,4 +1,4 @@
-"""`model.engine=vllm`: the server of a `TrainConfig`, started or joined, and what can be said against it before that."""
+"""Server of a run with `model.engine=vllm`: check its settings, then start or join it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rllm.backends.adapter import Adapter
-from rllm.backends.refusals import refuse_changes
-from rllm.backends.sampling.served import ServedSampler
+from rllm.backends.lora import Adapter
+from rllm.backends.server_sampler import ServerSampler
+from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, choose_device, choose_dtype, load_tokenizer
 from rllm.inference.servers.capabilities import check_trainable
@@ -24,18 +24,22 @@ from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.sdk.variables import key_of_user
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 SERVED_NAME = "policy"
 LOG_FILE = "vllm.log"
 _SHARED_MEMORY = Path("/dev/shm")
 _COPIES = 3
-"""Sets of weights that there should be room for: the last ones, the new ones, and one more."""
-_SHARE_OF_A_SHARED_GPU = 0.4
-"""What the trainer keeps there stays when the server wakes: weights, gradients, and the optimiser's state."""
-_OF_A_START = ("command", "port", "devices", "dtype", "gpu_memory", "reasoning_parser", "args")
+"""Sets of weights to have room for: the last ones, the new ones, and one to spare."""
+_MEMORY_ON_SHARED_GPU = 0.4
+"""Fraction of a shared GPU for the server; the trainer's weights, gradients and optimizer state stay when it wakes."""
+_LAUNCH_SETTINGS = ("command", "port", "devices", "dtype", "gpu_memory", "reasoning_parser", "args")
 
 
-def check_serving(config: Any) -> None:
-    """
+def check_serving(config: TrainConfig) -> None:
+    """Check the settings of the server.
+
     Raises:
         ConfigError: if a setting of the server cannot be used, or would have no effect.
         MissingDependencyError: if there is no vLLM to start.
@@ -45,10 +49,10 @@ def check_serving(config: Any) -> None:
         refuse_changes(vllm, "vllm", type(vllm).model_fields, "without a server; set model.engine=vllm, too")
         return
     if vllm.url is not None:
-        refuse_changes(vllm, "vllm", _OF_A_START, "on a server that runs already; leave out vllm.url, or this")
+        refuse_changes(vllm, "vllm", _LAUNCH_SETTINGS, "on a server that runs already; leave out vllm.url, or this")
         why = (
-            f"on the server of vllm.url={vllm.url!r}, which prints first turns by its own template: start it with "
-            "--chat-template FILE, and put that as chat_template.jinja into the folder of model.path"
+            f"on the server of vllm.url={vllm.url!r}, which renders first turns by its own template: start it with "
+            "--chat-template FILE, and put that file into the folder of model.path as chat_template.jinja"
         )
         refuse_changes(config.model, "model", ("chat_template", "tool_prompt"), why)
     else:
@@ -58,14 +62,15 @@ def check_serving(config: Any) -> None:
     if _sleeps(config) and config.rollout.max_staleness:
         raise ConfigError(
             f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take turns, so "
-            "rollouts cannot go on during updates: give the server GPUs of its own (vllm.devices=1), or use max_staleness=0"
+            "rollouts cannot continue during updates: give the server its own GPUs (vllm.devices=1), or use max_staleness=0"
         )
 
 
 def refuse_adapter(path: str) -> None:
-    """
+    """Check that a folder holds no adapter, which a server would ignore.
+
     Raises:
-        ConfigError: if an adapter is in this folder, which a server that is started would pass over, whatever else is there.
+        ConfigError: if it does.
     """
     if (Path(path).expanduser() / ADAPTER_FILE).is_file():
         raise ConfigError(
@@ -74,23 +79,23 @@ def refuse_adapter(path: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """A server that takes calls, and what a sampler on it needs."""
+class RunningServer:
+    """Server that takes calls, with the settings that a sampler on it needs."""
 
-    config: Any
+    config: TrainConfig
     server: VLLMServer
     scratch: Path
     tool_format: str | None
-    """How it reads tool calls; of one that was joined only the user knows, if anybody does."""
+    """Format of tool calls that it parses; of a joined server only if the user set it."""
 
-    def sampler(self, loaded: LoadedModel, adapter: Adapter | None) -> ServedSampler:
-        """The sampler of a policy on this server.
+    def sampler(self, loaded: LoadedModel, adapter: Adapter | None) -> ServerSampler:
+        """Return the sampler of a policy on this server.
 
         Raises:
             ConfigError: if the server takes no new weights.
         """
         model, vllm = self.config.model, self.config.vllm
-        return ServedSampler(
+        return ServerSampler(
             self.server,
             choose_handover(self.server.control, lora=adapter is not None),
             loaded.model,
@@ -110,11 +115,11 @@ class Served:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def open_server(config: Any) -> Served:
-    """Start the server of a configuration, or join it.
+def open_server(config: TrainConfig) -> RunningServer:
+    """Start the server of a run, or join it.
 
     Raises:
-        ConfigError: if there is none to join, or it cannot be trained with, or the port is in use.
+        ConfigError: if there is none to join, it is not fit for training, or the port is in use.
         InferenceError: if it does not start.
         MissingDependencyError: if there is no vLLM to start.
     """
@@ -147,11 +152,11 @@ def open_server(config: Any) -> Served:
         if _sleeps(config):
             server.control.sleep()  # the trainer loads its model next
         undo.pop_all()
-    return Served(config=config, server=server, scratch=scratch, tool_format=tool_format)
+    return RunningServer(config=config, server=server, scratch=scratch, tool_format=tool_format)
 
 
-def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:
-    """What a server of this configuration is started with; `tool_format` is `started_format`'s."""
+def serve_options(config: TrainConfig, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:
+    """Return the options that a run's server is started with; `tool_format` is that of `started_format`."""
     model, vllm = config.model, config.vllm
     device = choose_device(model.device)
     dtype = str(choose_dtype(model.dtype, device)).removeprefix("torch.") if vllm.dtype == "auto" else vllm.dtype
@@ -164,7 +169,7 @@ def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) 
         tool_parser=tool_format,
         reasoning_parser=vllm.reasoning_parser,
         lora_rank=model.lora_rank,
-        gpu_memory=vllm.gpu_memory or (_SHARE_OF_A_SHARED_GPU if _sleeps(config) else None),
+        gpu_memory=vllm.gpu_memory or (_MEMORY_ON_SHARED_GPU if _sleeps(config) else None),
         sleeps=_sleeps(config),
         devices=vllm.devices,
         on_cpu=device.type != "cuda" and vllm.devices is None,
@@ -172,8 +177,10 @@ def serve_options(config: Any, *, port: int, tool_format: str = DEFAULT_FORMAT) 
     )
 
 
-def with_template_file(options: ServeOptions, config: Any, tokenizer: Any, folder: Path) -> ServeOptions:
-    """Return the options with the chosen chat template, if any, as a file in this folder, which the server reads."""
+def with_template_file(
+    options: ServeOptions, config: TrainConfig, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> ServeOptions:
+    """Return the options with the chosen chat template, if any, written to a file in this folder."""
     if not TemplateChoice.of(config.model):
         return options
     file = folder / "chat_template.jinja"
@@ -181,21 +188,21 @@ def with_template_file(options: ServeOptions, config: Any, tokenizer: Any, folde
     return replace(options, chat_template=str(file))
 
 
-def started_format(config: Any, tokenizer: Any) -> str:
-    """How a server that is started here reads tool calls."""
+def started_format(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the format of tool calls that a server started here parses."""
     return chosen_format(config.model.tool_parser, ChatTemplate(tokenizer).text)
 
 
-def _sleeps(config: Any) -> bool:
-    """Whether the server rests while the trainer works."""
+def _sleeps(config: TrainConfig) -> bool:
+    """Return whether the server sleeps while the trainer works."""
     if config.vllm.sleep != "auto":
         return bool(config.vllm.sleep == "always")
-    shares = config.vllm.devices is None and config.vllm.url is None
-    return shares and choose_device(config.model.device).type == "cuda"
+    shares_gpu = config.vllm.devices is None and config.vllm.url is None
+    return shares_gpu and choose_device(config.model.device).type == "cuda"
 
 
-def _scratch(config: Any, run_dir: Path) -> Path:
-    """A new folder for weights on their way."""
+def _scratch(config: TrainConfig, run_dir: Path) -> Path:
+    """Make a folder through which weights are sent."""
     if config.vllm.sync_dir is not None:
         parent = config.vllm.sync_dir.expanduser().absolute()
     else:
@@ -209,7 +216,7 @@ def _scratch(config: Any, run_dir: Path) -> Path:
 
 
 def _has_room(folder: Path, model: str) -> bool:
-    """Whether some sets of the model's weights fit there; not, where their size is not known."""
+    """Return whether the model's size is known and some sets of its weights fit into the folder."""
     weights = list(Path(model).expanduser().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in weights)
     return bool(weights) and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _COPIES * size

@@ -1,4 +1,4 @@
-"""Sampling from a vLLM server: after every update it is given the weights while it runs, and has to prove that it has them."""
+"""Sampler that is a vLLM server: each update sends it the weights while it runs, and checks that they arrived."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from rllm._runtime.ids import new_id
-from rllm.backends.adapter import Adapter
-from rllm.backends.sampling.proof import Likelihoods, Probe, check_moved
+from rllm.backends.lora import Adapter
+from rllm.backends.weight_sync_check import Probe, ProbeLogprobs, check_moved
 from rllm.errors import InferenceError, WeightSyncError
 from rllm.gateway.upstream.served import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
@@ -24,22 +24,27 @@ from rllm.inference.servers.control import Handover
 from rllm.inference.servers.vllm_server import VLLMServer
 from rllm.parser.chat_template import ChatTemplate
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What the server was given last, to be given again if it starts anew."""
+    """Weights that the server has, kept to send them again if it restarts."""
 
     version: int
     folder: Path
-    found: Likelihoods
+    logprobs: ProbeLogprobs
 
 
-def engine_on(server: VLLMServer, tokenizer: Any, served_name: str, tool_format: str | None = None) -> ServedEngine:
-    """The model that a server serves under this name, and how it reads tool calls (see `TokenPrompts`).
+def engine_on(
+    server: VLLMServer, tokenizer: PreTrainedTokenizerBase, served_name: str, tool_format: str | None = None
+) -> ServedEngine:
+    """Return the engine of the model that a server serves under this name.
 
-    While the server is brought back calls wait, and end with its failure.
+    While the server restarts, calls wait; they fail if the restart does. `tool_format` is that of `TokenPrompts`.
     """
     return ServedEngine(
         server.url,
@@ -53,19 +58,19 @@ def engine_on(server: VLLMServer, tokenizer: Any, served_name: str, tool_format:
     )
 
 
-class ServedSampler:
-    """A vLLM server as the sampler of a trainer in this process.
+class ServerSampler:
+    """vLLM server as the sampler of a trainer in this process.
 
-    The weights go through files in `scratch`, which the server reads. Answers that are being made meanwhile are frozen, and go
-    on under the new weights, their cached states computed again.
+    The weights go through files in `scratch`, which the server reads. Answers in progress are frozen meanwhile and continue
+    under the new weights, their cached states computed again.
     """
 
     def __init__(
         self,
         server: VLLMServer,
         handover: Handover,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         adapter: Adapter | None,
         served_name: str,
@@ -107,12 +112,12 @@ class ServedSampler:
     def weight_version(self) -> int:
         return self.inference.weight_version
 
-    def still(self) -> AbstractContextManager[object]:
-        """A server has weights of its own; where it shares the trainer's GPU it sleeps, until the next weights wake it."""
+    def paused(self) -> AbstractContextManager[object]:
+        """Put a server that shares the trainer's GPU to sleep until the next sync; others have their own weights."""
         if self._sleeps and not self._asleep:
             try:
                 self._put_to_sleep()
-            except InferenceError:  # it has just died, and is brought back
+            except InferenceError:  # it has just died, and is being restarted
                 self.server.await_ready()
                 self._put_to_sleep()
         return nullcontext()
@@ -122,11 +127,11 @@ class ServedSampler:
             self.server.control.sleep()
             self._asleep = True
 
-    def hand_over(self, version: int) -> None:
-        """Give the server the weights as they are, and have it prove that it has them; tried twice.
+    def sync_weights(self, version: int) -> None:
+        """Send the server the current weights and check that they arrived; tried twice.
 
         Raises:
-            WeightSyncError: if both fail, or if there is no room for them.
+            WeightSyncError: if both tries fail, or if there is no room for the weights.
         """
         folder = self._write(version)
         before = self._published
@@ -135,32 +140,31 @@ class ServedSampler:
                 if is_last_try:
                     self.server.await_ready()
                 with self.server.changing():
-                    self._published = self._proven(folder, version)
+                    self._published = self._send_and_check(folder, version)
                 break
             except (InferenceError, WeightSyncError) as error:
                 if is_last_try:
                     with suppress(InferenceError):
                         self.server.control.resume()
                     raise WeightSyncError(
-                        f"weights of version {version} did not reach the sampler at {self.server.url}, which was tried "
-                        f"twice: {error}"
+                        f"weights of version {version} did not reach the sampler at {self.server.url} in two tries: {error}"
                     ) from error
-                logger.warning("weights of version %d are handed over once more: %s", version, error)
+                logger.warning("weights of version %d are sent again: %s", version, error)
         if before is None:
-            self.server.watch(self.give_back)
+            self.server.watch(self.restore)
         else:
             shutil.rmtree(before.folder, ignore_errors=True)
 
-    def give_back(self) -> None:
-        """Give a server that has started anew the weights that it had, and have it prove that it has them.
+    def restore(self) -> None:
+        """Send a server that restarted the weights that it had, and check that they arrived.
 
         Raises:
-            InferenceError, WeightSyncError: if it has not.
+            InferenceError, WeightSyncError: if they did not.
         """
-        assert self._published is not None, "what is watched has weights"
+        assert self._published is not None, "a watched server has weights"
         was_asleep = self._asleep
         self._send(self._published.folder, self._published.version)
-        self.probe.check_again(self._published.found.trainer, self.server.control, self._served_name)
+        self.probe.check_again(self._published.logprobs.trainer, self.server.control, self._served_name)
         if was_asleep:
             self._put_to_sleep()
 
@@ -169,21 +173,20 @@ class ServedSampler:
         self.server.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _proven(self, folder: Path, version: int) -> Published:
-        """Send the weights, and look at them from all sides."""
+    def _send_and_check(self, folder: Path, version: int) -> Published:
         self._send(folder, version)
-        found = self.probe.check(self.server.control, self._served_name)
+        logprobs = self.probe.check(self.server.control, self._served_name)
         if self._handover.shows_bits:
             self.probe.check_bits(self.server.control)
         if self._published is not None:
-            check_moved(self._published.found, found)
+            check_moved(self._published.logprobs, logprobs)
         logger.info(
             "weights of version %d are served (%s), and differ from the trainer's by %.1g",
             version,
             self._handover.name,
-            found.gap,
+            logprobs.gap,
         )
-        return Published(version=version, folder=folder, found=found)
+        return Published(version=version, folder=folder, logprobs=logprobs)
 
     def _send(self, folder: Path, version: int) -> None:
         control = self.server.control
@@ -208,15 +211,15 @@ class ServedSampler:
                 save_model(self._model, folder, max_shard_size="1000TB")
         except (OSError, SafetensorError) as error:
             raise WeightSyncError(
-                f"weights of version {version} cannot be written to {str(self._scratch)!r}, through which the sampler takes them "
-                f"({error}): make room for two sets of them there, or name another folder with vllm.sync_dir"
+                f"weights of version {version} cannot be written to {str(self._scratch)!r}, where the sampler reads them ({error}): "
+                "make room for two sets of them there, or choose another folder with vllm.sync_dir"
             ) from error
         return folder
 
 
 @contextmanager
 def _paused(server: VLLMServer) -> Iterator[None]:
-    """Inside, the server makes no answers; nor afterwards, if its weights may be half of one version and half of another."""
+    """Pause the server inside the block, and keep it paused after an error, when its weights may be a mix of versions."""
     server.control.pause()
     yield
     server.control.resume()

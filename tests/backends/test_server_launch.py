@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from transformers import Qwen3Config
 
-from rllm.backends.sampling.serving import Served, check_serving, open_server
+from rllm.backends.server_launch import RunningServer, check_serving, open_server
 from rllm.errors import ConfigError, MissingDependencyError, WeightSyncError
 from rllm.inference.servers.vllm_server import free_port
 from rllm.trainer.config import TrainConfig, load_config
@@ -46,7 +46,7 @@ def configured(folder: Path, *overrides: str) -> TrainConfig:
 
 
 @contextmanager
-def opened(config: TrainConfig) -> Iterator[Served]:
+def opened(config: TrainConfig) -> Iterator[RunningServer]:
     served = open_server(config)
     try:
         yield served
@@ -219,7 +219,7 @@ def test_without_vllm_it_is_said_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer: Any) -> None:
-    from rllm.backends.sampling.proof import Probe
+    from rllm.backends.weight_sync_check import Probe
 
     assert Probe(make_model(), tokenizer).largest_gap == 1e-3
     assert Probe(make_model().bfloat16(), tokenizer).largest_gap == 0.3
@@ -227,7 +227,7 @@ def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer:
 
 
 def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any) -> None:
-    from rllm.backends.sampling.proof import Probe
+    from rllm.backends.weight_sync_check import Probe
 
     model = make_model()
     assert len(Probe(model, tokenizer).ids) == 160
@@ -239,7 +239,7 @@ def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any)
 def test_weights_are_compared_also_where_the_server_nests_the_text_part_of_a_model_otherwise(
     make_model: Any, tokenizer: Any
 ) -> None:
-    from rllm.backends.sampling.proof import Probe, bits_of
+    from rllm.backends.weight_sync_check import Probe, bits_of
 
     model = make_model()
     norm = model.model.norm.weight

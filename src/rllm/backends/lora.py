@@ -1,7 +1,7 @@
-"""LoRA (Hu et al. 2021): small matrices beside frozen ones, by peft.
+"""LoRA adapters (Hu et al. 2021), by peft: small matrices beside frozen weights, and which weights they cover.
 
-The adapter is never merged into the weights: adding and subtracting it again would leave rounding errors behind, and the
-weights without it are the reference.
+The adapter is never merged into the weights: adding and subtracting it would leave rounding errors behind, and the weights
+without it are the reference.
 """
 
 from __future__ import annotations
@@ -9,18 +9,25 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import Module
 
-from rllm.backends.coverage import Coverage, by_kind, coverage_of, is_linear
+from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError, MissingDependencyError, first_line
-from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, load_outline, take_weights, text_parts
+from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, is_adapter, load_outline, take_weights, text_parts
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +38,30 @@ _REFUSED_IN_MAMBA = ("out_proj", "conv1d")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """See `ModelConfig` for the meaning of each."""
+    """Settings of an adapter; see `ModelConfig` for the meaning of each."""
 
     rank: int
     alpha: float
     targets: list[str] | str = ALL_LINEAR
+
+    @classmethod
+    def from_config(cls, config: TrainConfig) -> LoraSettings | None:
+        """Return the adapter's settings, or `None` if there is none.
+
+        Raises:
+            ConfigError: if there is none and one of its settings is set, or if the model is itself an adapter.
+        """
+        model = config.model
+        if model.lora_rank and is_adapter(model.path):
+            raise ConfigError(
+                f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new one names "
+                "the model below both, so the first would be lost on loading: merge it with "
+                "`rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+            )
+        if model.lora_rank:
+            return cls(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
+        refuse_changes(model, "model", ("lora_alpha", "lora_targets"), "without an adapter; set model.lora_rank, too")
+        return None
 
     @property
     def names(self) -> list[str]:
@@ -43,10 +69,11 @@ class LoraSettings:
 
 
 class Adapter:
-    """An adapter inside a model, which is changed in place: only the adapter's weights are trained from then on."""
+    """Adapter inside a model, which is changed in place: only the adapter's weights are trained from then on."""
 
-    def __init__(self, model: Any, settings: LoraSettings, *, seed: int = 0) -> None:
-        """
+    def __init__(self, model: PreTrainedModel, settings: LoraSettings, *, seed: int = 0) -> None:
+        """Put a new adapter into the model and try it out.
+
         Raises:
             ConfigError: if the model has no such modules.
             MissingDependencyError: without peft.
@@ -61,32 +88,29 @@ class Adapter:
         self._inside.peft_config["default"].base_model_name_or_path = _from_anywhere(model.name_or_path)
         if hasattr(model.get_input_embeddings(), "base_layer"):
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: the embeddings are among these, and no linear layer: leave them out, or use "
+                f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or use "
                 f"{ALL_LINEAR}"
             )
         _keep_buffers(self._inside)
         try:
             with torch.no_grad():
                 model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
-        except Exception as error:  # whatever a layer raises that is not used as a linear one, as some routers are not
+        except Exception as error:  # layers that are not used as linear ones, such as some routers, may raise anything
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all of these: "
-                f"name those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
+                f"use those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
             ) from error
         logger.warning("%s", self.coverage)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, the model is the one that it was without the adapter."""
+        """Turn the adapter off inside the block."""
         with self._inside.disable_adapter():
             yield
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Inside, a new adapter, which would change nothing yet, does something.
-
-        Whatever is tried out on the model then shows whether it heeds the adapter.
-        """
+    def with_effect(self) -> Iterator[None]:
+        """Give a new adapter an effect inside the block, so that trials of the model show whether it uses the adapter."""
         started = [weight for name, weight in self._inside.named_parameters() if ".lora_B." in name]
         with torch.no_grad():
             for weight in started:
@@ -102,11 +126,11 @@ class Adapter:
         self._inside.save_pretrained(folder, save_embedding_layers=False)
 
     def load(self, folder: Path) -> None:
-        """Take up what `save` wrote.
+        """Load the adapter's weights from what `save` wrote.
 
         Raises:
             ValueError: if it is another kind of adapter, or of another model.
-            OSError, SafetensorError: if there is none, or not all of it.
+            OSError, SafetensorError: if it is missing or incomplete.
         """
         peft = _peft()
         saved = load_file(folder / ADAPTER_WEIGHTS_FILE)
@@ -126,10 +150,10 @@ def coverage(path_or_id: str | Path, settings: LoraSettings, *, by_peft: bool = 
     Args:
         path_or_id: see `load_model`.
         settings: of the adapter.
-        by_peft: whether peft finds the targets by itself, as in verl's workers, which adapt no weights by name.
+        by_peft: let peft alone find the targets, as verl's workers do, which adapt no weights by name.
 
     Raises:
-        ConfigError: if there is no such model, or if it takes no such adapter.
+        ConfigError: if there is no such model, or if it cannot have such an adapter.
         MissingDependencyError: without peft.
     """
     model = load_outline(path_or_id)
@@ -140,8 +164,8 @@ def coverage(path_or_id: str | Path, settings: LoraSettings, *, by_peft: bool = 
     return replace(found, adaptable=frozenset()) if by_peft else found
 
 
-def planned_coverage(config: Any) -> Coverage | None:
-    """Return the coverage of a `TrainConfig`'s adapter; `None` if it has none, or a backend of its own.
+def planned_coverage(config: TrainConfig) -> Coverage | None:
+    """Return the coverage of a run's adapter; `None` if it has none, or a backend of the user's own.
 
     Raises:
         ConfigError: see `coverage`.
@@ -165,30 +189,30 @@ class _Targets:
     """Last parts of the names of modules that get none."""
 
 
-def _targets(model: Any, settings: LoraSettings) -> _Targets:
-    """Find out, on a copy without weights, what to ask of peft so that each target gets an adapter.
+def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
+    """Find out, on a copy without weights, how to ask peft for an adapter on each target.
 
-    In models whose experts have become stacked weights, peft takes `gate_proj` and the like for the experts alone,
-    although shared experts and dense layers have linear layers of that name: these are asked for as weights.
+    In models whose experts are stacked weights, peft takes `gate_proj` and the like for the experts alone, although shared
+    experts and dense layers have linear layers of that name: these are passed to peft as weights.
 
     Raises:
-        ConfigError: if a target is not there, or takes no adapter.
+        ConfigError: if a target does not exist, or cannot have an adapter.
     """
-    targets = _sorted_out(model, settings)
+    targets = _by_name(model, settings)
     try:
-        trial, config = _tried(model, settings, targets)
+        trial, config = _trial(model, settings, targets)
     except ConfigError as error:
         if targets.modules != ALL_LINEAR or "incompatible with Mamba" not in str(error):
             raise
         targets = replace(targets, refused=_REFUSED_IN_MAMBA)
-        trial, config = _tried(model, settings, targets)
+        trial, config = _trial(model, settings, targets)
     _check_known(model, settings, config)
     without = coverage_of(trial).without
     missed = {f"{name}.weight" for name in _linear_layers(model, targets)} & without.keys()
     return replace(targets, parameters=sorted({*targets.parameters, *missed}))
 
 
-def _sorted_out(model: Any, settings: LoraSettings) -> _Targets:
+def _by_name(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
     """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts.
 
     Raises:
@@ -208,15 +232,14 @@ def _sorted_out(model: Any, settings: LoraSettings) -> _Targets:
     for name, module in model.named_modules():
         if module in ends and not _ends_of(name).isdisjoint(modules):
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; name all layers to "
-                "adapt it, too"
+                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; list all layers to adapt it, too"
             )
     return _Targets(modules=ALL_LINEAR, parameters=sorted(parameters))
 
 
-def _tried(model: Any, settings: LoraSettings, targets: _Targets) -> tuple[Any, Any]:
-    """Return a copy of a model that has an adapter and no weights, and peft's configuration of it."""
-    empty: dict[int, Any] = {}
+def _trial(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) -> tuple[PreTrainedModel, LoraConfig]:
+    """Return a copy of a model with an adapter and without weights, and peft's configuration of it."""
+    empty: dict[int, Tensor] = {}
     for weight in [*model.parameters(), *model.buffers()]:
         made = torch.empty_like(weight, device="meta")
         is_parameter = isinstance(weight, torch.nn.Parameter)
@@ -226,10 +249,11 @@ def _tried(model: Any, settings: LoraSettings, targets: _Targets) -> tuple[Any, 
         return trial, _wrap(trial, settings, targets).peft_config["default"]
 
 
-def _check_known(model: Any, settings: LoraSettings, config: Any) -> None:
-    """
+def _check_known(model: PreTrainedModel, settings: LoraSettings, config: LoraConfig) -> None:
+    """Check that each target is in the model, if only by a name of an older version that peft translates.
+
     Raises:
-        ConfigError: if a target is not in the model, nor was by a name that peft knows from older versions of it.
+        ConfigError: naming one that is not.
     """
     known = {ALL_LINEAR}.union(*(_ends_of(name) for name, _ in [*model.named_modules(), *model.named_parameters()]))
     for name in settings.names:
@@ -240,7 +264,7 @@ def _check_known(model: Any, settings: LoraSettings, config: Any) -> None:
             )
 
 
-def _linear_layers(model: Any, targets: _Targets) -> list[str]:
+def _linear_layers(model: PreTrainedModel, targets: _Targets) -> list[str]:
     """Return the names of the linear layers that are targets."""
     beside, head = _beside_text(model), model.get_output_embeddings()
     linear = [
@@ -253,7 +277,7 @@ def _linear_layers(model: Any, targets: _Targets) -> list[str]:
     return [name for name in linear if not _ends_of(name).isdisjoint(targets.modules)]
 
 
-def _wrap(model: Any, settings: LoraSettings, targets: _Targets) -> Any:
+def _wrap(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) -> PeftModel:
     """Put an adapter into a model; return peft's model around it."""
     peft = _peft()
     refused = rf"(.*\.)?({'|'.join(targets.refused)})" if targets.refused else None
@@ -269,12 +293,12 @@ def _wrap(model: Any, settings: LoraSettings, targets: _Targets) -> Any:
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise ConfigError(
-            f"model.lora_targets={settings.targets!r}: name linear layers of {type(model).__name__}, or use "
+            f"model.lora_targets={settings.targets!r}: list linear layers of {type(model).__name__}, or use "
             f"{ALL_LINEAR} ({error})"
         ) from error
 
 
-def _coverage(model: Any, settings: LoraSettings, targets: _Targets) -> Coverage:
+def _coverage(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) -> Coverage:
     names = _beside_text(model)
     beside = [
         module
@@ -285,20 +309,22 @@ def _coverage(model: Any, settings: LoraSettings, targets: _Targets) -> Coverage
 
 
 def _ends_of(name: str) -> set[str]:
-    """Return a name and all that it ends with, part by part."""
+    """Return a dotted name and all of its suffixes."""
     parts = name.split(".")
     return {".".join(parts[place:]) for place in range(len(parts))}
 
 
 def _from_anywhere(source: str) -> str:
-    """Where a model comes from, such that who loads its adapter from another folder finds it, too."""
+    """Return a model's source, absolute if it is a folder, so that its adapter can be loaded from any folder."""
     folder = Path(source).expanduser()
     return str(folder.absolute()) if source and folder.is_dir() else source
 
 
-def _beside_text(model: Any) -> str | None:
-    """A pattern of the names of layers for images, if there are any: text does not pass them, so nothing would train them, and
-    servers take no adapters for them."""
+def _beside_text(model: PreTrainedModel) -> str | None:
+    """Return a pattern of the names of layers for images, if there are any.
+
+    Text does not pass them, so nothing would train their adapters, and servers take none for them.
+    """
     parts = text_parts(model)
     if parts is None:
         return None
@@ -306,9 +332,11 @@ def _beside_text(model: Any) -> str | None:
     return rf"(?!({'|'.join(names)})(\.|$)).*"
 
 
-def _keep_buffers(inside: torch.nn.Module) -> None:
-    """Let what peft puts around a router, whose weight is no linear layer's, have the router's buffers: models look there for
-    them, as DeepSeek V3 and GLM 4.5 for the bias that balances experts."""
+def _keep_buffers(inside: Module) -> None:
+    """Give peft's wrapper around a router the router's buffers, where models look for them.
+
+    DeepSeek V3 and GLM 4.5 keep the bias that balances experts there.
+    """
     for module in inside.modules():
         if type(module).__name__ == "ParamWrapper":
             for name, buffer in module.get_base_layer().named_buffers(recurse=False):
@@ -323,3 +351,105 @@ def _peft() -> Any:
             raise
         raise MissingDependencyError.of("peft", "train", "LoRA (model.lora_rank)") from error
     return peft
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """Sizes of a model's matrices by parameter name: those with an adapter and those without one."""
+
+    num_weights: int
+    """All numbers of the model, vectors included; shared weights count once."""
+    adapted: Mapping[str, int]
+    without: Mapping[str, int]
+    adaptable: frozenset[str]
+    """Names in `without` that can have an adapter: linear layers and stacked experts."""
+    targets: Sequence[str]
+    """`model.lora_targets` as a list."""
+
+    @property
+    def fraction(self) -> float:
+        """Adapted fraction of all weights."""
+        return sum(self.adapted.values()) / max(self.num_weights, 1)
+
+    def __str__(self) -> str:
+        missing = by_kind(self.without)
+        listed = ", ".join(f"{kind} ({_percent(size / self.num_weights)})" for kind, size in missing.items())
+        text = f"LoRA adapts {_percent(self.fraction)} of the weights: {', '.join(by_kind(self.adapted))}"
+        if missing:
+            text += f"; without an adapter: {listed}"
+        more = by_kind({name: size for name, size in self.without.items() if name in self.adaptable})
+        if more:
+            text += f"; model.lora_targets=[{','.join([*self.targets, *more])}] adapts {', '.join(more)}, too"
+        return text
+
+
+def coverage_of(model: PreTrainedModel, *, targets: Sequence[str] = (), beside: Sequence[Module] = ()) -> Coverage:
+    """Return the coverage of the adapter inside a model.
+
+    Args:
+        model: with peft's layers in it, or without.
+        targets: see `Coverage`.
+        beside: modules that are not to have an adapter.
+    """
+    wrapped = {id(weight) for weight in _wrapped_weights(model)}
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    excluded = {id(weight) for part in [*ends, *beside] if part is not None for weight in part.parameters()}
+    sizes: dict[int, int] = {}
+    adapted, without, adaptable = {}, {}, set()
+    for name, module, weight in _own_weights(model):
+        if id(weight) in sizes:
+            continue
+        sizes[id(weight)] = weight.numel()
+        if id(weight) in wrapped:
+            adapted[name] = weight.numel()
+        elif weight.dim() >= 2:
+            without[name] = weight.numel()
+            if id(weight) not in excluded and _takes_adapter(module, weight):
+                adaptable.add(name)
+    return Coverage(
+        num_weights=sum(sizes.values()),
+        adapted=adapted,
+        without=without,
+        adaptable=frozenset(adaptable),
+        targets=targets,
+    )
+
+
+def is_linear(module: Module) -> bool:
+    """Return whether peft adapts a module as a linear layer; GPT-2's `Conv1D` is one with its weight transposed."""
+    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def by_kind(weights: Mapping[str, int]) -> Counter[str]:
+    """Return sizes by the last two parts of names, which are alike in all layers, the largest first."""
+    sizes: Counter[str] = Counter()
+    for name, size in weights.items():
+        parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdecimal()]
+        sizes[".".join(parts[-2:]).removeprefix("model.")] += size
+    return Counter(dict(sizes.most_common()))
+
+
+def _own_weights(model: Module) -> Iterator[tuple[str, Module, Tensor]]:
+    """Return the model's own weights by the names that they have without an adapter, with their modules."""
+    for module_name, module in model.named_modules():
+        if "lora_" not in module_name:
+            for name, weight in module.named_parameters(recurse=False):
+                yield f"{module_name}.{name}".replace(".base_layer", ""), module, weight
+
+
+def _wrapped_weights(model: Module) -> Iterator[Tensor]:
+    try:
+        from peft.tuners.lora import LoraLayer
+    except ModuleNotFoundError:
+        return
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            yield getattr(module.get_base_layer(), getattr(module, "parameter_name", "weight"))
+
+
+def _takes_adapter(module: Module, weight: Tensor) -> bool:
+    return is_linear(module) or (weight.dim() == 3 and not type(module).__name__.startswith("Conv"))
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %" if fraction < 0.1 else f"{100 * fraction:.0f} %"
