@@ -171,7 +171,7 @@ def test_a_target_that_is_not_there_beside_one_that_is_is_refused(family: str, t
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_head_beside_all_linear_layers_is_refused(tied: bool) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **BASE, tie_word_embeddings=tied))
-    with pytest.raises(ConfigError, match=r"all-linear leaves lm_head out"):
+    with pytest.raises(ConfigError, match="lm_head"):
         Adapter(model, LoraSettings(rank=2, alpha=4, targets=["all-linear", "lm_head"]))
 
 

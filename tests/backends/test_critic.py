@@ -155,7 +155,7 @@ def test_a_damaged_critic_is_refused(
     update_weights(backend, judged(backend, groups()), PPO())
     backend.save(tmp_path)
     damage(tmp_path / FILE)
-    with pytest.raises(ConfigError, match="incomplete or of another model"):
+    with pytest.raises(ConfigError, match="checkpoint="):
         backend.load(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_a_batch_without_judgement_is_refused_before_anything_is_changed(
     batch: Batch = judged(backend, groups())
     setattr(batch, missing, None)
     before = weights_of(backend.model)
-    with pytest.raises(ConfigError, match=r"algorithm.name: PPO has a critic.* such as grpo"):
+    with pytest.raises(ConfigError, match="PPO"):
         update_weights(backend, batch, PPO())
     assert same_weights(before, weights_of(backend.model))
 

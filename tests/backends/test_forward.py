@@ -13,7 +13,7 @@ from transformers import Llama4TextConfig, Llama4TextModel
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import TokenTree, build_tree
-from rllm.backends.local import rows
+from rllm.backends.local import tree_rows
 from rllm.backends.local.forward import (
     HiddenStates,
     agree,
@@ -189,7 +189,7 @@ def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch
     model, tree = make_model().model, build_tree([[7, 7, token, *range(token)] for token in range(9)], min_saved=2)
     with torch.no_grad():
         whole = hidden_states(model, tree)
-        monkeypatch.setattr(rows, "PASS_TOKENS", 20)
+        monkeypatch.setattr(tree_rows, "PASS_TOKENS", 20)
         for row_tokens in (1, 6, 12):
             torch.testing.assert_close(hidden_states(model, tree, row_tokens), whole, atol=1e-5, rtol=0)
 
@@ -207,7 +207,7 @@ def test_a_pass_in_which_sequences_see_each_other_is_found_out(
     make_model: Make, family: str, dtype: torch.dtype
 ) -> None:
     def without_a_mask(model: Any, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
-        depths, _ = rows.depths_and_stops(tree)
+        depths, _ = tree_rows.depths_and_stops(tree)
         states: Tensor = model(input_ids=torch.tensor([tree.ids]), position_ids=depths[None]).last_hidden_state[0]
         return states
 

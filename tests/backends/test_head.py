@@ -69,7 +69,7 @@ class Squared(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Squared does something to its logits .* use backend=verl"):
+    with pytest.raises(ConfigError, match=r"Squared .*backend=verl"):
         Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
 
 
@@ -87,7 +87,7 @@ def test_a_model_whose_logits_are_a_little_off_is_refused(dtype: torch.dtype, sh
     model.share = 1.0
     assert Head.of(model).factor == 1.0
     model.share = share
-    with pytest.raises(ConfigError, match=r"Scaled does something to its logits"):
+    with pytest.raises(ConfigError, match="Scaled"):
         Head.of(model)
 
 
@@ -113,5 +113,5 @@ def test_a_model_without_a_body_of_its_own_is_refused() -> None:
             self.decoder = self._modules.pop("model")
 
     model = Whole(LlamaConfig(vocab_size=300, **LLAMA_SIZES))
-    with pytest.raises(ConfigError, match=r"Whole offers no body apart from its head.* use backend=verl"):
+    with pytest.raises(ConfigError, match=r"Whole .*backend=verl"):
         Head.of(model)

@@ -82,7 +82,7 @@ def test_layers_are_themselves_again_afterwards(make_model: Make) -> None:
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.gradient_checkpointing=True: Linear has no layers"):
+    with pytest.raises(ConfigError, match="Linear"):
         recomputable_layers(torch.nn.Linear(1, 1))
 
 
@@ -108,7 +108,5 @@ def test_layers_that_always_fill_a_cache_are_refused() -> None:
     )
     body = AutoModel.from_config(config).eval()
     assert Trunk.of(body).recompute is False
-    with pytest.raises(
-        ConfigError, match=r"gradient_checkpointing=True: the layers of DeepseekV4Model cannot be run again"
-    ):
+    with pytest.raises(ConfigError, match="DeepseekV4Model"):
         Trunk.of(body, recompute=True)

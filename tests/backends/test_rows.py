@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.tree import TokenTree, build_tree
-from rllm.backends.local import rows
+from rllm.backends.local import tree_rows
 from rllm.backends.local.tree_rows import Row, cut_rows, passes
 
 PROMPT = [1, 2, 3]
@@ -14,8 +14,8 @@ TWO_ANSWERS = [[*PROMPT, 4, 5], [*PROMPT, 6]]
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-def row_of(start: int, stop: int, *, anchor: int = -1, num_above: int = 0, level: int = 0) -> Row:
-    return Row(start, stop, anchor, num_above, level)
+def row_of(start: int, stop: int, *, parent: int = -1, num_above: int = 0, level: int = 0) -> Row:
+    return Row(start, stop, parent, num_above, level)
 
 
 def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> None:
@@ -41,7 +41,7 @@ def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> No
 
 def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
-    assert cut_rows(tree, 4, 0) == [row_of(0, 3), row_of(3, 6, anchor=0, num_above=3, level=1)]
+    assert cut_rows(tree, 4, 0) == [row_of(0, 3), row_of(3, 6, parent=0, num_above=3, level=1)]
     _, below = passes(tree, 4, repeated_tokens=0)
     assert below.above is not None
     assert below.mask is not None
@@ -66,23 +66,23 @@ def test_rows_of_very_different_length_do_not_pad_each_other() -> None:
 
 
 def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PASS_TOKENS", 20)
+    monkeypatch.setattr(tree_rows, "PASS_TOKENS", 20)
     tree = build_tree([[token] * 9 for token in range(6)])
     assert [part.ids.shape for part in passes(tree, 9)] == [(2, 9)] * 3
 
 
-def test_rows_below_the_same_node_share_it_as_their_stem_where_that_saves_enough() -> None:
+def test_rows_below_the_same_node_share_it_where_that_saves_enough() -> None:
     tree = build_tree([[*PROMPT, 4, 4], [*PROMPT, 5], [*PROMPT, 6], [7, 8, 8], [7, 9]], min_saved=1)
     *_, below = passes(tree, 1, shared_saved=3, repeated_tokens=0)
-    assert [(stem.num_rows, stem.tokens.tolist()) for stem in below.stems] == [(3, [0, 1, 2]), (2, [7])]
+    assert [(prefix.num_rows, prefix.tokens.tolist()) for prefix in below.shared] == [(3, [0, 1, 2]), (2, [7])]
     assert below.above is None
-    assert below.ids.tolist() == [[5, 5], [6, 6], [4, 4], [9, 9], [8, 8]], "in the order of their anchors; padded"
-    assert below.mask is None, "below a stem, each token sees those before it"
+    assert below.ids.tolist() == [[5, 5], [6, 6], [4, 4], [9, 9], [8, 8]], "in the order of their parents; padded"
+    assert below.mask is None, "below a shared prefix, each token sees those before it"
     *_, below = passes(tree, 1, shared_saved=4, repeated_tokens=0)
-    assert not below.stems, "2 * 3 + 1 tokens are saved, less than 4 for each of two stems"
+    assert not below.shared, "2 * 3 + 1 tokens are saved, less than 4 for each of two prefixes"
 
 
-def test_what_is_short_above_few_rows_is_the_lead_of_each() -> None:
+def test_a_short_prefix_of_few_rows_is_repeated() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree, 2, 2) == cut_rows(tree, 2, 0), "a copy of three tokens would be too much"
     first, second = cut_rows(tree, 2, 3)
@@ -96,16 +96,16 @@ def test_what_is_short_above_few_rows_is_the_lead_of_each() -> None:
     assert only.real.tolist() == [3, 5, 6, 7, 8, 9]
 
 
-def test_all_further_copies_of_a_lead_count() -> None:
+def test_all_further_copies_of_a_repeated_prefix_count() -> None:
     tree = build_tree([[*PROMPT, answer, 7] for answer in range(4)], min_saved=1)
-    assert [row.lead for row in cut_rows(tree, 2, 9)] == [range(3)] * 4
-    assert [row.lead for row in cut_rows(tree, 2, 8)] == [range(0)] * 5
+    assert [row.repeated for row in cut_rows(tree, 2, 9)] == [range(3)] * 4
+    assert [row.repeated for row in cut_rows(tree, 2, 8)] == [range(0)] * 5
 
 
-def test_a_long_node_is_no_lead_even_of_a_single_row() -> None:
+def test_a_long_node_is_not_repeated_even_by_a_single_row() -> None:
     tree = build_tree([[*[1] * 50, 2], [*[1] * 50, 3]])
-    assert [row.lead for row in cut_rows(tree, 51, 50)] == [range(50)]
-    assert [row.lead for row in cut_rows(tree, 51, 49)] == [range(0), range(0)]
+    assert [row.repeated for row in cut_rows(tree, 51, 50)] == [range(50)]
+    assert [row.repeated for row in cut_rows(tree, 51, 49)] == [range(0), range(0)]
 
 
 def seen_by_token(
@@ -126,9 +126,11 @@ def seen_by_token(
         keys = torch.cat([gathered, copies], dim=1)
         causal = torch.ones(num_rows, 1, length, length, dtype=torch.bool).tril()
         mask = causal if part.mask is None else part.mask
-        stem_of_row = [stem.tokens.tolist() for stem in part.stems for _ in range(stem.num_rows)] or [[]] * num_rows
+        shared_of_row = [prefix.tokens.tolist() for prefix in part.shared for _ in range(prefix.num_rows)] or [
+            []
+        ] * num_rows
         for row, step in (copies >= 0).nonzero().tolist():
-            visible = stem_of_row[row] + keys[row][mask[row, 0, step]].tolist()
+            visible = shared_of_row[row] + keys[row][mask[row, 0, step]].tolist()
             assert len(visible) == len(set(visible)) == part.positions[row, step] + 1
             assert seen.setdefault(int(copies[row, step]), set(visible)) == set(visible), "also for copies"
         assert len(set(part.tokens.tolist())) == len(part.tokens), "each is taken once"

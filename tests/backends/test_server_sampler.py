@@ -123,9 +123,7 @@ def test_and_stops_the_run_where_that_does_not_help(
     backend = trained_with(server)
     improve(backend, groups)
     server.ignores = 2
-    with pytest.raises(
-        WeightSyncError, match=r"version 1 did not reach the sampler .* tried twice: the weights did not"
-    ):
+    with pytest.raises(WeightSyncError, match="version 1"):
         backend.publish()
 
 
@@ -138,9 +136,7 @@ def test_weights_that_have_no_room_on_their_way_are_told_with_the_folder_and_the
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(
-            WeightSyncError, match=rf"version 1 cannot be written to '{tmp_path}/weights'.*vllm\.sync_dir"
-        ):
+        with pytest.raises(WeightSyncError, match=rf"{tmp_path}/weights.*vllm\.sync_dir"):
             backend.publish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -156,7 +152,7 @@ def test_an_update_that_rounding_would_hide_is_found_out_by_its_bits(
     with torch.no_grad():
         backend.model.model.norm.weight[0] *= 1.01  # one number of thousands, by the least that the format can tell
     server.ignores = 2
-    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight is not the trainer's, bit for bit"):
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
         backend.publish()
     server.close()
 
@@ -166,7 +162,7 @@ def test_a_server_of_another_model_is_found_out_at_the_start(
 ) -> None:
     other = ModelServer(make_model(seed=1))
     other.ignores = 2
-    with pytest.raises(WeightSyncError, match="version 0 did not reach the sampler"):
+    with pytest.raises(WeightSyncError, match="version 0"):
         trained_with(other)
     other.close()
 
@@ -177,7 +173,7 @@ def test_cached_states_of_the_old_weights_are_found_out(
     backend = trained_with(server)
     improve(backend, groups)
     server.keeps_cache = True
-    with pytest.raises(WeightSyncError, match="still uses cached states of the old ones"):
+    with pytest.raises(WeightSyncError, match="cached states"):
         backend.publish()
 
 
@@ -229,5 +225,5 @@ def test_a_movement_is_told_from_what_separates_the_kernels() -> None:
     before = likelihoods([-1.0, -2.0], [-1.1, -1.9])
     check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 anyway
     check_moved(before, likelihoods([-3.0, -2.0], [-2.9, -2.1]))
-    with pytest.raises(WeightSyncError, match=r"moved the trainer's .* by 1.4, and the sampler's by 0"):
+    with pytest.raises(WeightSyncError, match=r"1\.4"):
         check_moved(before, likelihoods([-3.0, -2.0], [-1.1, -1.9]))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.backends.local import token_logprobs
+from rllm.backends.local import logprobs as module
 from rllm.backends.local.logprobs import TokenLogprobs, logprobs_and_entropy
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 29])
 def test_chunked_logprobs_equal_the_full_log_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", 8 * 50)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 8 * 50)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50)
     hidden, targets = torch.randn(rows, 16, requires_grad=True), torch.randint(0, 50, (rows,))
@@ -28,7 +28,7 @@ def test_chunked_logprobs_equal_the_full_log_softmax(rows: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])
 def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", chunk_rows * 50)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     hidden = torch.randn(29, 16, requires_grad=True, dtype=torch.float64)
@@ -47,8 +47,8 @@ def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.Monkey
 def test_tokens_drawn_from_one_state_share_its_distribution(
     chunk_rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", chunk_rows * 50)
-    monkeypatch.setattr(token_logprobs, "BLOCK_ELEMENTS", block_rows * 50)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", block_rows * 50)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     hidden = torch.randn(7, 16, requires_grad=True, dtype=torch.float64)
@@ -96,7 +96,7 @@ class Recorded(torch.nn.Module):
 def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
     entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_logprobs, "CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1000)
     head = Recorded(vocabulary=30)
     kept: list[int] = []
 
@@ -129,7 +129,7 @@ def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
     whole = outcome()
     assert [found.dtype for found in whole] == [torch.float32, torch.float32, dtype]
-    monkeypatch.setattr(token_logprobs, "BLOCK_ELEMENTS", 3 * 7)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 3 * 7)
     assert all(map(torch.equal, outcome(), whole))
 
 

@@ -73,38 +73,36 @@ def test_keys_that_verl_does_not_know(model_folder: Path, override: str, told: s
 
 def test_a_policy_loss_that_verl_does_not_know_is_told_before_a_run_begins(model_folder: Path, tmp_path: Path) -> None:
     config = config_of(model_folder, "verl.policy_loss=vanila", f"run_dir={tmp_path / 'run'}")
-    with pytest.raises(ConfigError, match=r"verl.policy_loss='vanila': verl has no such loss; use one of .*vanilla"):
+    with pytest.raises(ConfigError, match=r"verl.policy_loss='vanila'.*vanilla"):
         AgentTrainer(agent_run_func=lambda question: 1.0, train_dataset=[{"question": "?"}], config=config)
     assert not (tmp_path / "run").exists()
 
 
 def test_too_few_cpus_are_told_with_the_nodes(cluster: None, model_folder: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"verl.workers_per_node=64 need 64 CPUs on a node, and no node has them .* has 4 CPUs"
-    ):
+    with pytest.raises(ConfigError, match=r"verl.workers_per_node=64 .* has 4 CPUs"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=64"))
 
 
 def test_too_few_nodes(cluster: None, model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"verl.num_nodes=2 .* need 2 CPUs on each of 2 nodes, and 1 node has them"):
+    with pytest.raises(ConfigError, match=r"verl\.num_nodes=2"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2", "verl.num_nodes=2"))
 
 
 def test_no_gpus(cluster: None, model_folder: Path) -> None:
     config = config_of(model_folder, "model.device=auto", "model.dtype=float32")
-    with pytest.raises(ConfigError, match=r"has 0 GPUs.* model.device=cpu trains without GPUs"):
+    with pytest.raises(ConfigError, match=r"0 GPUs.*model.device=cpu"):
         VerlBackend.from_config(config)
 
 
 def test_another_cluster_than_the_one_that_the_program_is_connected_to(cluster: None, model_folder: Path) -> None:
     demand = demand_of(config_of(model_folder))
-    with pytest.raises(ConfigError, match=r"verl.ray_address='10\.0\.0\.1:6379': this program is connected to "):
+    with pytest.raises(ConfigError, match=r"verl.ray_address='10\.0\.0\.1:6379'"):
         cluster_module.Cluster("10.0.0.1:6379", demand, {})
 
 
 def test_a_node_that_does_not_answer(cluster: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "ASK_S", 0.0001)
-    with pytest.raises(ConfigError, match=r"node [\d.]+ has not answered within 0\.0001 s: see `ray status`"):
+    with pytest.raises(ConfigError, match=r"node [\d.]+ .*0\.0001 s"):
         VerlBackend.from_config(config_of(model_folder))
 
 
@@ -122,7 +120,7 @@ def occupied(cluster: None) -> Iterator[None]:
 
 def test_cpus_that_others_use(occupied: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "FREE_S", 1.0)
-    with pytest.raises(ConfigError, match=r"has 4 CPUs, 1 of them free.*lower verl.workers_per_node"):
+    with pytest.raises(ConfigError, match=r"4 CPUs, 1 .*verl.workers_per_node"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2"))
 
 
@@ -131,9 +129,9 @@ def test_a_node_with_other_versions_or_without_the_model() -> None:
 
     here = {package: version(package) for package in ("verl", "ray")}
     check_node("10.0.0.9", {"versions": here, "missing": []})
-    with pytest.raises(ConfigError, match=r"verl 0.8.0 is installed on node 10.0.0.9"):
+    with pytest.raises(ConfigError, match=r"verl 0\.8\.0 .*10\.0\.0\.9"):
         check_node("10.0.0.9", {"versions": {**here, "verl": "0.8.0"}, "missing": []})
-    with pytest.raises(ConfigError, match=r"node 10.0.0.9 has ray 2.59.0, and here it is"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.9 has ray 2\.59\.0"):
         check_node("10.0.0.9", {"versions": {**here, "ray": "2.59.0"}, "missing": []})
-    with pytest.raises(ConfigError, match=r"node 10.0.0.9 does not see '/models/mine': put it on a file system"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.9 .*'/models/mine'"):
         check_node("10.0.0.9", {"versions": here, "missing": ["/models/mine"]})

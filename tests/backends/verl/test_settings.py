@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rllm.backends.local.configure import check as check_local
 
 from rllm.algorithms.grpo import GRPO
+from rllm.backends.local.backend import LocalBackend
 from rllm.backends.verl.configure import check_settings, demand_of, environment_of
 from rllm.backends.verl.settings import needs_reference, user_keys, verl_keys, weights_dtype
 from rllm.errors import ConfigError
@@ -205,7 +205,7 @@ def test_a_checkpoint_has_of_an_adapter_what_is_trained() -> None:
 
 def test_an_adapter_is_no_model_to_begin_from(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is a LoRA adapter, .* `rllm export RUN --model FOLDER`"):
+    with pytest.raises(ConfigError, match=r"model\.path="):
         check_settings(config_of(f"model.path={tmp_path}"))
 
 
@@ -226,4 +226,4 @@ def test_the_local_backend_refuses_what_is_said_of_verl(setting: str, tmp_path: 
     with pytest.raises(
         ConfigError, match=rf"verl\.{setting.partition('=')[0].partition('.')[0]}=.* set backend=verl, too"
     ):
-        check_local(config)
+        LocalBackend.check(config)
