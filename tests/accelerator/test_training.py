@@ -17,7 +17,7 @@ import torch.nn.attention.flex_attention
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rllm.backends.local import trunk
+from rllm.backends.local import policy as policy_module
 from rllm.backends.local.forward import whole_tree_states
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -125,7 +125,7 @@ def test_a_tree_is_run_whole(
     """As on CUDA, but for the kernels."""
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
     in_rows = trained(policy, tmp_path / "rows", device, *way, "num_steps=1")
-    monkeypatch.setattr(trunk, "choose_forward", lambda _: whole_tree_states)
+    monkeypatch.setattr(policy_module, "choose_forward", lambda _: whole_tree_states)
     metrics = trained(policy, tmp_path / "run", device, *way, "num_steps=1")
     precise = {"rel": 0.1} if "model.dtype=bfloat16" in way else {"rel": 1e-4}
     assert metrics["policy/grad_norm"] == pytest.approx(in_rows["policy/grad_norm"], **precise)
