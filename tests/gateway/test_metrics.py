@@ -38,13 +38,13 @@ def test_each_family_is_described_once_and_stands_together():
 def test_replicas_tell_how_they_are():
     pool = UpstreamPool(["http://127.0.0.1:1", "http://127.0.0.1:2"])
     well, ill = pool.replicas
-    well.in_flight, well.num_calls, well.weight_version = 2, 7, 4
+    well.in_flight, well.num_calls = 2, 7
+    pool.publish(4)
     ill.failed(ConnectionError("gone"))
-    text = Metrics().render(store_pending=0, replicas=pool.replicas)
+    text = Metrics().render(store_pending=0, pool=pool)
     assert "rllm_gateway_calls_waiting 0.0\n" in text
     assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:1/v1"} 1.0\n' in text
     assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:2/v1"} 0.0\n' in text
     assert 'rllm_gateway_upstream_in_flight{upstream="http://127.0.0.1:1/v1"} 2.0\n' in text
     assert 'rllm_gateway_upstream_calls_total{upstream="http://127.0.0.1:1/v1"} 7.0\n' in text
-    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:1/v1"} 4.0\n' in text
-    assert 'rllm_gateway_upstream_weight_version{upstream="http://127.0.0.1:2/v1"}' not in text
+    assert "rllm_gateway_weight_version 4.0\n" in text

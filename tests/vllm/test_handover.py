@@ -15,8 +15,7 @@ from torch import Tensor
 from rllm.backends.lora import Adapter, LoraSettings
 from rllm.backends.server_sampler import ServerSampler
 from rllm.errors import WeightSyncError
-from rllm.gateway.upstream.base import UpstreamCall
-from rllm.gateway.upstream.route import Route
+from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl
 
 from .conftest import VLLM, Servers

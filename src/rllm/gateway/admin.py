@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -18,12 +19,16 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.base import members_of
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import session_key
+from rllm.gateway.identity import authorization_of, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
+from rllm.gateway.web_pages import check_no_page_asks
 from rllm.store.base import SessionInfo
 
 _MAX_PAGE = 1000
+_MAX_DRAIN_S = 3600.0
+# Every store and every JSON parser holds it exactly.
+_MAX_VERSION = 2**53
 DIALECT = "rllm.dialect"
 """Key of a request's dialect in its ASGI scope."""
 
@@ -142,9 +147,9 @@ class Admin:
         return info
 
     async def _metrics(self, request: Request) -> Response:
-        pool = self._gateway.upstream
-        replicas = pool.replicas if isinstance(pool, UpstreamPool) else None
-        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, replicas=replicas)
+        upstream = self._gateway.upstream
+        pool = upstream if isinstance(upstream, UpstreamPool) else None
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=pool)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:
@@ -171,6 +176,89 @@ class Admin:
 
     async def _check_store(self) -> None:
         await asyncio.to_thread(self._store.sessions, limit=1)
+
+
+class UpstreamAdmin:
+    """Routes that change the upstreams of a running gateway: `GET /upstreams`, `POST /upstreams/pause|resume|version`.
+
+    They are for an operator, such as a trainer. No agent's key opens them.
+    """
+
+    def __init__(self, pool: UpstreamPool, config: GatewayConfig) -> None:
+        self._pool = pool
+        self._key = config.admin_key or config.api_key
+
+    def routes(self) -> list[Route]:
+        return [
+            self._route("/upstreams", self._show, "GET"),
+            self._route("/upstreams/pause", self._pause, "POST"),
+            self._route("/upstreams/resume", self._resume, "POST"),
+            self._route("/upstreams/version", self._publish, "POST"),
+        ]
+
+    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        async def authorized(request: Request) -> Response:
+            self._authorize(request)
+            return await answer(request)
+
+        return Route(path, authorized, methods=[method])
+
+    def _authorize(self, request: Request) -> None:
+        """Let only the bare key pass: one that names a session (`KEY:rllm-SESSION`) is an agent's."""
+        if self._key is None:
+            if request.method == "GET":
+                check_no_page_asks(dict(request.headers.raw))
+                return
+            raise GatewayError(
+                403,
+                "this gateway has no key, so anyone could hold its calls: start it with --admin-key KEY "
+                "(RLLM_GATEWAY_ADMIN_KEY) or --api-key KEY, and present that key",
+                type="permission_error",
+                code="key_required",
+            )
+        scheme, _, presented = authorization_of(dict(request.headers.raw)).partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(presented.strip().encode(), self._key.encode()):
+            raise GatewayError(
+                401,
+                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin key, or with its "
+                "API key if it has no other",
+                type="authentication_error",
+                code="invalid_api_key",
+            )
+
+    async def _show(self, request: Request) -> Response:
+        return self._state()
+
+    async def _pause(self, request: Request) -> Response:
+        """Hold new calls, and wait for those in progress for up to `drain_s` seconds."""
+        drain_s = (await members_of(request, drain_s=(int, float))).get("drain_s", 0.0)
+        if not 0 <= drain_s <= _MAX_DRAIN_S:
+            raise GatewayError(400, f"drain_s={drain_s}: use 0 to {_MAX_DRAIN_S:g} seconds", param="drain_s")
+        self._pool.pause()
+        return self._state(drained=not await self._pool.drain(drain_s))
+
+    async def _resume(self, request: Request) -> Response:
+        """Let calls go again, with new weights if there is a `version`."""
+        wanted = await members_of(request, version=int)
+        if "version" in wanted:
+            self._publish_version(wanted["version"])
+        self._pool.resume()
+        return self._state()
+
+    async def _publish(self, request: Request) -> Response:
+        wanted = await members_of(request, version=int)
+        if "version" not in wanted:
+            raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
+        self._publish_version(wanted["version"])
+        return self._state()
+
+    def _publish_version(self, version: int) -> None:
+        if not 0 <= version <= _MAX_VERSION:
+            raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
+        self._pool.publish(version)
+
+    def _state(self, **more: Any) -> Response:
+        return _json({**more, **self._pool.to_dict()})
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:

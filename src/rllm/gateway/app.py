@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
-from rllm.gateway.admin import DIALECT, Admin
+from rllm.gateway.admin import DIALECT, Admin, UpstreamAdmin
 from rllm.gateway.call_hooks import CallHook, hooks_of
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
@@ -24,7 +24,6 @@ from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
 from rllm.gateway.identity import with_key_header
-from rllm.gateway.operate import Operator
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.stored_responses import StoredResponses
 from rllm.gateway.upstream.base import Upstream
@@ -59,7 +58,7 @@ def create_app(
 
     routes = Admin(gateway, sessions, config).routes() + StoredResponses(gateway, sessions, config).routes()
     if isinstance(upstream, UpstreamPool):
-        routes += Operator(upstream, config).routes()
+        routes += UpstreamAdmin(upstream, config).routes()
     others = Starlette(
         routes=routes,
         lifespan=lifespan,

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rllm.gateway.upstream.replicas import ReplicaSet
+from rllm.gateway.upstream.pool import UpstreamPool
 
 _PREFIX = "rllm_gateway_"
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -66,20 +66,20 @@ class Metrics:
         if first_token_s is not None:
             self.first_token_seconds.observe(first_token_s)
 
-    def render(self, *, store_pending: int, replicas: ReplicaSet | None = None) -> str:
+    def render(self, *, store_pending: int, pool: UpstreamPool | None = None) -> str:
         """Return all metrics in Prometheus' text format, as `GET /metrics` answers."""
         registry = CollectorRegistry()
-        registry.register(_Scrape(self, store_pending, replicas))
+        registry.register(_Scrape(self, store_pending, pool))
         return generate_latest(registry).decode()
 
 
 class _Scrape(Collector):
     """The metrics as Prometheus' client takes them."""
 
-    def __init__(self, metrics: Metrics, store_pending: int, replicas: ReplicaSet | None) -> None:
+    def __init__(self, metrics: Metrics, store_pending: int, pool: UpstreamPool | None) -> None:
         self._metrics = metrics
         self._store_pending = store_pending
-        self._replicas = replicas
+        self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -98,8 +98,8 @@ class _Scrape(Collector):
         first = {"stream": metrics.first_token_seconds}
         yield _histogram("first_token_seconds", "Time to the first piece of a streamed answer.", first)
         yield GaugeMetricFamily(f"{_PREFIX}store_pending", "Writes that are not durable yet.", self._store_pending)
-        if self._replicas is not None:
-            yield from _upstreams(self._replicas)
+        if self._pool is not None:
+            yield from _upstreams(self._pool)
 
 
 def _histogram(name: str, help: str, by_mode: dict[str, Histogram]) -> Metric:
@@ -110,19 +110,17 @@ def _histogram(name: str, help: str, by_mode: dict[str, Histogram]) -> Metric:
     return family
 
 
-def _upstreams(replicas: ReplicaSet) -> Iterator[Metric]:
-    yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", replicas.num_waiting)
+def _upstreams(pool: UpstreamPool) -> Iterator[Metric]:
+    yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", pool.num_waiting)
+    yield GaugeMetricFamily(f"{_PREFIX}paused", "1 while calls are held by an operator.", int(pool.paused))
+    if pool.weight_version is not None:
+        yield GaugeMetricFamily(f"{_PREFIX}weight_version", "Published weight version.", pool.weight_version)
     prefix = f"{_PREFIX}upstream_"
     up = GaugeMetricFamily(f"{prefix}up", "1 if the upstream answers, as far as is known.", labels=["upstream"])
-    paused = GaugeMetricFamily(f"{prefix}paused", "1 while an operator holds its calls.", labels=["upstream"])
     in_flight = GaugeMetricFamily(f"{prefix}in_flight", "Calls in progress at the upstream.", labels=["upstream"])
     calls = CounterMetricFamily(f"{prefix}calls", "Calls sent to the upstream.", labels=["upstream"])
-    version = GaugeMetricFamily(f"{prefix}weight_version", "Published weight version.", labels=["upstream"])
-    for replica in replicas:
+    for replica in pool.replicas:
         up.add_metric([replica.address], int(replica.up))
         in_flight.add_metric([replica.address], replica.in_flight)
         calls.add_metric([replica.address], replica.num_calls)
-        paused.add_metric([replica.address], int(replica.paused))
-        if replica.weight_version is not None:
-            version.add_metric([replica.address], replica.weight_version)
-    yield from (up, paused, in_flight, calls, version)
+    yield from (up, in_flight, calls)

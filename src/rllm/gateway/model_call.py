@@ -13,7 +13,7 @@ from rllm._runtime.ids import new_id
 from rllm.capture import CallNode, MessageDigests, PriorAnswer, side_call
 from rllm.gateway.dialects.base import usage_of
 from rllm.gateway.sessions import Session
-from rllm.gateway.upstream.route import Route
+from rllm.gateway.upstream.base import Route
 from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, Trace
 
 USAGE_KEY = "rllm.usage"

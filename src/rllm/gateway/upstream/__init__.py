@@ -3,7 +3,6 @@
 from rllm.gateway.upstream.base import Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.gateway.upstream.http import HTTPUpstream, UpstreamKind
-from rllm.gateway.upstream.pool import UpstreamPool
-from rllm.gateway.upstream.replicas import PoolConfig
+from rllm.gateway.upstream.pool import PoolConfig, UpstreamPool
 
 __all__ = ["EngineUpstream", "HTTPUpstream", "PoolConfig", "Upstream", "UpstreamCall", "UpstreamKind", "UpstreamPool"]

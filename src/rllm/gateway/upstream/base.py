@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rllm.capture import PriorAnswer
-from rllm.gateway.upstream.route import Route
 
 IGNORED_HEADER = "x-rllm-ignored"
 """Of an answer: the fields of its request that ask for something and change nothing, separated by commas."""
@@ -16,6 +16,49 @@ FACTS_KEY = "rllm"
 """A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind", "sampling"}`, as
 far as they are known; `weight_updates` has an entry for each choice, and `sampling` is what was really used.
 `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
+
+
+UPSTREAM_KEY = "rllm.upstream"
+"""Key of a trace's metadata for the route of its call: `{"replica", "retries", "updated_to"}`, as far as there is any."""
+
+_NO_TIMES: Mapping[str, float] = MappingProxyType({})
+_NO_NOTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class Route:
+    """Route of one call through the upstreams: made for each call, and filled in by them."""
+
+    session_id: str | None = None
+    """Calls of one session share the beginnings of their prompts, which the replica that has seen one still knows; `None`
+    for a call that nothing continues."""
+    deadline: float | None = None
+    """End of the time that the call may take, on `time.monotonic`'s clock, waiting and retries included; `None` until a pool sets it."""
+    replica: str | None = None
+    """The address that answered, where there are several."""
+    weight_version: int | None = None
+    """Published weight version when the call reached the replica."""
+    updated_to: int | None = None
+    """Published weight version when the call ended, if it is another."""
+    queue_s: float = 0.0
+    """Seconds for which the call waited in all."""
+    retries: list[dict[str, Any]] = field(default_factory=list)
+    """Attempts that gave no answer: `{"replica", "status", "error", "lost_s"}` each."""
+    ignored: str = ""
+    """Fields of the request that have no effect there, as another gateway names them in its header."""
+
+    def timings(self) -> Mapping[str, float]:
+        """Return what to add to the trace's timings."""
+        if not self.queue_s and not self.retries:
+            return _NO_TIMES
+        return {"queue_s": self.queue_s, "retry_s": sum(retry["lost_s"] for retry in self.retries)}
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return what to add to the trace's metadata."""
+        if self.replica is None and not self.retries and self.updated_to is None:
+            return _NO_NOTES
+        known = {"replica": self.replica, "retries": self.retries or None, "updated_to": self.updated_to}
+        return {UPSTREAM_KEY: {name: value for name, value in known.items() if value is not None}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

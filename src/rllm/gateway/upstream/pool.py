@@ -1,33 +1,158 @@
-"""Several replicas of one inference server as one upstream: calls go where they are answered soonest, and wait rather than fail.
+"""Several replicas of one inference server as one upstream.
 
-A session stays with the replica that has its prompts in its cache; a new one goes where least is under way. While nobody can
-take a call it is held: clients wait for minutes, and some end for good at the first 429 or 5xx. An attempt that gave no answer
-is made again, on another replica first, unless some of its answer has been passed on.
+Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded loads.
+Calls wait in order while no replica can take them, because clients give up at the first 429 or 5xx. A call that got no
+answer is retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
+update of weights. Replicas that come and go, and other kinds of balancing, are a load balancer's work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from rllm.capture import PriorAnswer
-from rllm.errors import InferenceError
-from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.base import UpstreamCall
+from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.errors import GatewayError, UpstreamError
+from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
-from rllm.gateway.upstream.replica import Replica
-from rllm.gateway.upstream.replicas import PoolConfig, ReplicaSet
-from rllm.gateway.upstream.route import Route
 from rllm.inference.engine import lost_in_prompt
 from rllm.types import Message
 
+logger = logging.getLogger(__name__)
+
+# A call that a replica had when it died may be what kills replicas.
 _MAX_BROKEN_OFF = 2
-"""How often a call may be made again that a replica had when it died: it may be what kills them."""
+# `hold_timeout_s` bounds each wait, this bounds their number.
 _MAX_RETRIES = 16
-"""How often a call may be made again in all; what `hold_timeout_s` bounds is each wait for another try."""
+# A replica gets at most so many times its equal part of the calls in progress, whatever the hash.
+_LOAD_FACTOR = 1.25
+# Seconds before the first check of a replica that is down, and after its first refusal; doubled each time.
+_FIRST_PAUSE_S = 0.25
+# Calls wait for a minute only, so a longer `Retry-After` would fail them just before the replica is asked again.
+_MAX_REST_S = 30.0
+_CHECK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolConfig:
+    """Limits of a pool."""
+
+    max_in_flight: int = 1024
+    """Calls in progress at one replica; further ones wait in the gateway."""
+    max_waiting: int = 10_000
+    """Calls that wait; further ones are refused with status 503 and `Retry-After`."""
+    hold_timeout_s: float = 60.0
+    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits `total_timeout_s`."""
+    total_timeout_s: float = 3600.0
+    """Seconds that a call may take in all, waiting and retries included."""
+    check_interval_s: float = 10.0
+    """Longest pause between two checks of a replica that is down."""
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise ConfigError(f"max_in_flight={self.max_in_flight}: use 1 or more")
+        if self.max_waiting < 0:
+            raise ConfigError(f"max_waiting={self.max_waiting}: use 0 to refuse calls that find no room, or more")
+        for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
+
+
+class Replica:
+    """One server of a pool: up, resting for a time after a refusal, or down until it answers a check."""
+
+    def __init__(self, id: int, upstream: HTTPUpstream) -> None:
+        self.id = id
+        self.upstream = upstream
+        self.in_flight = 0
+        self.num_calls = 0
+        self.problem: str | None = None
+        """Reason why it is down or resting."""
+        self.is_lost = False
+        """True if it is down for good."""
+        self.recovery: asyncio.Task[None] | None = None
+        self._usable_from = 0.0
+        self._num_refusals = 0
+
+    @property
+    def address(self) -> str:
+        return self.upstream.base_url
+
+    @property
+    def up(self) -> bool:
+        """True if it takes calls, as far as is known."""
+        return self._usable_from <= time.monotonic()
+
+    @property
+    def is_down(self) -> bool:
+        return self._usable_from == math.inf
+
+    def answered(self) -> None:
+        """Forget earlier refusals."""
+        if self._num_refusals and self.up:
+            self._num_refusals, self.problem = 0, None
+
+    def refused(self, error: UpstreamError, max_rest_s: float) -> float:
+        """Rest after a refusal, and return for how many seconds."""
+        if self.up:  # Of many calls that are refused together, the first one counts.
+            rest_s = min(error.retry_after_s or _backoff_s(self._num_refusals, max_rest_s), _MAX_REST_S)
+            self._num_refusals += 1
+            self._usable_from = time.monotonic() + rest_s
+            self.problem = str(error)
+            logger.warning("upstream %s: resting for %.1f s: %s", self.address, rest_s, error)
+        return max(self._usable_from - time.monotonic(), 0.0)
+
+    def failed(self, error: Exception) -> None:
+        """Mark the replica as down until it answers a check."""
+        self.problem = str(error)
+        self.is_lost = isinstance(error, UpstreamError) and error.fault == "lost"
+        if not self.is_down:
+            self._usable_from = math.inf
+            logger.warning("upstream %s is down, and gets no calls until it answers: %s", self.address, error)
+
+    async def check(self) -> None:
+        """Check that the server answers, and mark the replica as up or down; silence marks nothing.
+
+        Raises:
+            InferenceError: if it does not answer.
+        """
+        try:
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                await self.upstream.check()
+        except TimeoutError as error:
+            raise UpstreamError(f"the upstream {self.address} did not answer within {_CHECK_TIMEOUT_S:g} s") from error
+        except UpstreamError as error:
+            if error.fault != "call":
+                self.failed(error)
+            elif error.status_code < 500:  # It answers, without listing its models.
+                self._recovered()
+            raise
+        self._recovered()
+
+    def _recovered(self) -> None:
+        if self.is_down:
+            logger.warning("upstream %s answers again", self.address)
+            self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its state for an operator."""
+        return {
+            "id": self.id,
+            "url": self.address,
+            "state": "up" if self.up else "down",
+            "problem": None if self.up else self.problem,
+            "in_flight": self.in_flight,
+            "num_calls": self.num_calls,
+        }
 
 
 class UpstreamPool:
@@ -43,13 +168,28 @@ class UpstreamPool:
 
         Args:
             urls: of the replicas, which must serve the same model.
-            connect: makes the upstream of a URL, with what all of them have in common.
+            connect: makes the upstream of a URL.
+            config: limits.
 
         Raises:
             ConfigError: if there is no URL, one twice, or one that is not a web address.
         """
-        self.replicas = ReplicaSet(urls, connect, config or PoolConfig())
-        self._any = next(iter(self.replicas)).upstream
+        if not urls:
+            raise ConfigError("upstream: give the base URL of at least one inference server")
+        self.replicas = [Replica(number, connect(url)) for number, url in enumerate(urls, 1)]
+        addresses = [replica.address for replica in self.replicas]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ConfigError(f"upstream={address!r} is there already: give every replica once")
+        self.paused = False
+        self.weight_version: int | None = None
+        self._config = config or PoolConfig()
+        self._any = self.replicas[0].upstream
+        # In order of arrival; an event is set when its call may look for a replica.
+        self._waiting: dict[asyncio.Event, None] = {}
+        self._idle = asyncio.Event()
+
+    # Upstream.
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return self._any.prepare(request)
@@ -67,23 +207,23 @@ class UpstreamPool:
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
         route = call.route
         while True:
-            replica = await self.replicas.acquire(route)
+            replica = await self.acquire(route)
             began = time.monotonic()
             try:
                 answer = await replica.upstream.complete(call)
             except UpstreamError as error:
-                if not self._tries_again(replica, route, error, began):
+                if not self._retries(replica, route, error, began):
                     raise
             else:
                 self._answered(replica, route)
                 return answer
             finally:
-                self.replicas.release(replica)
+                self.release(replica)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
         route = call.route
         while True:
-            replica = await self.replicas.acquire(route)
+            replica = await self.acquire(route)
             began, passed_on = time.monotonic(), False
             try:
                 async with aclosing(replica.upstream.stream(call)) as batches:
@@ -91,68 +231,280 @@ class UpstreamPool:
                         passed_on = True
                         yield batch
             except UpstreamError as error:
-                if not self._tries_again(replica, route, error, began, passed_on=passed_on):
+                if not self._retries(replica, route, error, began, passed_on=passed_on):
                     raise
             else:
                 self._answered(replica, route)
                 return
             finally:
-                self.replicas.release(replica)
+                self.release(replica)
 
     async def models(self) -> list[dict[str, Any]]:
-        """Those of the first replica that says; they all serve the same."""
-        problem = InferenceError("all upstreams were removed: add one with POST /upstreams", status_code=503)
+        """Return the models of the first replica that lists them."""
+        problem: InferenceError | None = None
         for replica in sorted(self.replicas, key=lambda replica: not replica.up):
             try:
                 return await replica.upstream.models()
             except InferenceError as error:
                 problem = error
+        assert problem is not None
         raise problem
 
     async def check(self) -> None:
         """Return as soon as one replica answers, else raise `InferenceError`."""
-        self.replicas.watch()
-        if self.replicas.all_paused:
-            raise InferenceError(
-                "the upstreams are paused: calls are held until POST /upstreams/resume", status_code=503
-            )
-        checks = [asyncio.create_task(replica.check()) for replica in self.replicas if not replica.paused]
+        if self.paused:
+            raise InferenceError("the upstreams are paused: calls wait until POST /upstreams/resume", status_code=503)
+        checks = [asyncio.create_task(replica.check()) for replica in self.replicas]
         problems = []
         try:
             for check in asyncio.as_completed(checks):
                 try:
-                    return await check
+                    await check
                 except InferenceError as error:
                     problems.append(str(error))
+                else:
+                    self._wake_all()
+                    return
         finally:
             for task in checks:
                 task.cancel()
             await asyncio.gather(*checks, return_exceptions=True)
-        raise InferenceError("; ".join(problems) or "all upstreams were removed: add one with POST /upstreams")
+        raise InferenceError("; ".join(problems))
 
     async def close(self) -> None:
-        await self.replicas.close()
+        """Release connections and stop checking."""
+        tasks = [replica.recovery for replica in self.replicas if replica.recovery is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in self.replicas:
+            replica.recovery = None
+            await replica.upstream.close()
 
-    def _tries_again(
+    # Operating it.
+
+    @property
+    def in_flight(self) -> int:
+        """Calls in progress at all replicas."""
+        return sum(replica.in_flight for replica in self.replicas)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def all_down(self) -> bool:
+        """True if calls wait because no replica answers, rather than for room or because of a pause."""
+        return not self.paused and not any(replica.up for replica in self.replicas)
+
+    def pause(self) -> None:
+        """Hold new calls; those in progress continue."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let calls go again, in the order in which they came."""
+        self.paused = False
+        self._wake_all()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait until no call is in progress; return how many still are when the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while self.in_flight and time.monotonic() < deadline:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._idle.wait()
+        return self.in_flight
+
+    def publish(self, weight_version: int) -> None:
+        """Note the weights that all replicas have from now on; every trace names those that answered it."""
+        self.weight_version = weight_version
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pool's state for an operator."""
+        return {
+            "paused": self.paused,
+            "weight_version": self.weight_version,
+            "waiting": self.num_waiting,
+            "in_flight": self.in_flight,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+        }
+
+    # Routing of one call.
+
+    async def acquire(self, route: Route) -> Replica:
+        """Return a replica with room for the call, which is taken until `release`.
+
+        Raises:
+            UpstreamError: if there is none in time.
+            GatewayError: 503, if too many calls wait for one.
+        """
+        if route.deadline is None:
+            route.deadline = time.monotonic() + self._config.total_timeout_s
+        for down in self.replicas:
+            if down.is_down:
+                self._start_recovery(down)
+        replica = None if self._waiting else self._pick(route)
+        if replica is None:
+            replica = await self._wait(route, route.deadline)
+        replica.in_flight += 1
+        replica.num_calls += 1
+        route.weight_version = self.weight_version
+        return replica
+
+    def release(self, replica: Replica) -> None:
+        """Give back what `acquire` took."""
+        replica.in_flight -= 1
+        self._wake_next()
+        if not self.in_flight:
+            self._idle.set()
+
+    def _pick(self, route: Route) -> Replica | None:
+        """Return the replica for a call, or `None` if no replica can take it now."""
+        able = [replica for replica in self.replicas if replica.up and replica.in_flight < self._config.max_in_flight]
+        if self.paused or not able:
+            return None
+        failed_at = route.retries[-1]["replica"] if route.retries else None
+        if len(self.replicas) == 1:
+            route.replica = able[0].address if route.retries else None
+            return able[0]
+        if (session_id := route.session_id) is None:
+            picked = min(able, key=lambda other: (other.address == failed_at, other.in_flight, other.num_calls))
+        else:
+            most = math.ceil(_LOAD_FACTOR * (self.in_flight + 1) / len(able))
+            picked = min(
+                able,
+                key=lambda other: (
+                    other.address == failed_at,
+                    other.in_flight >= most,
+                    preference(session_id, other.address),
+                ),
+            )
+        route.replica = picked.address
+        return picked
+
+    async def _wait(self, route: Route, deadline: float) -> Replica:
+        """Hold a call until a replica takes it."""
+        if len(self._waiting) >= self._config.max_waiting:
+            raise GatewayError(
+                503,
+                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, add servers, "
+                "or raise max_waiting",
+                code="overloaded",
+                retry_after_s=1.0,
+            )
+        began = time.monotonic()
+        down_since: float | None = None
+        turn = asyncio.Event()
+        self._waiting[turn] = None
+        try:
+            while True:
+                if all(replica.is_lost for replica in self.replicas):
+                    raise UpstreamError(self._problems(), status_code=503)
+                down_since = (down_since or time.monotonic()) if self.all_down else None
+                until = deadline if down_since is None else min(deadline, down_since + self._config.hold_timeout_s)
+                try:
+                    async with asyncio.timeout(until - time.monotonic()):
+                        await turn.wait()
+                except TimeoutError:
+                    if self.all_down or time.monotonic() >= deadline:
+                        raise self._no_room(time.monotonic() - began, deadline) from None
+                turn.clear()
+                if (replica := self._pick(route)) is not None:
+                    return replica
+        finally:
+            route.queue_s += time.monotonic() - began
+            del self._waiting[turn]
+            self._wake_next()  # There may be room for more than this call.
+
+    def _wake_next(self) -> None:
+        for turn in self._waiting:
+            if not turn.is_set():
+                turn.set()
+                return
+
+    def _wake_all(self) -> None:
+        for turn in self._waiting:
+            turn.set()
+
+    def _retries(
         self, replica: Replica, route: Route, error: UpstreamError, began: float, *, passed_on: bool = False
     ) -> bool:
-        """Note what a failure says about the replica, and in the trace; returns whether to make the call again.
+        """Record a failed attempt, and return whether to retry the call.
 
         Args:
-            passed_on: whether the agent has some of the answer already.
+            replica: where it failed.
+            route: the call's, which records the attempt.
+            error: the failure.
+            began: start of the attempt, on `time.monotonic`'s clock.
+            passed_on: true if the agent has some of the answer already.
         """
-        self.replicas.failed(replica, error)
+        self._note_failure(replica, error)
         num_broken_off = sum(retry["fault"] == "broke_off" for retry in route.retries)
         if error.fault == "call" or passed_on or len(route.retries) >= _MAX_RETRIES:
             return False
         if error.fault == "broke_off" and num_broken_off >= _MAX_BROKEN_OFF:
             return False
-        lost_s = time.monotonic() - began
         attempt = {"replica": replica.address, "fault": error.fault, "status": error.status_code}
-        route.retries.append({**attempt, "error": str(error), "lost_s": lost_s})
+        route.retries.append({**attempt, "error": str(error), "lost_s": time.monotonic() - began})
         return True
+
+    def _note_failure(self, replica: Replica, error: UpstreamError) -> None:
+        if error.fault == "call":
+            return
+        if error.fault == "refused":
+            rest_s = replica.refused(error, self._config.check_interval_s)
+            # The event loop's timers may be early by their resolution.
+            asyncio.get_running_loop().call_later(rest_s + 0.005, self._wake_all)
+        else:
+            replica.failed(error)
+            self._start_recovery(replica)
+        if self.all_down:
+            self._wake_all()  # Calls that wait for room wait for a shorter time from here on.
 
     def _answered(self, replica: Replica, route: Route) -> None:
         replica.answered()
-        if replica.weight_version != route.weight_version:
-            route.updated_to = replica.weight_version
+        if self.weight_version != route.weight_version:
+            route.updated_to = self.weight_version
+
+    def _start_recovery(self, replica: Replica) -> None:
+        if replica.recovery is None or replica.recovery.done():
+            replica.recovery = asyncio.create_task(self._recover(replica))
+
+    async def _recover(self, replica: Replica) -> None:
+        """Check a replica that is down until it answers."""
+        num_checks = 0
+        while replica.is_down:
+            await asyncio.sleep(_backoff_s(num_checks, self._config.check_interval_s))
+            with suppress(InferenceError):
+                await replica.check()
+            num_checks += 1
+            if replica.is_lost:
+                break
+        self._wake_all()
+
+    def _no_room(self, waited_s: float, deadline: float) -> UpstreamError:
+        """Return the error of a call that waited in vain."""
+        if time.monotonic() >= deadline:
+            why = "they are paused" if self.paused else "they are busy or down"
+            return UpstreamError(
+                f"the call took its total time of {self._config.total_timeout_s:g} s: no upstream took it, as {why}",
+                status_code=504,
+            )
+        return UpstreamError(
+            f"no upstream answered for the {waited_s:.1f} s that the call waited: {self._problems()}",
+            status_code=503,
+            retry_after_s=self._config.check_interval_s,
+        )
+
+    def _problems(self) -> str:
+        return "; ".join(sorted({replica.problem for replica in self.replicas if replica.problem}))
+
+
+def _backoff_s(num_failures: int, longest_s: float) -> float:
+    return min(_FIRST_PAUSE_S * 2.0 ** min(num_failures, 20), longest_s) * random.uniform(0.75, 1.0)
+
+
+def preference(session_id: str, address: str) -> bytes:
+    """Return a session's preference for a replica: the lowest is first."""
+    return blake2b(f"{session_id}\0{address}".encode(errors="surrogatepass"), digest_size=8).digest()

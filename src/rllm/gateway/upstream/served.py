@@ -19,8 +19,7 @@ from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.gateway.upstream.http import HTTPUpstream
-from rllm.gateway.upstream.pool import UpstreamPool
-from rllm.gateway.upstream.replicas import PoolConfig
+from rllm.gateway.upstream.pool import PoolConfig, UpstreamPool
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine, ModelOutput, output_of_answer
 from rllm.types import Message
@@ -142,7 +141,7 @@ class ServedEngine:
 
         pool = UpstreamPool([self._url], connect, PoolConfig(hold_timeout_s=self._hold_timeout_s))
         with self._lock:
-            pool.replicas.publish(self.weight_version)
+            pool.publish(self.weight_version)
             self._pools.add(pool)
         return pool
 
@@ -151,7 +150,7 @@ class ServedEngine:
         with self._lock:
             self.weight_version = weight_version
             for pool in self._pools:
-                pool.replicas.publish(weight_version)
+                pool.publish(weight_version)
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
