@@ -18,13 +18,19 @@ from typing import Any, Literal, TypeAlias
 
 from rllm._runtime.ids import new_id
 
-Task: TypeAlias = dict[str, Any]
+JSONObject: TypeAlias = dict[str, Any]
+"""A JSON object, with values of clients, servers or users."""
+
+JSONMapping: TypeAlias = Mapping[str, Any]
+"""A JSON object that is only read."""
+
+Task: TypeAlias = JSONObject
 """One row of a dataset: the arguments of the agent function."""
 
 TASK_ID_FIELDS = ("task_id", "id")
 """Fields in which a task may have its own id; the first one that is set counts."""
 
-Message: TypeAlias = dict[str, Any]
+Message: TypeAlias = JSONObject
 """One chat message in the OpenAI format: `role`, `content`, and optionally `tool_calls`, `tool_call_id`, `name`."""
 
 LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
@@ -109,7 +115,7 @@ class Trace:
     """Trace of this session whose prompt and answer are the longest token prefix of this prompt; see `SessionTree`."""
     model: str = field(metadata=_COLUMN)
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = field(default=None, metadata=_SHARED)
+    tools: list[JSONObject] | None = field(default=None, metadata=_SHARED)
     response: Message
     """Assistant message, as the agent received it."""
     prompt_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
@@ -118,9 +124,9 @@ class Trace:
     logprobs: list[float] = field(default_factory=list, metadata=_COLUMN)
     """Natural-log probabilities, one for each response id."""
     logprobs_kind: LogprobsKind = field(default="unknown", metadata=_COLUMN)
-    sampling: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    sampling: JSONObject = field(default_factory=dict, metadata=_SHARED)
     """Sampling parameters that were sent to the server."""
-    requested_sampling: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    requested_sampling: JSONObject = field(default_factory=dict, metadata=_SHARED)
     """Sampling parameters that the agent asked for, as far as they differ from those sent."""
     finish_reason: str | None = field(default=None, metadata=_COLUMN)
     weight_version: int | None = field(default=None, metadata=_COLUMN)
@@ -133,15 +139,15 @@ class Trace:
     """Unix seconds at which the gateway received the request."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by phase: `total_s`, `first_token_s`, `queue_s`, ..., as far as they were measured."""
-    metadata: dict[str, Any] = field(default_factory=dict, metadata=_SHARED)
+    metadata: JSONObject = field(default_factory=dict, metadata=_SHARED)
     error: str | None = field(default=None, metadata=_COLUMN)
     """Reason why the call gave no usable tokens; a trace with an error is never trained on."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+    def from_dict(cls, data: JSONMapping) -> Trace:
         return cls(**data)
 
 
@@ -171,7 +177,7 @@ class Step:
     model_response: str = ""
     model_output: Any = None
     """`ModelOutput` of the call; a step made with it takes its id and tokens."""
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JSONObject = field(default_factory=dict)
     reward: float | None = UNSCORED
     """Reward of this step alone, if it has one."""
     done: bool = False
@@ -189,16 +195,16 @@ class Step:
             self.fill_from_output(self.model_output)
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JSONObject:
         return self.info
 
     @property
-    def input(self) -> dict[str, Any]:
+    def input(self) -> JSONObject:
         """Return the prompt: `messages` and `prompt_token_ids`."""
         return {"messages": self.chat_completions[:-1], "prompt_token_ids": self.prompt_ids}
 
     @property
-    def output(self) -> dict[str, Any]:
+    def output(self) -> JSONObject:
         """Return the answer: `message`, `finish_reason`, `output_token_ids`, `rollout_logprobs`.
 
         `choices` has it in the form of a chat completion.
@@ -260,7 +266,7 @@ class Step:
         self.chat_completions = self.chat_completions or [*trace.messages, trace.response]
         self.model_response = self.model_response or text_of(trace.response)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["action"] = self.action.action if isinstance(self.action, Action) else self.action
         data["model_output"] = None  # its content is in the step's own fields
@@ -268,7 +274,7 @@ class Step:
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Step:
+    def from_dict(cls, data: JSONMapping) -> Step:
         # Files of the rLLM framework have the model output as a dict, too; its content is in the step's own fields.
         return cls(**{**data, "model_output": None, "reward": _reward_or_unscored(data.get("reward"))})
 
@@ -288,7 +294,7 @@ class Trajectory:
     """False for a baseline, an opponent or a judge that must not be trained on."""
     input: Any = None
     output: Any = None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JSONObject = field(default_factory=dict)
 
     @property
     def result(self) -> Any:
@@ -300,7 +306,7 @@ class Trajectory:
         self.output = value
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JSONObject:
         return self.info
 
     def final_reward(self) -> float | None:
@@ -318,14 +324,14 @@ class Trajectory:
             for earlier, later in pairs
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["reward"] = _reward_or_none(self.reward)
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
+    def from_dict(cls, data: JSONMapping) -> Trajectory:
         steps = [Step.from_dict(step) for step in data.get("steps", [])]
         return cls(**{**data, "steps": steps, "reward": _reward_or_unscored(data.get("reward"))})
 
@@ -359,7 +365,7 @@ class Episode:
     """`None` while the rollout is running."""
     trajectories: list[Trajectory] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JSONObject = field(default_factory=dict)
     """Free data; a failed rollout has `info["error"]` with `type`, `message` and `traceback`."""
 
     def __post_init__(self) -> None:
@@ -377,14 +383,14 @@ class Episode:
         """True if the rollout crashed, timed out or was not captured; it is not trained on and counts as wrong."""
         return "error" in self.info
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["trajectories"] = [trajectory.to_dict() for trajectory in self.trajectories]
         data["termination_reason"] = self.termination_reason.value if self.termination_reason else None
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Episode:
+    def from_dict(cls, data: JSONMapping) -> Episode:
         reason = data.get("termination_reason")
         return cls(
             **{
@@ -450,7 +456,7 @@ def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit
     return found
 
 
-def task_id_of(task: Mapping[str, Any], place: object) -> str:
+def task_id_of(task: JSONMapping, place: object) -> str:
     """Return the task's own id, or else its place among the others, as valid Unicode."""
     own = (task[name] for name in TASK_ID_FIELDS if task.get(name) is not None)
     return str(next(own, place)).encode(errors="replace").decode()
@@ -466,7 +472,7 @@ def token_versions(sampled: Step | Trace) -> list[int]:
     return versions
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: JSONMapping) -> str:
     """Return the text of a chat message, whose content may be a string, a list of parts, or missing."""
     content = message.get("content")
     if isinstance(content, str):
@@ -483,7 +489,7 @@ def parts_beside_text(messages: Iterable[Any]) -> list[str]:
     return sorted({str(part.get("type") or "text") for part in parts} - TEXT_PARTS)
 
 
-def _beside_text(trace: Trace) -> dict[str, Any]:
+def _beside_text(trace: Trace) -> JSONObject:
     found = parts_beside_text(trace.messages)
     return {NOT_TEXT_KEY: found} if found else {}
 

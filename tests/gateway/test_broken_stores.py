@@ -146,7 +146,7 @@ def test_a_disk_that_is_gone_fails_calls_with_its_cause_until_it_is_back(serve, 
         assert ask(served).status_code == 200
         (tmp_path / "disk").rename(tmp_path / "unplugged")
         refused = ask(served)
-        assert (refused.status_code, "moved or replaced while it was in use" in refused.text) == (500, True)
+        assert (refused.status_code, "moved or replaced" in refused.text) == (500, True)
         assert served.http.get("/readyz").status_code == 503
         (tmp_path / "unplugged").rename(tmp_path / "disk")
         assert ask(served).status_code == served.http.get("/readyz").status_code == 200

@@ -54,7 +54,7 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
         yield TRACES[0]
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(ConfigError, match=r"out\.jsonl' cannot be written \(No space left on device\)"):
+    with pytest.raises(ConfigError, match=r"out\.jsonl.*No space left"):
         export_traces(broken(), path, "jsonl")
     assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl"]
     assert path.read_text() == "old"
@@ -69,7 +69,7 @@ def test_an_export_takes_no_device_s_place(tmp_path: Path):
     link = tmp_path / "out"
     link.symlink_to(pipe)
     for path in (pipe, link):
-        with pytest.raises(ConfigError, match=r"cannot be written \(it is no file, but a device or a pipe\): choose"):
+        with pytest.raises(ConfigError, match="cannot be written"):
             export_traces(TRACES, path, "jsonl")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "pipe"]
     assert pipe.is_fifo()
@@ -95,6 +95,6 @@ def test_an_export_of_what_cannot_be_read_leaves_nothing(tmp_path: Path):
 
 def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python's own way to make an import fail
-    with pytest.raises(MissingDependencyError, match=r"writing Parquet needs the package 'pyarrow'.*'rllm\[data\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pyarrow.*rllm\[data\]"):
         export_traces([], tmp_path / "traces.parquet", "parquet")
     assert list(tmp_path.iterdir()) == []

@@ -120,7 +120,7 @@ def lock(path: Path) -> sqlite3.Connection:
 def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         other = lock(store.path)
-        with pytest.raises(StoreError, match=r"traces\.db.*locked: another process is writing"):
+        with pytest.raises(StoreError, match=r"traces\.db.*locked"):
             store.add([turn_of(0)]).result(timeout=60)
         other.execute("COMMIT")
         other.close()
@@ -186,7 +186,7 @@ def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
             store.add([turn_of(number)]).result()
     damage(path)
     with (
-        pytest.raises(StoreError, match=r"traces\.db.*malformed: the file is damaged: restore a copy"),
+        pytest.raises(StoreError, match=r"traces\.db.*malformed.*restore"),
         SqliteTraceStore(path, read_only=True) as store,
     ):
         store.by_session("s")
@@ -202,7 +202,7 @@ def test_metadata_and_credits_that_were_changed_by_hand_are_named(tmp_path: Path
             other.execute("UPDATE credits SET trainer_logprobs = x''")
         other.close()
         for read in (store.sessions, partial(store.session, "s"), partial(store.credits, "s")):
-            with pytest.raises(StoreError, match=r"session 's': .*: it was edited or damaged"):
+            with pytest.raises(StoreError, match="session 's'"):
                 read()
 
 
@@ -214,5 +214,5 @@ def test_a_blob_that_was_changed_by_hand_is_no_trace(tmp_path: Path):
             with sqlite3.connect(store.path) as other:
                 other.execute(f"UPDATE traces SET {change} WHERE id = 'turn 2'")
             other.close()
-            with pytest.raises(StoreError, match=r"session 's': .*: it was edited or damaged"):
+            with pytest.raises(StoreError, match="session 's'"):
                 store.by_session("s")

@@ -150,16 +150,16 @@ def test_a_file_that_may_not_be_written_is_refused_with_the_remedy():
         path = folder / "traces.db"
         SqliteTraceStore(path).close()
         path.chmod(0o444)
-        with pytest.raises(StoreError, match=r"traces\.db.*readonly database: .* or open it with read_only=True"):
+        with pytest.raises(StoreError, match=r"traces\.db.*read_only=True"):
             SqliteTraceStore(path)
 
 
 def test_a_folder_that_may_not_be_written_is_refused_with_the_remedy():
     with as_ordinary_user() as folder:
         folder.chmod(0o555)
-        with pytest.raises(StoreError, match=r"unable to open database file: choose a path in a folder"):
+        with pytest.raises(StoreError, match="choose a path"):
             SqliteTraceStore(folder / "traces.db")
-        with pytest.raises(StoreError, match=r"its folder cannot be created \(Permission denied\)"):
+        with pytest.raises(StoreError, match="Permission denied"):
             SqliteTraceStore(folder / "new" / "traces.db")
 
 

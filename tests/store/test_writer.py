@@ -135,7 +135,7 @@ def test_a_queue_that_stays_full_refuses_the_caller_and_keeps_the_rest():
     with writer_with(timeout_s=0.05) as writer:
         pause = Pause(writer)
         futures = [do(writer, insert(value)) for value in range(MAX_WAITING)]
-        with pytest.raises(StoreError, match=f"{MAX_WAITING} writes are waiting and none was finished within 0.05 s"):
+        with pytest.raises(StoreError, match=f"{MAX_WAITING} writes"):
             do(writer, insert(-1))
         pause.release()
         assert [future.exception(60) for future in futures] == [None] * MAX_WAITING

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from rllm._runtime.ids import new_id
 from rllm.capture.snapshot import snapshot
 from rllm.capture.tokens import check_tokens, tokens_of_choice
 from rllm.errors import CaptureError, TokenMismatchError
-from rllm.types import LogprobsKind, Message, Trace
+from rllm.types import JSONMapping, JSONObject, LogprobsKind, Message, Trace
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -44,23 +44,23 @@ SAMPLING_FIELDS = (
 _SAMPLING_FIELDS = frozenset(SAMPLING_FIELDS)
 
 
-def sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_of(request: JSONMapping) -> JSONObject:
     """Return the sampling fields that a chat request sets."""
     return {name: value for name, value in request.items() if value is not None and name in _SAMPLING_FIELDS}
 
 
 def traces_from_chat(
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
+    request: JSONMapping,
+    response: JSONMapping,
     *,
     session_id: str,
     started_at: float,
     timings: Mapping[str, float],
-    metadata: Mapping[str, Any],
+    metadata: JSONMapping,
     weight_version: int | None = None,
     weight_updates: Sequence[list[list[int]]] = (),
     template_hash: str | None = None,
-    requested_sampling: Mapping[str, Any] | None = None,
+    requested_sampling: JSONMapping | None = None,
     logprobs_kind: LogprobsKind = "unknown",
     require_tokens: bool = False,
     parent_id: str | None = None,
@@ -89,7 +89,7 @@ def traces_from_chat(
     """
     sampling = sampling_of(request)
     requested = (requested_sampling or {}).items()
-    shared: dict[str, Any] = {
+    shared: JSONObject = {
         "call_id": response.get("id") or f"call-{new_id()}",
         "session_id": session_id,
         "parent_id": parent_id,
@@ -124,10 +124,10 @@ def traces_from_chat(
 
 
 def _trace_of_choice(
-    response: Mapping[str, Any],
-    choice: Mapping[str, Any],
+    response: JSONMapping,
+    choice: JSONMapping,
     place: int,
-    shared: Mapping[str, Any],
+    shared: JSONMapping,
     weight_updates: list[list[int]],
 ) -> Trace:
     index = choice.get("index", place)
@@ -146,7 +146,7 @@ def _trace_of_choice(
     )
 
 
-def _trace_of_no_choice(response: Mapping[str, Any], shared: Mapping[str, Any]) -> Trace:
+def _trace_of_no_choice(response: JSONMapping, shared: JSONMapping) -> Trace:
     given = response.get("choices")
     return Trace(
         id=shared["call_id"],
@@ -159,19 +159,19 @@ def _trace_of_no_choice(response: Mapping[str, Any], shared: Mapping[str, Any]) 
 
 
 def failed_trace(
-    request: Mapping[str, Any],
+    request: JSONMapping,
     *,
     session_id: str,
     error: str,
     started_at: float = 0.0,
     timings: Mapping[str, float] | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: JSONMapping | None = None,
     weight_version: int | None = None,
-    requested_sampling: Mapping[str, Any] | None = None,
+    requested_sampling: JSONMapping | None = None,
     call_id: str | None = None,
 ) -> Trace:
     """Return the trace of a call without an answer: `error` is the reason, and there are no tokens."""
-    no_answer: dict[str, Any] = {"id": call_id, "choices": []}
+    no_answer: JSONObject = {"id": call_id, "choices": []}
     [trace] = traces_from_chat(
         request,
         no_answer,
@@ -196,7 +196,7 @@ class EngineAnswer(Protocol):
     weight_version: int | None
     weight_updates: list[list[int]]
     template_hash: str | None
-    sampling: dict[str, Any]
+    sampling: JSONObject
 
     def to_message(self) -> Message: ...
 
@@ -207,12 +207,12 @@ def trace_from_output(
     call_id: str,
     session_id: str,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    requested_sampling: Mapping[str, Any],
+    tools: Sequence[JSONMapping] | None,
+    requested_sampling: JSONMapping,
     model: str,
     started_at: float,
     timings: Mapping[str, float],
-    metadata: Mapping[str, Any],
+    metadata: JSONMapping,
     parent_id: str | None = None,
 ) -> Trace:
     """Return the trace of one answer of an engine, held to the same checks as an answer from the wire.
@@ -250,7 +250,7 @@ def trace_from_output(
     )
 
 
-def _as_json(sampling: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(sampling: JSONMapping) -> JSONObject:
     """Copy sampling parameters with lists for tuples, as a store returns them."""
     return {name: list(value) if isinstance(value, tuple) else snapshot(value) for name, value in sampling.items()}
 
@@ -259,7 +259,7 @@ _ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
 """Requested with `return_token_ids: true`; the first is in the response or in each choice, and the last is SGLang's."""
 
 
-def strip_chunk(chunk: dict[str, Any], *, asked: Mapping[str, Any]) -> None:
+def strip_chunk(chunk: JSONObject, *, asked: JSONMapping) -> None:
     """Remove the token fields that the agent's own request did not ask for, in place.
 
     Args:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rllm.capture.message_keys import (
     arguments_of,
@@ -42,7 +42,7 @@ from rllm.capture.message_keys import (
     without_content,
 )
 from rllm.capture.session_tree import begins_with
-from rllm.types import Message, Trace, text_of
+from rllm.types import JSONMapping, Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
 """Reason why a prompt does not begin with the tokens of the answer that it follows. `edited`: the agent changed the
@@ -89,7 +89,7 @@ class MessageDigests:
     def of(
         cls,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[JSONMapping] | None,
         known: Conversations | None = None,
     ) -> MessageDigests:
         """Digest messages; `known` has the answers that they may contain in another form."""

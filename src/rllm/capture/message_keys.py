@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from rllm.types import Message, text_of
+from rllm.types import JSONMapping, Message, text_of
 
 _NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
 """Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
@@ -98,7 +97,7 @@ def reasoning_of(message: Message) -> str:
     return str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
 
 
-def tool_calls_of(message: Message) -> list[Mapping[str, Any]]:
+def tool_calls_of(message: Message) -> list[JSONMapping]:
     """Return the well-formed tool calls of a message."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):

@@ -32,7 +32,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rllm.types import SIDE_CALL_KEY, Message, Trace, text_of
+from rllm.types import SIDE_CALL_KEY, JSONMapping, Message, Trace, text_of
 
 OWN_KEY = "session_uids"
 """Metadata key of calls whose client names its session itself."""
@@ -60,7 +60,7 @@ _NUMBER = re.compile(r"(?<!\d)\d++[.):]\s")
 _FENCE = re.compile(r"```\w*\n(.*)```", re.DOTALL)
 
 
-def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bool = False) -> str | None:
+def side_call(request: JSONMapping, *, session_has_tools: bool, is_own: bool = False) -> str | None:
     """Return the reason why a chat request is a side call, as far as it can be known before the calls that follow it.
 
     Args:
@@ -77,7 +77,7 @@ def side_call(request: Mapping[str, Any], *, session_has_tools: bool, is_own: bo
     return None
 
 
-def is_own(metadata: Mapping[str, Any]) -> bool:
+def is_own(metadata: JSONMapping) -> bool:
     """Return True if the author's own code made a call with this metadata."""
     return OWN_KEY in metadata and PROGRAM_KEY not in metadata
 

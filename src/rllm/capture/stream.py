@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from rllm.errors import TokenMismatchError
+from rllm.types import JSONMapping, JSONObject
 
 _MAX_CHOICES, _MAX_TOOL_CALLS = 1_024, 10_000
 """Limits for one answer: a server may send any number as the index of the next piece."""
@@ -77,10 +78,10 @@ class ChatStream:
     """Rebuilds a chat completion from its chunks, so that streamed and unstreamed calls give equal traces."""
 
     def __init__(self) -> None:
-        self._head: dict[str, Any] = {}
+        self._head: JSONObject = {}
         self._choices: dict[int, _ChoiceStream] = {}
 
-    def feed(self, chunk: Mapping[str, Any]) -> None:
+    def feed(self, chunk: JSONMapping) -> None:
         """Take one parsed `chat.completion.chunk`.
 
         Raises:
@@ -98,7 +99,7 @@ class ChatStream:
         """True if every choice that began has its finish reason."""
         return bool(self._choices) and all("finish_reason" in choice.fields for choice in self._choices.values())
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JSONObject:
         """Return the completion so far; a choice that was cut off has the finish reason `abort`."""
         choices = [choice.whole() for _, choice in sorted(self._choices.items())]
         return {**self._head, "object": "chat.completion", "choices": choices}
@@ -115,17 +116,17 @@ class _ChoiceStream:
     """One choice of a stream."""
 
     def __init__(self, index: int) -> None:
-        self.fields: dict[str, Any] = {"index": index}
+        self.fields: JSONObject = {"index": index}
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
-        self.extras: dict[str, Any] = {}
-        self.tool_calls: dict[int, dict[str, Any]] = {}
+        self.extras: JSONObject = {}
+        self.tool_calls: dict[int, JSONObject] = {}
         self.logprobs: dict[str, list[Any]] | None = None
         """Lists of each field, as they arrived."""
         self.token_ids: list[Any] | None = None
         """Lists of ids, as they arrived."""
 
-    def feed(self, choice: Mapping[str, Any]) -> None:
+    def feed(self, choice: JSONMapping) -> None:
         if "finish_reason" in self.fields and self.token_ids is not None:
             self._check_over(choice)
         for name, value in choice.items():
@@ -141,14 +142,14 @@ class _ChoiceStream:
             elif name != "index":
                 self.fields[name] = value
 
-    def _check_over(self, choice: Mapping[str, Any]) -> None:
+    def _check_over(self, choice: JSONMapping) -> None:
         """Nothing that is sampled may follow the end: it would be another answer's, under the same index."""
         if choice.get("finish_reason") or choice.get("token_ids"):
             raise TokenMismatchError(
                 f"choices[{self.fields['index']}] continues after its end: several answers have the same index"
             )
 
-    def _feed_delta(self, delta: Mapping[str, Any]) -> None:
+    def _feed_delta(self, delta: JSONMapping) -> None:
         for name, value in delta.items():
             if name == "role":
                 self.role = value or self.role
@@ -160,13 +161,13 @@ class _ChoiceStream:
             elif value is not None:
                 self.extras[name] = value
 
-    def _feed_logprobs(self, logprobs: Mapping[str, Any]) -> None:
+    def _feed_logprobs(self, logprobs: JSONMapping) -> None:
         self.logprobs = self.logprobs or {}
         for name, entries in logprobs.items():
             if isinstance(entries, list):
                 self.logprobs.setdefault(name, []).append(entries)
 
-    def _tool_call(self, piece: Mapping[str, Any]) -> dict[str, Any]:
+    def _tool_call(self, piece: JSONMapping) -> JSONObject:
         """Return the call of a piece; servers that send no index send each call whole, with an id."""
         index = piece.get("index")
         if index is None:
@@ -175,7 +176,7 @@ class _ChoiceStream:
             raise TokenMismatchError(f"an answer has more than {_MAX_TOOL_CALLS:,} tool calls")
         return self.tool_calls.setdefault(index, {})
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JSONObject:
         texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
         message = {"role": self.role, "content": "", **texts, **self.extras}
         if self.tool_calls:
@@ -198,7 +199,7 @@ class _Pieces(list[str]):
     """A growing text: appending to a string each time would copy all of it."""
 
 
-def _joined(call: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(call: JSONMapping) -> JSONObject:
     """Return a tool call with its texts whole."""
     return {
         name: "".join(value) if isinstance(value, _Pieces) else _joined(value) if isinstance(value, Mapping) else value
@@ -206,7 +207,7 @@ def _joined(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _merge(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
+def _merge(call: JSONObject, piece: JSONMapping) -> None:
     for name, value in piece.items():
         if isinstance(value, Mapping):
             _merge(call.setdefault(name, {}), value)

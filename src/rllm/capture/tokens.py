@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import TokenMismatchError
+from rllm.types import JSONMapping
 
 TOKEN_ID_PREFIX = "token_id:"
 """Prefix of a token's text in `logprobs` if the request had `return_tokens_as_token_ids: true`."""
@@ -32,7 +33,7 @@ class AnswerTokens:
     """Reason why these cannot be trained on; `None` if they can."""
 
 
-def tokens_of_choice(response: Mapping[str, Any], choice: Mapping[str, Any], index: int) -> AnswerTokens:
+def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> AnswerTokens:
     """Return the tokens of one choice of a chat completion, in the form of vLLM or SGLang.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
@@ -107,7 +108,7 @@ def has_labels(content: Sequence[Any]) -> bool:
     return isinstance(first, Mapping) and str(first.get("token", "")).startswith(TOKEN_ID_PREFIX)
 
 
-def _ids_in_labels(content: Sequence[Mapping[str, Any]] | None, where: str) -> list[int] | None:
+def _ids_in_labels(content: Sequence[JSONMapping] | None, where: str) -> list[int] | None:
     """Return the ids written as `"token_id:123"`, or `None` if the entries have texts."""
     if not content or not has_labels(content):
         return None

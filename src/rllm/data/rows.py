@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rllm.errors import ConfigError, shown
-from rllm.types import Task
+from rllm.types import JSONMapping, JSONObject, Task
 
 _ATOMS = (type(None), bool, int, float, str)
 CHAT_FIELDS = ("messages", "tools")
@@ -135,7 +135,7 @@ def _plain(value: Any, *, of_pandas: bool = False) -> Any:
     return [_plain(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _row_without_nulls(row: Mapping[str, Any], paths: Set[FieldPath]) -> Task:
+def _row_without_nulls(row: JSONMapping, paths: Set[FieldPath]) -> Task:
     """Return a row with all of its fields, without the nulls in its chats."""
     return {field: _field_without_nulls(value, (field,), paths) for field, value in row.items()}
 
@@ -177,7 +177,7 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
-def _is_schema(value: dict[str, Any]) -> bool:
+def _is_schema(value: JSONObject) -> bool:
     return isinstance(value.get("properties"), dict) and value.get("type") == "object"
 
 
@@ -205,7 +205,7 @@ def _shows_table(value: Any) -> bool:
     return any(map(_shows_table, value))
 
 
-def _has_impossible_null(schema: dict[str, Any]) -> bool:
+def _has_impossible_null(schema: JSONObject) -> bool:
     properties = list(schema["properties"].values())
     inner = [item for item in properties if isinstance(item, dict)]
     return None in properties or any(
